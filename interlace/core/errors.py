@@ -1,0 +1,35 @@
+"""Errors that teach: what was given, what it conflicts with, what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InterlaceError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class UserError(InterlaceError):
+    """The input cannot work. The command line prints the message and exits with code 2, before any work starts."""
+
+
+class HangError(InterlaceError):
+    """Nothing can make progress any more; the message holds the wait-for graph."""
+
+
+class RemoteError(InterlaceError):
+    """A worker's operation raised. Carries where (group, rank, method) and the remote traceback."""
+
+    def __init__(self, group: str, rank: int, method: str, remote_traceback: str) -> None:
+        self.group, self.rank, self.method, self.remote_traceback = group, rank, method, remote_traceback
+        super().__init__(f"{group}[rank {rank}].{method}() raised:\n{remote_traceback}")
+
+    def __reduce__(self) -> tuple[type["RemoteError"], tuple[str, int, str, str]]:
+        return RemoteError, (self.group, self.rank, self.method, self.remote_traceback)
+
+
+def nearest(given: str, options: Iterable[str]) -> str:
+    """' Did you mean X?' where an option is close to what was given, then the options: the tail of an unknown-name error."""
+    names = sorted(options)
+    close = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Known: {', '.join(names)}."

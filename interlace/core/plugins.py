@@ -1,0 +1,52 @@
+"""Finding a part by name: built-ins are modules of a folder, a user's own is `package.module:Name`."""
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from interlace.core.errors import UserError, nearest
+
+
+def builtin_names(package: ModuleType, *, hidden: tuple[str, ...] = ("base",)) -> list[str]:
+    """Names of the modules in a package's folder, sorted; a leading underscore or a name in `hidden` is left out."""
+    found = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in found if not name.startswith("_") and name not in hidden)
+
+
+def builtin_module(kind: str, package: ModuleType, name: str) -> ModuleType:
+    """The module of a built-in part. kind: what it is, for the message. Raises UserError naming the nearest."""
+    if name not in builtin_names(package):
+        own = " Your own is written package.module:Name."
+        raise UserError(f"unknown {kind} {name!r}.{nearest(name, builtin_names(package))}{own}")
+    return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def load_object(kind: str, spec: str) -> object:
+    """The object that `package.module:Name` names. The current folder is importable, as with `python -m`.
+
+    Raises UserError where the module or the name in it is not there.
+    """
+    module_name, _, attribute = spec.partition(":")
+    if not module_name or not attribute:
+        raise UserError(f"{kind} {spec!r} is not of the form package.module:Name.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"{kind} {spec!r}: cannot import {module_name!r}: {error}.") from error
+    if not hasattr(module, attribute):
+        raise UserError(f"{kind} {spec!r}: module {module_name!r} has no {attribute!r}.{nearest(attribute, dir(module))}")
+    return getattr(module, attribute)
+
+
+def load_callable(kind: str, spec: str) -> Callable[..., object]:
+    """As load_object, refusing what cannot be called."""
+    found = load_object(kind, spec)
+    if not callable(found):
+        raise UserError(f"{kind} {spec!r} is a {type(found).__name__}, not something that can be called.")
+    return found

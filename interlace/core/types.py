@@ -1,0 +1,186 @@
+"""What crosses a function, a channel or a process.
+
+Glossary. *prompt*: one question, with a stable `uid`. *group*: one admission of a prompt, with `gid`, its number in
+order of admission; it holds `samples_per_prompt` *samples*. *version*: one publication of weights; 0 is the initial
+policy. Shapes: L = response tokens of one sample.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from interlace.core.config import Config
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | Mapping[str, JSON]"
+Metrics = dict[str, float]
+"""Flat metric name -> value, as written to metrics.jsonl."""
+
+
+class SampleKey(NamedTuple):
+    """Names one admitted sample for the whole run."""
+
+    gid: int
+    index: int
+
+
+class FinishReason(StrEnum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+class TerminalEvent(StrEnum):
+    """How an admitted sample ended; each ends in exactly one."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    STALE = "stale"
+    SURPLUS = "surplus"
+
+
+class SamplingParams(Config):
+    """How tokens are drawn. The names are those of serving engines."""
+
+    max_new_tokens: int = Field(default=256, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """0 keeps the whole vocabulary."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    presence_penalty: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    """Generation ends with one of these; it is kept as the response's last token."""
+    stop: tuple[str, ...] = ()
+    """Generation ends when the decoded response contains one of these."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, added logit) pairs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prompt:
+    """One question of the data set."""
+
+    uid: str
+    """Stable over runs: the data set's name and the row."""
+    token_ids: IntArray
+    """[prompt length], chat template applied where the tokenizer has one."""
+    text: str
+    answer: str
+    metadata: Mapping[str, JSON] = field(default_factory=dict)
+    """Further columns of the row, for a reward function."""
+    attempt: int = 0
+    """Epoch or retry; part of the sampling noise's key, so that a second pass draws new samples."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Request:
+    """One sequence for a rollout engine, fresh or resumed. Lists are as long as what was generated so far."""
+
+    uid: str
+    sample_index: int
+    attempt: int = 0
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    generated_ids: tuple[int, ...] = ()
+    generated_logprobs: tuple[float, ...] = ()
+    generated_versions: tuple[int, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """Unique among the running requests; also the key of the sampling noise, with seed and position."""
+        return f"{self.uid}#{self.attempt}#{self.sample_index}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Completion:
+    """What an engine made of a request: all its tokens, those generated before a resumption included. L each."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """[L] of the distribution that was sampled from (after temperature, top-p, penalties ...), in nats."""
+    versions: tuple[int, ...]
+    """[L] version of the weights that produced each token."""
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RewardResult:
+    """A score, or why there is none."""
+
+    reward: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named components, each shown as its own metric."""
+    failure: str | None = None
+    """The exception or 'timed out after N s' where scoring failed; the sample then ends as `failed`."""
+
+
+EMPTY_INT: IntArray = np.zeros(0, np.int32)
+EMPTY_FLOAT: FloatArray = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sample:
+    """One row of the flow's channel. Columns after `prompt` are written by the stages, each exactly once."""
+
+    key: SampleKey
+    prompt: Prompt
+    token_ids: IntArray = field(default_factory=lambda: EMPTY_INT)
+    """[L] response tokens, the stop token included."""
+    logprobs: FloatArray = field(default_factory=lambda: EMPTY_FLOAT)
+    """[L] behaviour log-probs."""
+    versions: IntArray = field(default_factory=lambda: EMPTY_INT)
+    """[L] version that produced each token."""
+    loss_mask: BoolArray | None = None
+    """[L] True on tokens to train; None trains all (tool and user tokens of an episode are False)."""
+    finish_reason: FinishReason | None = None
+    text: str = ""
+    """The response, decoded."""
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    ref_logprobs: FloatArray | None = None
+    """[L] of the reference policy."""
+    values: FloatArray | None = None
+    """[L] of the critic, before each token."""
+    advantages: FloatArray | None = None
+    """[L]."""
+    returns: FloatArray | None = None
+    """[L] targets of the critic."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_total_tokens(self) -> int:
+        """Prompt and response tokens."""
+        return len(self.prompt.token_ids) + len(self.token_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SampleGroup:
+    """The samples of one admission of a prompt that are still alive, in order of index."""
+
+    gid: int
+    step: int
+    """The step it was admitted for."""
+    samples: tuple[Sample, ...]
+
+    @property
+    def num_total_tokens(self) -> int:
+        """Prompt and response tokens of all its samples."""
+        return sum(sample.num_total_tokens for sample in self.samples)

@@ -1,0 +1,90 @@
+"""What a rollout engine is: token-in, token-out, with the verbs of serving engines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from interlace.core.types import Completion, Metrics, Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+UpdateMode = Literal["keep", "recompute"]
+"""What becomes of the KV cache of running sequences when weights change: kept as it is, or computed anew."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutput:
+    """What one engine step brought."""
+
+    finished: tuple[Completion, ...] = ()
+    num_running: int = 0
+    num_waiting: int = 0
+    num_new_tokens: int = 0
+    """Tokens decoded by this step, over all sequences."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineMemory:
+    """Bytes on the device."""
+
+    weights: int = 0
+    kv_cache: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineReport:
+    """What the engine found out about the loaded model; shown at start."""
+
+    invariant: bool
+    """Whether a sample's bits are independent of what shares its batch."""
+    reason: str
+    """Why, or why not."""
+    attention: str
+    """How attention is served, e.g. 'slots/sdpa', or the plain fallback and what forced it."""
+    notes: tuple[str, ...] = field(default=())
+
+
+class RolloutEngine(Protocol):
+    """One model instance serving requests. Not thread-safe: one caller at a time."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that the next token will come from."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Queues a request. Raises UserError for an empty prompt or one that cannot fit; ValueError if its id is live."""
+        ...
+
+    def step(self) -> StepOutput:
+        """Advances all running sequences (one decode step, or as many as the engine's setting says)."""
+        ...
+
+    def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
+        """Ends requests (None: all) and returns what they have, finish_reason `aborted`. Unknown ids are ignored."""
+        ...
+
+    def pause(self) -> None:
+        """step() does nothing until resume(); running sequences keep their KV cache."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def update_weights(self, tensors: "Mapping[str, Tensor]", version: int, mode: UpdateMode) -> None:
+        """Swaps all weights at once, or none: UserError for a missing name or a wrong shape leaves the old ones serving."""
+        ...
+
+    def onload(self) -> None: ...
+
+    def offload(self) -> None:
+        """Frees the device; running sequences survive and go on after onload()."""
+        ...
+
+    def memory(self) -> EngineMemory: ...
+
+    def metrics(self) -> Metrics:
+        """Counters since the last call: tokens/s, preemptions, KV use, time split."""
+        ...
+
+    def report(self) -> EngineReport: ...
