@@ -1,23 +1,15 @@
-"""What an algorithm is: an advantage estimator, a policy loss and declared needs. Pure functions on typed inputs.
-
-Shapes: T = response tokens of one packed micro-batch that carry loss, samples one after another; N = samples in it.
-"""
+"""What an algorithm is: an advantage estimator, a policy loss and declared needs. Pure functions on typed inputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from interlace.core.config import Config
+from interlace.core.training import Aggregation, LossInputs, LossOutputs
 from interlace.core.types import FloatArray, SampleGroup
-
-Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"]
-"""token_mean: sum / tokens of the global minibatch (DAPO). seq_mean_token_mean: mean over sequences of their token means (GRPO).
-seq_mean_token_sum: mean over sequences of token sums. constant: sum / (sequences x a constant length) (Dr. GRPO)."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
@@ -38,35 +30,6 @@ class Advantages:
     advantages: Sequence[FloatArray]
     returns: Sequence[FloatArray] | None = None
     """Targets of the critic, where there is one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossInputs:
-    """One packed micro-batch."""
-
-    logprobs_T: Tensor
-    """[T] of the policy being trained, with gradient, at the sampling temperature."""
-    entropy_T: Tensor
-    """[T] entropy of the policy; carries gradient only where the algorithm has an entropy bonus."""
-    behaviour_logprobs_T: Tensor
-    """[T] under which the tokens were sampled."""
-    proximal_logprobs_T: Tensor
-    """[T] of the policy at the start of the step; equal to the behaviour ones unless recomputed."""
-    advantages_T: Tensor
-    ref_logprobs_T: Tensor | None
-    sample_T: Tensor
-    """[T] int, 0 ... N-1: which sample a token belongs to."""
-    num_samples: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossOutputs:
-    """Per token, unreduced: the train engine applies the aggregation with denominators of the global minibatch."""
-
-    loss_T: Tensor
-    """[T]."""
-    metrics_T: Mapping[str, Tensor]
-    """Name -> [T]; reported as the mean over the tokens of the step."""
 
 
 class AlgorithmConfig(Config):

@@ -1,0 +1,62 @@
+"""What passes between an algorithm's loss and a train engine. Tensors are named, torch is not imported.
+
+Shapes: T = response tokens of one packed micro-batch, samples one after another; N = samples in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"]
+"""token_mean: sum / trained tokens of the global minibatch (DAPO). seq_mean_token_mean: mean over sequences of their
+token means (GRPO). seq_mean_token_sum: mean over sequences of token sums. constant: sum / (sequences x a constant
+length) (Dr. GRPO). Denominators are always those of the global minibatch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossInputs:
+    """One packed micro-batch."""
+
+    logprobs_T: Tensor
+    """[T] of the policy being trained, with gradient, under the distribution that was sampled from."""
+    entropy_T: Tensor
+    """[T] entropy of the policy in nats; carries gradient only where asked for."""
+    behaviour_logprobs_T: Tensor
+    """[T] under which the tokens were sampled."""
+    proximal_logprobs_T: Tensor
+    """[T] of the policy at the start of the step; the behaviour ones unless recomputed."""
+    advantages_T: Tensor
+    """[T]."""
+    ref_logprobs_T: Tensor | None
+    """[T] of the reference policy."""
+    mask_T: Tensor
+    """[T] bool: tokens to train (an episode's tool and user tokens are False)."""
+    sample_T: Tensor
+    """[T] int, 0 ... N-1: which sample a token belongs to."""
+    num_samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossOutputs:
+    """Per token and unreduced: the train engine applies mask and aggregation."""
+
+    loss_T: Tensor
+    """[T]."""
+    metrics_T: Mapping[str, Tensor]
+    """Name -> [T] detached; reported as the mean over the trained tokens of the step."""
+
+
+LossFn: TypeAlias = Callable[[LossInputs], LossOutputs]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightBundle:
+    """All weights of one version, by their Hugging Face names."""
+
+    version: int
+    tensors: Mapping[str, Tensor]
