@@ -1,0 +1,38 @@
+"""A call on a worker group returns a Handle at once."""
+
+import asyncio
+from collections.abc import Generator
+from typing import Generic, TypeVar
+
+from interlace.core.errors import InterlaceError
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """Awaitable result of an operation on all ranks.
+
+    Awaiting re-raises a rank's exception as RemoteError, with group, rank, method and remote traceback.
+    """
+
+    def __init__(self, task: "asyncio.Task[T]", durations_s: list[float], name: str) -> None:
+        self._task, self._durations_s, self._name = task, durations_s, name
+
+    def __await__(self) -> Generator[object, None, T]:
+        return self._task.__await__()
+
+    async def wait(self, timeout_s: float) -> T:
+        """The result, or InterlaceError once `timeout_s` have passed; the operation itself goes on."""
+        done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
+        if not done:
+            raise InterlaceError(f"{self._name} is not done after {timeout_s} s; it goes on and can be waited for again.")
+        return self._task.result()
+
+    def done(self) -> bool:
+        """Whether the result, or the error, is there."""
+        return self._task.done()
+
+    @property
+    def durations_s(self) -> tuple[float, ...]:
+        """Seconds each rank took; empty until it is done."""
+        return tuple(self._durations_s)

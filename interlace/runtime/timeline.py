@@ -1,0 +1,100 @@
+"""Every operation on every device is a span with a cause. Written as Chrome trace JSON, which Perfetto opens."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlace.core.types import JSON
+from interlace.schedule.placement import Device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """One operation of one rank. Times are the run clock's seconds."""
+
+    start_s: float
+    end_s: float
+    devices: tuple[int, ...]
+    group: str
+    """The worker group, e.g. `rollout/0`."""
+    rank: int
+    operation: str
+    cause: str
+    """Why it ran: the stage's step, `publication`, `switch` ..."""
+
+    @property
+    def role(self) -> str:
+        """The group's name without the instance number."""
+        return self.group.partition("/")[0]
+
+
+class Timeline:
+    """Spans in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def add(self, span: Span) -> None:
+        """Records a finished operation."""
+        self._spans.append(span)
+
+    def since(self, position: int) -> Sequence[Span]:
+        """Spans recorded from a position (an earlier len()) on."""
+        return self._spans[position:]
+
+    def write(self, path: Path, devices: Sequence[Device]) -> None:
+        """Writes the Chrome trace format: one track a device and one a worker rank."""
+        events = [*_track_names(self._spans, devices), *_events(self._spans)]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        temporary.replace(path)
+
+
+def busy_seconds(spans: Iterable[Span], start_s: float, end_s: float) -> float:
+    """Length of the union of the spans' intervals within [start_s, end_s]."""
+    intervals = sorted((max(span.start_s, start_s), min(span.end_s, end_s)) for span in spans)
+    total, reach = 0.0, start_s
+    for low, high in intervals:
+        total += max(0.0, high - max(low, reach))
+        reach = max(reach, high)
+    return total
+
+
+DEVICE_PROCESS, WORKER_PROCESS = 1, 2
+
+
+def _worker_tracks(spans: Sequence[Span]) -> dict[tuple[str, int], int]:
+    return {key: number for number, key in enumerate(sorted({(span.group, span.rank) for span in spans}))}
+
+
+def _track_names(spans: Sequence[Span], devices: Sequence[Device]) -> Iterator[JSON]:
+    def name(kind: str, process: int, thread: int, text: str) -> JSON:
+        return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": text}}
+
+    yield name("process_name", DEVICE_PROCESS, 0, "devices")
+    yield name("process_name", WORKER_PROCESS, 0, "workers")
+    for device in devices:
+        yield name("thread_name", DEVICE_PROCESS, device.index, device.name)
+    for (group, rank), track in _worker_tracks(spans).items():
+        yield name("thread_name", WORKER_PROCESS, track, f"{group} rank {rank}")
+
+
+def _events(spans: Sequence[Span]) -> Iterator[JSON]:
+    tracks = _worker_tracks(spans)
+    for span in spans:
+        places = [(DEVICE_PROCESS, device) for device in span.devices] if span.rank == 0 else []
+        for process, thread in [*places, (WORKER_PROCESS, tracks[span.group, span.rank])]:
+            yield {
+                "ph": "X",
+                "name": f"{span.role}.{span.operation}",
+                "cat": span.role,
+                "pid": process,
+                "tid": thread,
+                "ts": round(span.start_s * 1e6, 1),
+                "dur": round((span.end_s - span.start_s) * 1e6, 1),
+                "args": {"cause": span.cause},
+            }

@@ -1,0 +1,70 @@
+"""Every wait is registered: who, on what, since when. What hangs can then be named instead of guessed."""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from interlace.runtime.clock import Clock
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """One wait that goes on now."""
+
+    who: str
+    what: str
+    since_s: float
+
+
+class WaitRegistry:
+    """The edges of the wait-for graph, and how many operations are out (running on a worker)."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waits: dict[int, Wait] = {}
+        self._next = 0
+        self.num_running = 0
+        """Operations that a worker is executing now; while there is one, nothing is stalled."""
+        self.progress = 0
+        """Grows whenever a wait or an operation ends."""
+
+    async def wait_for(self, awaitable: Awaitable[T], *, who: str, what: str) -> T:
+        """Awaits, registered for as long as it takes."""
+        self._next += 1
+        token = self._next
+        self._waits[token] = Wait(who=who, what=what, since_s=self._clock.now())
+        try:
+            return await awaitable
+        finally:
+            del self._waits[token]
+            self.progress += 1
+
+    def graph(self) -> str:
+        """The wait-for graph as lines, oldest first."""
+        now = self._clock.now()
+        lines = [f"  {wait.who} waits for {wait.what} since {now - wait.since_s:.1f} s" for wait in self._waits.values()]
+        return "\n".join([f"{self.num_running} operations running, {len(lines)} waits:", *lines])
+
+
+class Signal:
+    """Wakes those who wait. A wait re-checks its condition: a signal says that something changed, not what."""
+
+    def __init__(self, waits: WaitRegistry) -> None:
+        self._waits = waits
+        self._futures: list[asyncio.Future[None]] = []
+
+    async def wait(self, *, who: str, what: str) -> None:
+        """Until the next fire()."""
+        future = asyncio.get_running_loop().create_future()
+        self._futures.append(future)
+        await self._waits.wait_for(future, who=who, what=what)
+
+    def fire(self) -> None:
+        """Wakes all who wait now."""
+        futures, self._futures = self._futures, []
+        for future in futures:
+            if not future.done():
+                future.set_result(None)

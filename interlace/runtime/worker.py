@@ -1,0 +1,79 @@
+"""What a worker is: a plain class around one thing, whose operations are its public methods."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+Split = Literal["broadcast", "samples"]
+Collect = Literal["first", "all", "concat"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """How the runtime calls a method on the ranks of a group."""
+
+    split: Split = "broadcast"
+    """broadcast: every rank gets the same arguments. samples: the first argument, a sequence, is dealt to the ranks by load."""
+    collect: Collect = "first"
+    """first: rank 0's result. all: a list, one a rank. concat: the ranks' sequences put back into the argument's order."""
+    on_device: bool = True
+    """The runtime takes the group's devices for it (lock, onload, run)."""
+    concurrent: bool = False
+    """May run while another operation of the same rank runs; must be thread-safe and return at once."""
+
+
+_ATTRIBUTE = "_interlace_operation"
+
+
+def operation(
+    *, split: Split = "broadcast", collect: Collect = "first", on_device: bool = True, concurrent: bool = False
+) -> Callable[[Method], Method]:
+    """Declares how a method is called, so that the controller knows nothing of parallelism."""
+    how = Operation(split=split, collect=collect, on_device=on_device, concurrent=concurrent)
+
+    def mark(method: Method) -> Method:
+        setattr(method, _ATTRIBUTE, how)
+        return method
+
+    return mark
+
+
+def operation_of(worker_class: type, name: str) -> Operation | None:
+    """The declaration of a method; a plain public method is a broadcast on the device. None where there is no such method."""
+    method = getattr(worker_class, name, None)
+    if name.startswith("_") or not callable(method):
+        return None
+    declared: Operation = getattr(method, _ATTRIBUTE, Operation())
+    return declared
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerContext:
+    """What a rank is told of its place."""
+
+    group: str
+    rank: int
+    num_ranks: int
+    devices: tuple[str, ...]
+    """Names of the devices it may compute on, e.g. ('cuda:0',); empty for a worker that needs none."""
+
+
+class Worker:
+    """Base of all workers. Constructed on the rank's own thread or process; operations run there one at a time.
+
+    An operation that is a coroutine function runs on the event loop instead, several at once.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+
+    def onload(self) -> None:
+        """Brings the worker's state onto its devices. Called by the runtime, never by flow code."""
+
+    def offload(self) -> None:
+        """Moves it off again, without losing any."""
+
+    def memory_bytes(self) -> int:
+        """What the loaded state needs of each of its devices."""
+        return 0

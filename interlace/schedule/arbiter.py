@@ -1,0 +1,88 @@
+"""Device arbitration: who computes where, next. Pure decisions; the lock in runtime/ carries them out."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A worker group asks for all its devices at once."""
+
+    owner: str
+    devices: tuple[int, ...]
+    stage: int
+    """Place in the flow, counted from upstream; a larger number goes first."""
+    preemptible: bool
+    """Rollout can be asked to yield; nothing else can."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decision:
+    """What follows from the claims as they stand."""
+
+    granted: tuple[Claim, ...]
+    yields: tuple[str, ...]
+    """Owners that should hand their devices over."""
+
+
+class Arbiter:
+    """Grants all devices of a claim or none: most-downstream first, then first come. A waiting claim reserves its devices.
+
+    One-by-one acquisition deadlocks, and without reservation a wide claim starves behind narrow ones.
+    """
+
+    def __init__(self, num_devices: int, switch: Literal["when_idle", "when_ready"]) -> None:
+        self._holders: list[Claim | None] = [None] * num_devices
+        self._waiting: list[tuple[int, int, Claim]] = []
+        self._sequence = 0
+        self._switch = switch
+
+    def request(self, claim: Claim) -> None:
+        """Queues a claim; decide() may grant it."""
+        self._sequence += 1
+        self._waiting.append((-claim.stage, self._sequence, claim))
+        self._waiting.sort(key=lambda entry: entry[:2])
+
+    def cancel(self, claim: Claim) -> None:
+        """Withdraws a claim that still waits."""
+        self._waiting = [entry for entry in self._waiting if entry[2] is not claim]
+
+    def release(self, claim: Claim) -> None:
+        """Frees a granted claim's devices."""
+        for device in claim.devices:
+            if self._holders[device] is not claim:
+                raise ValueError(f"{claim.owner} releases device {device}, which it does not hold")
+            self._holders[device] = None
+
+    def decide(self) -> Decision:
+        """Grants what can be granted now."""
+        granted: list[Claim] = []
+        yields: list[str] = []
+        reserved: dict[int, Claim] = {}
+        for entry in list(self._waiting):
+            claim = entry[2]
+            if all(self._holders[device] is None and device not in reserved for device in claim.devices):
+                for device in claim.devices:
+                    self._holders[device] = claim
+                granted.append(claim)
+                self._waiting.remove(entry)
+                continue
+            yields += self._should_yield(claim, reserved)
+            for device in claim.devices:
+                reserved.setdefault(device, claim)
+        return Decision(granted=tuple(granted), yields=tuple(dict.fromkeys(yields)))
+
+    def holder(self, device: int) -> str | None:
+        """Who computes on a device."""
+        claim = self._holders[device]
+        return claim.owner if claim else None
+
+    def waiting(self) -> tuple[Claim, ...]:
+        """Claims that wait, in the order in which they will be served."""
+        return tuple(entry[2] for entry in self._waiting)
+
+    def _should_yield(self, claim: Claim, reserved: dict[int, Claim]) -> list[str]:
+        if self._switch == "when_idle":
+            return []
+        holders = [self._holders[device] for device in claim.devices if device not in reserved]
+        return [holder.owner for holder in holders if holder and holder.preemptible and holder.stage < claim.stage]

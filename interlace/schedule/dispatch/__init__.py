@@ -1,0 +1,37 @@
+"""Dispatch policies, one file each, found by name: which engine gets which request."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from interlace.core.errors import UserError
+from interlace.core.plugins import builtin_module, load_callable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """One engine, as a policy sees it."""
+
+    num_requests: int
+    """Requests it has, running or queued."""
+    live_tokens: float
+    """Tokens that its requests hold and are expected to add; falls when a request ends."""
+
+
+class DispatchPolicy(Protocol):
+    """Called with a wave of requests at once; ties are broken by the lower engine number, so it is deterministic."""
+
+    def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
+        """expected_tokens: one a request. loads: one an engine. Returns the engine of each request."""
+        ...
+
+
+def create_dispatch(spec: str) -> DispatchPolicy:
+    """A built-in by name, or a user's `package.module:Name`; each run gets a policy of its own."""
+    import interlace.schedule.dispatch as package
+
+    factory = load_callable("dispatch policy", spec) if ":" in spec else builtin_module("dispatch policy", package, spec).create
+    policy = factory()
+    if not hasattr(policy, "assign"):
+        raise UserError(f"dispatch = {spec!r} made a {type(policy).__name__}, which has no assign(expected_tokens, loads).")
+    return policy

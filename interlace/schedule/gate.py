@@ -1,0 +1,45 @@
+"""The gate: how far generation may run ahead of training. Counts groups."""
+
+import math
+
+from interlace.schedule.schedule import Schedule
+
+
+class Gate:
+    """Slots for groups. They come back at a publication, or when a group is dropped; never at consumption.
+
+    Giving a slot back at consumption would admit a group whose deadline cannot be kept: with the bound
+    `consumed at the last publication + floor((1 + depth) P S)` no admitted group can exceed it.
+    """
+
+    def __init__(self, schedule: Schedule, *, prompts_per_step: int, num_steps: int, done_steps: int = 0) -> None:
+        """num_steps: of the whole run. done_steps: trained before, where a run is resumed."""
+        self.groups_per_version = prompts_per_step * schedule.sync_every
+        self.staleness_bound = schedule.staleness_bound
+        self.capacity = math.floor((1 + schedule.depth) * self.groups_per_version + 1e-9)
+        self.total = prompts_per_step * num_steps
+        self.version = done_steps // schedule.sync_every
+        self.consumed = self.admitted = prompts_per_step * done_steps
+        self.consumed_at_publication = self.version * self.groups_per_version
+        self.returned = 0
+
+    @property
+    def room(self) -> int:
+        """Groups that may be admitted now."""
+        limit = min(self.consumed_at_publication + self.capacity, self.total)
+        return limit - (self.admitted - self.returned)
+
+    @property
+    def deadline(self) -> int:
+        """Last version at which a group admitted now may be taken for training."""
+        return self.version + self.staleness_bound
+
+    def slots_through(self, version: int) -> int:
+        """Groups that can still be consumed up to and including `version`."""
+        return self.consumed_at_publication + self.groups_per_version * (version - self.version + 1) - self.consumed
+
+    def publish(self) -> int:
+        """Makes the next version current and gives back the consumed slots. Returns the version."""
+        self.version += 1
+        self.consumed_at_publication = self.consumed
+        return self.version

@@ -1,0 +1,81 @@
+"""Which devices a role may use: `all`, `0-3,6`, shares such as `0-75%`, or of a named pool: `gpu:0-3`, `cpu:all`."""
+
+import math
+from dataclasses import dataclass
+
+from interlace.core.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One schedulable device of a cluster."""
+
+    index: int
+    """Number within the cluster: what schedules, locks and timelines speak of."""
+    pool: str
+    """Kind: cpu, cuda ..."""
+    pool_index: int
+    """Number within its pool, as in `cuda:1`."""
+    memory_bytes: int
+
+    @property
+    def name(self) -> str:
+        """As torch and people write it."""
+        return f"{self.pool}:{self.pool_index}"
+
+
+def resolve(spec: str, devices: tuple[Device, ...], *, role: str) -> tuple[Device, ...]:
+    """The devices that a placement names, in order. Without a pool, the first device's pool is meant.
+
+    role: for the message. Raises UserError for a device that is not there or a spec that cannot be read.
+    """
+    pool, _, body = spec.rpartition(":")
+    pool = pool or devices[0].pool
+    members = tuple(device for device in devices if device.pool == pool)
+    if not members:
+        pools = ", ".join(dict.fromkeys(device.pool for device in devices))
+        raise UserError(f"placement.{role} = {spec!r}: the cluster has no pool {pool!r}, only: {pools}.")
+    if body == "all":
+        return members
+    indices = [index for part in body.split(",") for index in _part(part.strip(), spec, len(members), role)]
+    return tuple(members[index] for index in dict.fromkeys(indices))
+
+
+def _part(part: str, spec: str, size: int, role: str) -> range:
+    low, dash, high = part.removesuffix("%").partition("-")
+    if not low.isdigit() or (dash and not high.isdigit()):
+        raise UserError(f"placement.{role} = {spec!r}: write all, 0-3, 0,2, or a share such as 0-75%.")
+    if part.endswith("%"):
+        return _share(int(low), int(high) if dash else 100, spec, size, role)
+    first, last = int(low), int(high) if dash else int(low)
+    if first > last:
+        raise UserError(f"placement.{role} = {spec!r}: the range {part} runs backwards; write {last}-{first}.")
+    if last >= size:
+        raise UserError(
+            f"placement.{role} = {spec!r} names device {last}, but the pool has {size} (0-{size - 1}). "
+            f"Give the cluster more (cluster.devices) or use a share such as 0-50%."
+        )
+    return range(first, last + 1)
+
+
+def _share(low: int, high: int, spec: str, size: int, role: str) -> range:
+    if not 0 <= low < high <= 100:
+        raise UserError(f"placement.{role} = {spec!r}: a share lies within 0-100% and is not empty.")
+    # Rounded alike at both ends, so that 0-75% and 75-100% never overlap and never leave a device out.
+    first, end = math.floor(size * low / 100 + 0.5), math.floor(size * high / 100 + 0.5)
+    if first == end:
+        raise UserError(
+            f"placement.{role} = {spec!r} is no whole device of {size}. Give the cluster more (cluster.devices) or widen it."
+        )
+    return range(first, end)
+
+
+def cut(devices: tuple[Device, ...], per_instance: int | None, *, role: str) -> tuple[tuple[Device, ...], ...]:
+    """Cuts a role's devices into instances of equal size; None makes one instance of all. Raises UserError if uneven."""
+    size = per_instance or len(devices)
+    if len(devices) % size:
+        raise UserError(
+            f"placement.{role}: {len(devices)} devices cannot be cut into instances of {size} "
+            f"(devices_per_instance). Use a divisor of {len(devices)}."
+        )
+    return tuple(devices[start : start + size] for start in range(0, len(devices), size))

@@ -1,0 +1,48 @@
+"""Named schedules: one YAML file each, shipped or the user's own."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from interlace.core.errors import UserError, nearest
+from interlace.schedule.schedule import Schedule
+
+FOLDER = Path(__file__).parent / "presets"
+
+
+def preset_names() -> list[str]:
+    """The shipped presets, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def preset_path(name: str) -> Path:
+    """The file of a shipped preset, or of a user's own, given as a path that ends in .yaml. Raises UserError."""
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise UserError(f"schedule {name!r}: there is no such file.")
+        return Path(name)
+    if name not in preset_names():
+        raise UserError(f"unknown schedule {name!r}.{nearest(name, preset_names())} Your own is written as a path to a YAML file.")
+    return FOLDER / f"{name}.yaml"
+
+
+def load_schedule(name: str, changes: Mapping[str, object] | None = None) -> Schedule:
+    """A preset with some fields changed; nested mappings are merged. Raises UserError naming the key."""
+    path = preset_path(name)
+    try:
+        data = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise UserError(f"schedule {name!r} ({path}) is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"schedule {name!r} ({path}) holds a {type(data).__name__}, not fields of a schedule.")
+    return Schedule.parse(_merged(data, changes or {}), where=f"schedule {name}")
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result

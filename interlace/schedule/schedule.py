@@ -1,0 +1,110 @@
+"""The `Schedule`: every way of running one flow, as data. The words are defined in docs/schedules.md."""
+
+import math
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from interlace.core.config import Config
+from interlace.schedule.placement import Device, cut, resolve
+
+TRAINED_ROLES = ("actor", "critic")
+
+Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(ge=1)]
+"""How many samples a stage waits for before it asks for its devices; a number counts samples."""
+
+
+class RolePlacement(Config):
+    """Where a role runs."""
+
+    devices: str = "all"
+    devices_per_instance: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
+    """Devices one instance spans; None is the role's own default: all of them for a trainer, one for the others."""
+
+
+def _placement(value: Any) -> Any:
+    return {"devices": str(value)} if isinstance(value, str | int) else value
+
+
+RoleDevices: TypeAlias = Annotated[RolePlacement, BeforeValidator(_placement)]
+
+
+class Placement(Config):
+    """Role -> devices. Shared devices take turns, disjoint ones form a pipeline, any mix is a hybrid."""
+
+    rollout: RoleDevices = RolePlacement()
+    reference: RoleDevices = RolePlacement()
+    critic: RoleDevices = RolePlacement()
+    actor: RoleDevices = RolePlacement()
+
+    def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
+        """The devices of each instance of a role on a cluster. Raises UserError where they are not there."""
+        where: RolePlacement = getattr(self, role)
+        size = where.devices_per_instance or ("all" if role in TRAINED_ROLES else 1)
+        return cut(resolve(where.devices, devices, role=role), None if size == "all" else size, role=role)
+
+
+class Granularity(Config):
+    """Stage -> granule."""
+
+    reward: Granule = "sample"
+    reference: Granule = "step"
+    critic: Granule = "step"
+    actor: Granule = "step"
+
+
+def _granularity(value: Any) -> Any:
+    """One value for every stage."""
+    return dict.fromkeys(Granularity.model_fields, value) if isinstance(value, str | int) else value
+
+
+class Schedule(Config):
+    """Decides how a flow runs; nothing but schedule/ and runtime/ reads its fields."""
+
+    placement: Placement = Placement()
+    granularity: Annotated[Granularity, BeforeValidator(_granularity)] = Granularity()
+    max_staleness: float = Field(default=0.0, ge=0)
+    """K, in versions: ceil(K) is a hard bound for every sample."""
+    pipeline_depth: float | None = Field(default=None, ge=0)
+    """How far generation may run ahead, in versions, 0 ... K; None is K. Less than K leaves room for stragglers."""
+    sync_every: int = Field(default=1, ge=1)
+    """S, steps a version."""
+    batching: Literal["step", "arrival"] = "step"
+    """A batch is its own step's prompts, or the first groups that finished, within their deadlines."""
+    publish: Literal["blocking", "background"] = "blocking"
+    """Whether the loop waits for the transfer of new weights."""
+    on_update: Literal["drain", "abort_resume", "keep", "recompute"] = "drain"
+    """What becomes of sequences in flight when weights change."""
+    weight_update: Literal["all_at_once", "rolling"] = "all_at_once"
+    """rolling: each engine swaps when it can, so engines may serve different versions."""
+    dispatch: str = "round_robin"
+    """Which engine gets which request: a policy of schedule/dispatch."""
+    switch: Literal["when_idle", "when_ready"] = "when_idle"
+    """When a shared device changes hands: when rollout has nothing left, or as soon as another stage is ready."""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Running sequences an engine; None leaves it to the engine's own limits."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Schedule":
+        if self.pipeline_depth is not None and self.pipeline_depth > self.max_staleness:
+            raise ValueError(
+                f"pipeline_depth ({self.pipeline_depth}) is above max_staleness ({self.max_staleness}): generation would run "
+                f"further ahead than any sample may be stale. Lower the first or raise the second"
+            )
+        return self
+
+    @property
+    def staleness_bound(self) -> int:
+        """ceil(K): versions a sample may lag at most."""
+        return math.ceil(self.max_staleness)
+
+    @property
+    def depth(self) -> float:
+        """Versions that generation may run ahead."""
+        return self.max_staleness if self.pipeline_depth is None else self.pipeline_depth
+
+    def granule_samples(self, stage: str, *, prompts_per_step: int, samples_per_prompt: int) -> int:
+        """The granule of a stage, in samples."""
+        granule = getattr(self.granularity, stage)
+        named = {"step": prompts_per_step * samples_per_prompt, "group": samples_per_prompt, "sample": 1}
+        return named[granule] if isinstance(granule, str) else int(granule)
