@@ -1,0 +1,44 @@
+# One virtual environment, made on first use. PYTHON picks the interpreter that makes it (3.11 or newer).
+# Elsewhere than on a machine whose index serves CPU wheels, pip takes torch's CUDA build; for the CPU one:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: quickstart test test-slow check bench clean
+
+quickstart: .venv/.installed
+	$(BIN)/interlace train quickstart
+
+test: check
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: .venv/.installed-dev
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+check: .venv/.installed-dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.installed-dev
+	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do echo "== $$script"; $(BIN)/python $$script; done
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# The stamps are newer than what they were made from, so a second run starts at once. One pip call each.
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+.venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) --editable '.[dev]'
+	@touch $@ .venv/.installed
