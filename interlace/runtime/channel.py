@@ -1,0 +1,250 @@
+"""The only edge between stages. Rows are records, columns are their fields; each reader has its own cursor."""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from interlace.core.errors import InterlaceError, nearest
+from interlace.core.types import TerminalEvent
+from interlace.runtime.waits import Signal, WaitRegistry
+
+K = TypeVar("K", bound=Hashable)
+R = TypeVar("R")
+_ABSENT = object()
+
+
+class ChannelFull(InterlaceError):
+    """A bounded channel has no room; the row was not taken, so the caller still has it."""
+
+
+class Channel(Generic[K, R]):
+    """A table that fills while it is read.
+
+    A row is opened, its columns are put (each once), and it ends with every reader's acknowledgement or with a tombstone.
+    Puts never block: the gate is the bound of a policy run. A bound of the channel's own refuses instead (ChannelFull).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        record_type: type[R],
+        waits: WaitRegistry,
+        *,
+        marks: Sequence[str] = (),
+        max_rows: int | None = None,
+        on_end: Callable[[R, TerminalEvent | None], None] | None = None,
+    ) -> None:
+        """record_type: a frozen dataclass whose fields are the columns. marks: further columns that hold no value.
+
+        on_end: told of each row that ends, with its event; None as event where all readers acknowledged it.
+        """
+        self.name = name
+        self._waits = waits
+        self._columns = (*(field.name for field in dataclasses.fields(record_type)), *marks)  # type: ignore[arg-type]
+        self._bits = {column: 1 << place for place, column in enumerate(self._columns)}
+        self._marks = frozenset(marks)
+        self._rows: dict[K, R] = {}
+        self._have: dict[K, int] = {}
+        self._unread: dict[K, int] = {}
+        self._cursors: list[Cursor[K, R]] = []
+        self._max_rows, self._on_end = max_rows, on_end
+        self._closed = False
+        self._room = Signal(waits)
+        self.may_open: Callable[[], bool] = lambda: not self._closed
+        """Whether rows may still be opened without anything else having to happen first; set by the producer."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def closed(self) -> bool:
+        """Whether no row will be opened any more."""
+        return self._closed
+
+    def subscribe(self, name: str, needs: Sequence[str]) -> "Cursor[K, R]":
+        """A new reader; it gets each row once all columns in `needs` are there. Rows opened before are included."""
+        cursor = Cursor(self, name, self._mask(needs), len(self._cursors), self._waits)
+        self._cursors.append(cursor)
+        for key in self._rows:
+            self._unread[key] |= cursor.bit
+            cursor._opened(key)
+            cursor._offer(key, self._have[key])
+        return cursor
+
+    def open(self, key: K, record: R, columns: Sequence[str]) -> None:
+        """Adds a row of which `columns` are there. Raises ChannelFull at the bound, ValueError for a key that is open."""
+        if self._closed:
+            raise ValueError(f"channel {self.name!r} is closed; row {key} comes too late")
+        if key in self._rows:
+            raise ValueError(f"channel {self.name!r} has row {key} already")
+        if self._max_rows is not None and len(self._rows) >= self._max_rows:
+            raise ChannelFull(f"channel {self.name!r} holds {self._max_rows} rows, its bound; await has_room() first.")
+        self._rows[key], self._have[key] = record, self._mask(columns)
+        self._unread[key] = sum(cursor.bit for cursor in self._cursors)
+        for cursor in self._cursors:
+            cursor._opened(key)
+            cursor._offer(key, self._have[key])
+
+    def put(self, key: K, values: Mapping[str, object], *, marks: Sequence[str] = ()) -> bool:
+        """Writes columns of a row. False where the row has ended meanwhile (a late result of a dropped sample)."""
+        if key not in self._rows:
+            return False
+        added = self._mask([*values, *marks])
+        if self._have[key] & added:
+            raise ValueError(f"channel {self.name!r}: row {key} has {self._names(self._have[key] & added)} already")
+        if values:
+            self._rows[key] = dataclasses.replace(self._rows[key], **values)  # type: ignore[type-var]
+        self._have[key] |= added
+        for cursor in self._cursors:
+            cursor._offer(key, self._have[key])
+        return True
+
+    def end(self, key: K, event: TerminalEvent) -> bool:
+        """Ends a row: its tombstone reaches every reader that has not acknowledged it. False where it had ended."""
+        if key not in self._rows:
+            return False
+        for cursor in self._cursors:
+            cursor._bury(key, event)
+        self._remove(key, event)
+        return True
+
+    def close(self) -> None:
+        """End of stream: readers end once they have had every open row."""
+        self._closed = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Lets every reader look again, after the gate opened or closed."""
+        for cursor in self._cursors:
+            cursor.changed.fire()
+
+    async def has_room(self, who: str) -> None:
+        """Waits until a bounded channel can take a row."""
+        while self._max_rows is not None and len(self._rows) >= self._max_rows:
+            await self._room.wait(who=who, what=f"room in channel {self.name}")
+
+    def record(self, key: K) -> R:
+        """A row as it stands. KeyError where it has ended."""
+        return self._rows[key]
+
+    def _acknowledged(self, key: K, bit: int) -> None:
+        if key not in self._rows:
+            return
+        self._unread[key] &= ~bit
+        if not self._unread[key]:
+            self._remove(key, None)
+
+    def _remove(self, key: K, event: TerminalEvent | None) -> None:
+        record = self._rows.pop(key)
+        del self._have[key], self._unread[key]
+        self._room.fire()
+        if self._on_end:
+            self._on_end(record, event)
+
+    def _mask(self, columns: Sequence[str]) -> int:
+        mask = 0
+        for column in columns:
+            if column not in self._bits:
+                raise ValueError(f"channel {self.name!r} has no column {column!r}.{nearest(column, self._columns)}")
+            mask |= self._bits[column]
+        return mask
+
+    def _names(self, mask: int) -> str:
+        return ", ".join(name for name, bit in self._bits.items() if bit & mask)
+
+
+class Cursor(Generic[K, R]):
+    """One reader's place in a channel. A leased row is redelivered by release() and done with by acknowledge()."""
+
+    def __init__(self, channel: Channel[K, R], name: str, needs: int, place: int, waits: WaitRegistry) -> None:
+        self.name = name
+        self.bit = 1 << place
+        self.changed = Signal(waits)
+        self.on_ready: Callable[[R], None] | None = None
+        """Called for each row that becomes ready, instead of queueing it (a reader that only counts)."""
+        self.on_tombstone: Callable[[R, TerminalEvent], None] | None = None
+        self._channel, self._needs = channel, needs
+        self._above: dict[K, None] = {}
+        self._ready: OrderedDict[K, None] = OrderedDict()
+        self._leased: dict[K, object] = {}
+
+    @property
+    def num_above(self) -> int:
+        """Open rows whose columns are not there yet."""
+        return len(self._above)
+
+    @property
+    def num_ready(self) -> int:
+        """Rows that lease() would give."""
+        return len(self._ready)
+
+    @property
+    def exhausted(self) -> bool:
+        """End of stream: nothing is ready, nothing comes."""
+        return self._channel.closed and not self._above and not self._ready
+
+    @property
+    def starved(self) -> bool:
+        """Nothing is live above this reader and nothing new may be opened: what is ready now is all there is."""
+        return not self._above and not self._channel.may_open()
+
+    def lease(self, max_rows: int | None = None, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None) -> list[R]:
+        """Takes rows in the order in which they became ready: at most `max_rows`, or up to a sum of `weight` (at least one)."""
+        rows: list[R] = []
+        total = 0
+        while self._ready and (max_rows is None or len(rows) < max_rows):
+            key = next(iter(self._ready))
+            row = self._channel.record(key)
+            total += weight(row) if weight else 0
+            if rows and max_weight is not None and total > max_weight:
+                break
+            del self._ready[key]
+            self._leased[key] = None
+            rows.append(row)
+        return rows
+
+    async def get(self, num_rows: int, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None) -> list[R]:
+        """Leases once `num_rows` are ready, or fewer once no more can come; [] is the end of the stream."""
+        while self.num_ready < num_rows and not self._channel.closed:
+            await self.changed.wait(who=self.name, what=f"{num_rows} rows of channel {self._channel.name}")
+        while not self._ready and not self.exhausted:
+            await self.changed.wait(who=self.name, what=f"rows of channel {self._channel.name}")
+        return self.lease(num_rows, max_weight=max_weight, weight=weight)
+
+    def acknowledge(self, keys: Sequence[K]) -> None:
+        """Done with leased rows. Keys that ended meanwhile are ignored."""
+        for key in keys:
+            if self._leased.pop(key, _ABSENT) is None:
+                self._channel._acknowledged(key, self.bit)
+
+    def release(self, keys: Sequence[K]) -> None:
+        """Gives leased rows back, to the front, in their order: the reader died or was interrupted."""
+        for key in reversed(keys):
+            if self._leased.pop(key, _ABSENT) is None:
+                self._ready[key] = None
+                self._ready.move_to_end(key, last=False)
+        self.changed.fire()
+
+    def _opened(self, key: K) -> None:
+        self._above[key] = None
+
+    def _offer(self, key: K, have: int) -> None:
+        if key not in self._above or have & self._needs != self._needs:
+            return
+        del self._above[key]
+        if self.on_ready:
+            self._leased[key] = None
+            self.on_ready(self._channel.record(key))
+        else:
+            self._ready[key] = None
+        self.changed.fire()
+
+    def _bury(self, key: K, event: TerminalEvent) -> None:
+        if key in self._above:
+            del self._above[key]
+        self._ready.pop(key, None)
+        self._leased.pop(key, None)
+        if self.on_tombstone:
+            self.on_tombstone(self._channel.record(key), event)
+        self.changed.fire()

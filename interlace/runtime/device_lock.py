@@ -1,0 +1,142 @@
+"""Who may compute on which device, with what is loaded there: lock -> onload -> run -> offload, done by the runtime."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal, Protocol
+
+from interlace.core.errors import UserError
+from interlace.runtime.waits import WaitRegistry
+from interlace.schedule.arbiter import Arbiter, Claim
+from interlace.schedule.placement import Device
+
+
+class Tenant(Protocol):
+    """Whoever computes on devices: a worker group."""
+
+    name: str
+    stage: int
+    preemptible: bool
+
+    @property
+    def device_indices(self) -> tuple[int, ...]: ...
+
+    def loaded_bytes(self) -> int:
+        """What its state needs on each of its devices."""
+        ...
+
+    async def load(self) -> None: ...
+
+    async def unload(self) -> None: ...
+
+    def ask_to_yield(self) -> None:
+        """Another tenant is ready: hand the devices over soon."""
+        ...
+
+
+class DeviceLock:
+    """Grants devices and keeps the memory ledger.
+
+    A tenant stays loaded until another does not fit; then the least recently used leaves. The caller of hold() never
+    waits for a channel, the gate or a handle of another group while it holds.
+    """
+
+    def __init__(self, devices: Sequence[Device], waits: WaitRegistry, *, switch: Literal["when_idle", "when_ready"]) -> None:
+        self._devices, self._waits = tuple(devices), waits
+        self._arbiter = Arbiter(len(devices), switch)
+        self._residents: list[OrderedDict[str, Tenant]] = [OrderedDict() for _ in devices]
+        self._grants: dict[int, asyncio.Future[None]] = {}
+        self._tenants: dict[str, Tenant] = {}
+        self.num_switches = 0
+        """Times that a tenant had to be loaded."""
+        self.on_change: Callable[[], None] = lambda: None
+
+    def check_fit(self, tenant: Tenant) -> None:
+        """Raises UserError where a tenant alone is larger than one of its devices."""
+        need = tenant.loaded_bytes()
+        for index in tenant.device_indices:
+            device = self._devices[index]
+            if need > device.memory_bytes:
+                raise UserError(
+                    f"{tenant.name} needs {need / 2**30:.1f} GiB on {device.name}, which has {device.memory_bytes / 2**30:.1f}. "
+                    f"Use a smaller model, fewer tokens, or more devices for it (placement)."
+                )
+
+    @asynccontextmanager
+    async def hold(self, tenant: Tenant) -> AsyncIterator[None]:
+        """All devices of a tenant, loaded and exclusively its own."""
+        claim = Claim(owner=tenant.name, devices=tenant.device_indices, stage=tenant.stage, preemptible=tenant.preemptible)
+        self._tenants[tenant.name] = tenant
+        await self._acquire(claim)
+        try:
+            await self._make_resident(tenant)
+            yield
+        finally:
+            self._arbiter.release(claim)
+            self._pump()
+
+    def waits_for(self, tenant: Tenant) -> bool:
+        """Whether a claim of others waits for a device that this tenant holds."""
+        mine = tenant.device_indices
+        return any(device in mine for claim in self._arbiter.waiting() for device in claim.devices)
+
+    def loaded_bytes(self, device: int) -> int:
+        """The ledger: what is loaded on a device now."""
+        return sum(tenant.loaded_bytes() for tenant in self._residents[device].values())
+
+    async def _acquire(self, claim: Claim) -> None:
+        granted = asyncio.get_running_loop().create_future()
+        self._grants[id(claim)] = granted
+        self._arbiter.request(claim)
+        self._pump()
+        try:
+            await self._waits.wait_for(granted, who=claim.owner, what=f"devices {list(claim.devices)} ({self._holders(claim)})")
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self._arbiter.release(claim)
+            self._arbiter.cancel(claim)
+            self._pump()
+            raise
+        finally:
+            del self._grants[id(claim)]
+
+    def _pump(self) -> None:
+        decision = self._arbiter.decide()
+        for claim in decision.granted:
+            granted = self._grants[id(claim)]
+            if not granted.done():
+                granted.set_result(None)
+        for owner in decision.yields:
+            self._tenants[owner].ask_to_yield()
+        self.on_change()
+
+    async def _make_resident(self, tenant: Tenant) -> None:
+        missing = any(tenant.name not in self._residents[device] for device in tenant.device_indices)
+        for device in tenant.device_indices:
+            await self._evict_for(tenant, device)
+        if missing:
+            self.num_switches += 1
+            await tenant.load()
+        for device in tenant.device_indices:
+            self._residents[device][tenant.name] = tenant
+            self._residents[device].move_to_end(tenant.name)
+
+    async def _evict_for(self, tenant: Tenant, device: int) -> None:
+        residents = self._residents[device]
+        while True:
+            others = sum(other.loaded_bytes() for name, other in residents.items() if name != tenant.name)
+            if others + tenant.loaded_bytes() <= self._devices[device].memory_bytes:
+                return
+            victim = next(other for name, other in residents.items() if name != tenant.name)
+            await self._evict(victim)
+
+    async def _evict(self, victim: Tenant) -> None:
+        for device in victim.device_indices:
+            self._residents[device].pop(victim.name, None)
+        unloading: Awaitable[None] = victim.unload()
+        await unloading
+
+    def _holders(self, claim: Claim) -> str:
+        names = dict.fromkeys(self._arbiter.holder(device) or "free" for device in claim.devices)
+        return "held by " + ", ".join(names)
