@@ -1,0 +1,117 @@
+"""What runs workers: three back ends, one contract."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from interlace.runtime.clock import Clock, LoopClock
+from interlace.runtime.device_lock import DeviceLock
+from interlace.runtime.group import Rank, WorkerGroup
+from interlace.runtime.timeline import Timeline
+from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.watchdog import Watchdog
+from interlace.runtime.worker import Worker, WorkerContext
+from interlace.schedule.placement import Device
+
+W = TypeVar("W", bound=Worker)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSpec:
+    """How to make the ranks of a group."""
+
+    name: str
+    """`role` or `role/instance`."""
+    factory: Callable[[WorkerContext], Worker]
+    """Called on each rank; it and what it closes over must be picklable for a cluster of processes."""
+    worker_class: type[Worker]
+    devices: tuple[Device, ...] = ()
+    num_ranks: int = 1
+    stage: int = 0
+    preemptible: bool = False
+
+
+class Cluster(ABC):
+    """Devices, workers on them, and the tasks of a run."""
+
+    def __init__(self, devices: Sequence[Device], *, switch: Literal["when_idle", "when_ready"], hang_after_s: float) -> None:
+        """Must be constructed on a running event loop. hang_after_s: seconds without any progress before it is an error."""
+        self.devices = tuple(devices)
+        self.clock: Clock = LoopClock(asyncio.get_running_loop())
+        self.waits = WaitRegistry(self.clock)
+        self.timeline = Timeline()
+        self.lock = DeviceLock(devices, self.waits, switch=switch)
+        self.watchdog = Watchdog(self.clock, self.waits, hang_after_s=hang_after_s)
+        self._groups: list[WorkerGroup[Worker]] = []
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
+        """Starts the ranks of a group. Raises what the workers' constructors raise, and UserError where memory is short."""
+        contexts = [
+            WorkerContext(
+                group=spec.name,
+                rank=rank,
+                num_ranks=spec.num_ranks,
+                devices=tuple(device.name for device in spec.devices[rank :: spec.num_ranks]),
+            )
+            for rank in range(spec.num_ranks)
+        ]
+        ranks = await asyncio.gather(*(self._start_rank(spec, context) for context in contexts))
+        group: WorkerGroup[Worker] = WorkerGroup(
+            spec.name,
+            spec.worker_class,
+            ranks,
+            self,
+            devices=spec.devices,
+            stage=spec.stage,
+            preemptible=spec.preemptible,
+        )
+        self._groups.append(group)
+        await group.measure_memory()
+        if spec.devices:
+            self.lock.check_fit(group)
+        return group
+
+    @abstractmethod
+    async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Runs a stage's loop until the run ends; its exception ends the run."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def run(self, main: Awaitable[T]) -> T:
+        """Awaits `main`; the first exception of any spawned task, or a hang, ends it with that exception."""
+        flow = asyncio.ensure_future(main)
+        self.spawn(self.watchdog.run(), name="watchdog")
+        try:
+            await asyncio.wait({flow, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+            if not flow.done():
+                self._failed.result()
+            return flow.result()
+        finally:
+            await self._cancel(flow)
+
+    async def _cancel(self, flow: "asyncio.Future[T]") -> None:
+        tasks = [flow, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._failed.done() and not self._failed.cancelled():
+            self._failed.exception()
+
+    async def shutdown(self) -> None:
+        """Ends all workers."""
+        for group in reversed(self._groups):
+            await group.close()
+        self._groups.clear()

@@ -1,0 +1,215 @@
+"""N ranks of one worker on their devices, called as if they were one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+from interlace.core.errors import InterlaceError, nearest
+from interlace.runtime.balance import deal
+from interlace.runtime.clock import Clock
+from interlace.runtime.device_lock import DeviceLock
+from interlace.runtime.handle import Handle
+from interlace.runtime.timeline import Span, Timeline
+from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.worker import Operation, Worker, operation_of
+from interlace.schedule.placement import Device
+
+W_co = TypeVar("W_co", bound=Worker, covariant=True)
+
+
+class Rank(Protocol):
+    """Where one worker object lives: a thread, an actor, or a coroutine on a virtual clock."""
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operation after those called before. Raises RemoteError."""
+        ...
+
+    def call_now(self, method: str, args: tuple[Any, ...]) -> None:
+        """Runs a concurrent operation without waiting for the one that runs, and for no result."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Services(Protocol):
+    """What a cluster gives to its groups."""
+
+    clock: Clock
+    timeline: Timeline
+    waits: WaitRegistry
+    lock: DeviceLock
+
+
+def _load_of(item: Any) -> int:
+    return int(getattr(item, "num_total_tokens", 1))
+
+
+class WorkerGroup(Generic[W_co]):
+    """`group.method(...)` runs the worker's method on all ranks and returns a Handle at once.
+
+    How arguments are split and results collected is declared on the method (`@operation`). The devices are taken for
+    the call and given back; `async with group.hold(cause)` keeps them over several calls.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        worker_class: type[W_co],
+        ranks: Sequence[Rank],
+        services: Services,
+        *,
+        devices: Sequence[Device] = (),
+        stage: int = 0,
+        preemptible: bool = False,
+    ) -> None:
+        """stage: place in the flow, counted from upstream; where several wait for a device the larger goes first."""
+        self.name, self.stage, self.preemptible = name, stage, preemptible
+        self.devices = tuple(devices)
+        self._class, self._ranks, self._services = worker_class, tuple(ranks), services
+        self._holds = 0
+        self._memory = 0
+        self._cause = ""
+        self.on_yield: Callable[[], None] = lambda: None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the group."""
+        return len(self._ranks)
+
+    @property
+    def device_indices(self) -> tuple[int, ...]:
+        """Numbers of its devices within the cluster."""
+        return tuple(device.index for device in self.devices)
+
+    @property
+    def wanted_by_others(self) -> bool:
+        """Whether others wait for a device of this group."""
+        return self._services.lock.waits_for(self)
+
+    def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
+        how = operation_of(self._class, method)
+        if how is None:
+            options = [name for name in dir(self._class) if operation_of(self._class, name)]
+            raise AttributeError(f"{self._class.__name__} has no operation {method!r}.{nearest(method, options)}")
+
+        def call(*args: Any, **kwargs: Any) -> Handle[Any]:
+            return self._start(method, how, args, kwargs)
+
+        return call
+
+    def notify(self, method: str, *args: Any) -> None:
+        """Runs a concurrent operation on all ranks beside whatever runs there."""
+        how = operation_of(self._class, method)
+        if how is None or not how.concurrent:
+            raise InterlaceError(f"{self._class.__name__}.{method} is not declared concurrent; call it and await the handle.")
+        for rank in self._ranks:
+            rank.call_now(method, args)
+
+    @asynccontextmanager
+    async def hold(self, cause: str = "") -> AsyncIterator[None]:
+        """Keeps the group's devices, state loaded, over several calls. Never await other groups or channels inside."""
+        if self._holds or not self.devices:
+            async with self._counted(cause):
+                yield
+            return
+        async with self._services.lock.hold(self), self._counted(cause):
+            yield
+
+    @asynccontextmanager
+    async def _counted(self, cause: str) -> AsyncIterator[None]:
+        self._holds += 1
+        self._cause = cause or self._cause
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
+    def _start(self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle[Any]:
+        durations: list[float] = []
+        coroutine = self._run(method, how, args, kwargs, durations)
+        task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}.{method}")
+        return Handle(task, durations, f"{self.name}.{method}()")
+
+    async def _run(self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], durations: list[float]) -> Any:
+        if how.on_device:
+            async with self.hold():
+                return await self._on_ranks(method, how, args, kwargs, durations)
+        return await self._on_ranks(method, how, args, kwargs, durations)
+
+    async def _on_ranks(self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], durations: list[float]) -> Any:
+        order, per_rank = self._split(how, args)
+        calls = [self._on_rank(number, method, how, rank_args, kwargs) for number, rank_args in enumerate(per_rank)]
+        outcomes = await asyncio.gather(*calls)
+        durations.extend(seconds for _, seconds in outcomes)
+        return _collect(how, [result for result, _ in outcomes], order)
+
+    async def _on_rank(self, number: int, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
+        services = self._services
+        services.waits.num_running += 1
+        start = services.clock.now()
+        try:
+            return await self._ranks[number].call(method, args, kwargs), services.clock.now() - start
+        finally:
+            services.waits.num_running -= 1
+            services.waits.progress += 1
+            span = Span(
+                start_s=start,
+                end_s=services.clock.now(),
+                devices=self.device_indices if how.on_device else (),
+                group=self.name,
+                rank=number,
+                operation=method,
+                cause=self._cause,
+            )
+            services.timeline.add(span)
+
+    def _split(self, how: Operation, args: tuple[Any, ...]) -> tuple[list[list[int]], list[tuple[Any, ...]]]:
+        if how.split == "broadcast":
+            return [], [args] * self.num_ranks
+        items = args[0]
+        order = deal([_load_of(item) for item in items], self.num_ranks)
+        return order, [([items[i] for i in indices], *args[1:]) for indices in order]
+
+    async def load(self) -> None:
+        """Called by the device lock."""
+        await self._switch("onload")
+        await self.measure_memory()
+
+    async def unload(self) -> None:
+        """Called by the device lock."""
+        await self._switch("offload")
+
+    async def _switch(self, method: str) -> None:
+        self._cause = "switch"
+        await self._on_ranks(method, Operation(), (), {}, [])
+
+    async def measure_memory(self) -> None:
+        """Asks the ranks what their state needs on a device."""
+        how = Operation(collect="all", on_device=False)
+        self._memory = max(await self._on_ranks("memory_bytes", how, (), {}, []))
+
+    def loaded_bytes(self) -> int:
+        """What the group's state needs on each of its devices, as last measured."""
+        return self._memory
+
+    def ask_to_yield(self) -> None:
+        """Called by the device lock where another group is ready."""
+        self.on_yield()
+
+    async def close(self) -> None:
+        """Ends the ranks."""
+        for rank in self._ranks:
+            await rank.close()
+
+
+def _collect(how: Operation, results: list[Any], order: list[list[int]]) -> Any:
+    if how.collect == "first":
+        return results[0]
+    if how.collect == "all" or not order:
+        return results
+    merged: list[Any] = [None] * sum(len(indices) for indices in order)
+    for indices, values in zip(order, results, strict=True):
+        for index, value in zip(indices, values, strict=True):
+            merged[index] = value
+    return merged

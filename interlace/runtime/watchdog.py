@@ -1,0 +1,47 @@
+"""Ends a run that cannot go on with an error that names who waits for what, instead of hanging."""
+
+from collections.abc import Callable
+
+from interlace.core.errors import HangError
+from interlace.runtime.clock import Clock
+from interlace.runtime.waits import WaitRegistry
+
+
+class Watchdog:
+    """Sees a stall: no operation runs and nothing ended since the last look.
+
+    A stall first asks those registered, in order, to move something (resume what is suspended, flush a partial granule).
+    If nobody can, it is a bug and the run ends. An operation that runs on without any other progress ends it too, later.
+    """
+
+    LOOK_EVERY_S = 0.25
+
+    def __init__(self, clock: Clock, waits: WaitRegistry, *, hang_after_s: float) -> None:
+        self._clock, self._waits, self._hang_after_s = clock, waits, hang_after_s
+        self._resolvers: list[Callable[[], bool]] = []
+        self.num_stalls = 0
+
+    def on_stall(self, resolver: Callable[[], bool]) -> None:
+        """Registers somebody who may move something at a stall; True where it did."""
+        self._resolvers.append(resolver)
+
+    def resolve(self) -> bool:
+        """Asks the resolvers in order until one moved something."""
+        self.num_stalls += 1
+        return any(resolver() for resolver in self._resolvers)
+
+    async def run(self) -> None:
+        """Looks now and then, for ever. Raises HangError."""
+        seen, since, quiet_looks = -1, self._clock.now(), 0
+        while True:
+            await self._clock.sleep(self.LOOK_EVERY_S)
+            if self._waits.progress != seen:
+                seen, since, quiet_looks = self._waits.progress, self._clock.now(), 0
+                continue
+            if self._waits.num_running == 0:
+                quiet_looks += 1
+            # Two looks in a row, since a look can fall between the end of a wait and the next operation's start.
+            if quiet_looks >= 2 and not self.resolve():
+                raise HangError(f"nothing can go on; this is a bug.\n{self._waits.graph()}")
+            if self._clock.now() - since > self._hang_after_s:
+                raise HangError(f"no progress for {self._hang_after_s:.0f} s (cluster.hang_after_s).\n{self._waits.graph()}")
