@@ -1,0 +1,34 @@
+"""What the repository says, and does not say."""
+
+from pathlib import Path
+
+from tests.house.source import ROOT
+
+# Put together here, so that this file is not its own finding.
+FOREIGN_PATHS = tuple("/" + "/".join(parts) for parts in (("work", ""), ("tmp", "bash"), ("root", ".")))
+TEXT = {".py", ".md", ".toml", ".txt", ".yaml", ".yml", ".json", ".jsonl", ".cfg", ".sh", ".html", ".cpp", ""}
+FOLDERS = ("interlace", "tests", "docs", "benchmarks", ".ci")
+
+
+def texts() -> list[Path]:
+    inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    found = [path for path in [*ROOT.iterdir(), *inside] if path.is_file() and path.suffix in TEXT]
+    return [path for path in found if "__pycache__" not in path.parts]
+
+
+def test_nothing_names_the_machine_it_was_written_on() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in texts()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if any(foreign in line for foreign in FOREIGN_PATHS)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_ci_runs_the_test_command() -> None:
+    """`make test` is what the README names and what CI runs: one command, so that it is the one that works."""
+    assert "exec make test\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+    assert "\ntest:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
