@@ -118,6 +118,24 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Response:
+    """A completion with its text."""
+
+    completion: Completion
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Progress:
+    """What a rollout worker brought since it was last asked."""
+
+    responses: tuple[Response, ...] = ()
+    num_running: int = 0
+    num_waiting: int = 0
+    num_new_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RewardResult:
     """A score, or why there is none."""
 
@@ -153,6 +171,8 @@ class Sample:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     ref_logprobs: FloatArray | None = None
     """[L] of the reference policy."""
+    proximal_logprobs: FloatArray | None = None
+    """[L] of the policy at the start of the step, where the algorithm asks for them; else the behaviour ones serve."""
     values: FloatArray | None = None
     """[L] of the critic, before each token."""
     advantages: FloatArray | None = None

@@ -14,6 +14,7 @@ class Gate:
 
     def __init__(self, schedule: Schedule, *, prompts_per_step: int, num_steps: int, done_steps: int = 0) -> None:
         """num_steps: of the whole run. done_steps: trained before, where a run is resumed."""
+        self.prompts_per_step = prompts_per_step
         self.groups_per_version = prompts_per_step * schedule.sync_every
         self.staleness_bound = schedule.staleness_bound
         self.capacity = math.floor((1 + schedule.depth) * self.groups_per_version + 1e-9)

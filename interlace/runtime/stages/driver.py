@@ -1,0 +1,178 @@
+"""Drives one rollout engine: feeds it, brings its samples home, swaps its weights, yields its devices."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from interlace.core.training import WeightBundle
+from interlace.core.types import Progress, Request, Response
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.waits import Signal, WaitRegistry
+from interlace.schedule.dispatch import Load
+
+OnUpdate: TypeAlias = Literal["drain", "abort_resume", "keep", "recompute"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Job:
+    """A request and what to do with its response."""
+
+    request: Request
+    order: int
+    """Smaller goes first among jobs that have not started; those that have tokens already go before all others."""
+    expected_tokens: float
+    deliver: Callable[[Response], None]
+
+    @property
+    def started(self) -> bool:
+        """Whether it is a partial that goes on."""
+        return bool(self.request.generated_ids)
+
+
+class EngineDriver:
+    """One rollout instance. run() is its loop: devices, then requests, until nothing is left or others need the devices."""
+
+    def __init__(
+        self,
+        group: WorkerGroup[Any],
+        waits: WaitRegistry,
+        *,
+        on_update: OnUpdate,
+        concurrency: int | None,
+        on_swapped: Callable[[], None],
+        on_requeue: Callable[[list[Job]], None],
+    ) -> None:
+        """on_swapped: told when new weights serve. on_requeue: gets the partials of an abort_resume, to dispatch anew."""
+        self.group = group
+        self.version = -1
+        self._on_update, self._concurrency = on_update, concurrency
+        self._on_swapped, self._on_requeue = on_swapped, on_requeue
+        self._wake = Signal(waits)
+        self._queue: list[tuple[bool, int, int, Job]] = []
+        self._running: dict[str, Job] = {}
+        self._aborts: list[str] = []
+        self._pending: WeightBundle | None = None
+        self._live_tokens = 0.0
+        self._sequence = 0
+        self._serving = self._yield_asked = False
+        group.on_yield = self._ask_to_yield
+
+    @property
+    def load(self) -> Load:
+        """As a dispatch policy sees it."""
+        return Load(num_requests=len(self._queue) + len(self._running), live_tokens=self._live_tokens)
+
+    @property
+    def starts_new(self) -> bool:
+        """False while an update is pending that running sequences must end for."""
+        return self._pending is None or self._on_update != "drain"
+
+    def submit(self, job: Job) -> None:
+        """Queues a job."""
+        self._sequence += 1
+        self._live_tokens += job.expected_tokens
+        heapq.heappush(self._queue, (not job.started, job.order, self._sequence, job))
+        self._poke()
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a job without a delivery. Nothing if it is not here."""
+        kept = [entry for entry in self._queue if entry[3].request.id != request_id]
+        if len(kept) < len(self._queue):
+            self._live_tokens -= sum(e[3].expected_tokens for e in self._queue if e[3].request.id == request_id)
+            self._queue = kept
+            heapq.heapify(self._queue)
+        job = self._running.pop(request_id, None)
+        if job:
+            self._live_tokens -= job.expected_tokens
+            self._aborts.append(request_id)
+            self._poke()
+
+    def update_weights(self, bundle: WeightBundle) -> None:
+        """Swaps as soon as `on_update` allows; a newer bundle replaces one that still waits."""
+        self._pending = bundle
+        self._poke()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            while not self._has_work():
+                await self._wake.wait(who=self.group.name, what="requests or weights")
+            async with self.group.hold("generate"):
+                self._yield_asked = False
+                await self._serve()
+
+    def _has_work(self) -> bool:
+        return bool(self._pending or self._queue or self._running or self._aborts)
+
+    async def _serve(self) -> None:
+        while self._has_work():
+            await self._swap_if_due()
+            submissions = self._admit()
+            if not self._running and not self._aborts:
+                continue
+            aborts, self._aborts = tuple(self._aborts), []
+            self._serving = True
+            progress: Progress = await self.group.serve(submissions, aborts)
+            self._serving = False
+            for response in progress.responses:
+                self._deliver(response)
+            if self._yield_asked:
+                return
+
+    def _admit(self) -> tuple[Request, ...]:
+        admitted = []
+        while self._queue and (self._concurrency is None or len(self._running) < self._concurrency):
+            job = self._queue[0][3]
+            if not job.started and not self.starts_new:
+                break
+            heapq.heappop(self._queue)
+            self._running[job.request.id] = job
+            admitted.append(job.request)
+        return tuple(admitted)
+
+    def _deliver(self, response: Response) -> None:
+        job = self._running.pop(response.completion.request.id, None)
+        if job:  # None: cancelled while it was on its way
+            self._live_tokens -= job.expected_tokens
+            job.deliver(response)
+
+    async def _swap_if_due(self) -> None:
+        if self._pending is None or (self._on_update == "drain" and self._must_drain()):
+            return
+        bundle, self._pending = self._pending, None
+        if self._on_update == "abort_resume" and self._running:
+            await self._abort_all()
+        await self.group.update_weights(bundle, "recompute" if self._on_update == "recompute" else "keep")
+        self.version = bundle.version
+        self._on_swapped()
+
+    def _must_drain(self) -> bool:
+        return bool(self._running) or bool(self._queue and self._queue[0][3].started)
+
+    async def _abort_all(self) -> None:
+        partials: tuple[Response, ...] = await self.group.abort()
+        jobs = []
+        for response in partials:
+            done = response.completion
+            job = self._running.pop(done.request.id, None)
+            if job is None:
+                continue
+            self._live_tokens -= job.expected_tokens
+            request = replace(
+                job.request,
+                generated_ids=done.token_ids,
+                generated_logprobs=done.logprobs,
+                generated_versions=done.versions,
+            )
+            jobs.append(replace(job, request=request))
+        self._on_requeue(jobs)
+
+    def _ask_to_yield(self) -> None:
+        self._yield_asked = True
+        self._poke()
+
+    def _poke(self) -> None:
+        self._wake.fire()
+        if self._serving:
+            self.group.notify("interrupt")

@@ -1,0 +1,33 @@
+"""A point in a flow: a channel of samples, and the columns that each row has by then."""
+
+from dataclasses import dataclass
+
+from interlace.core.types import Sample, SampleKey
+from interlace.runtime.channel import Channel, Cursor
+
+SampleChannel = Channel[SampleKey, Sample]
+SampleCursor = Cursor[SampleKey, Sample]
+
+ADMITTED = ("key", "prompt")
+GENERATED = ("token_ids", "logprobs", "versions", "finish_reason", "text")
+SELECTED = "selected"
+"""Mark: the sample's group was found worth training on."""
+ADVANTAGES_DONE = "advantages_done"
+"""Mark: advantages (and returns, where there is a critic) are there."""
+MARKS = (SELECTED, ADVANTAGES_DONE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stream:
+    """What a stage takes and gives."""
+
+    channel: SampleChannel
+    columns: tuple[str, ...] = ADMITTED
+
+    def plus(self, *columns: str) -> "Stream":
+        """The stream behind a stage that writes these columns."""
+        return Stream(channel=self.channel, columns=(*self.columns, *columns))
+
+    def subscribe(self, name: str) -> SampleCursor:
+        """A reader of rows that are complete up to here."""
+        return self.channel.subscribe(name, self.columns)
