@@ -1,0 +1,104 @@
+"""checkpoints/step_N: each whole or absent, the newest kept. What is in one is the caller's affair."""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from interlace.core.errors import UserError
+
+_STEP = re.compile(r"step_(\d+)")
+_UNFINISHED = ".tmp-"
+
+
+class Checkpoints:
+    """The checkpoints of a run."""
+
+    def __init__(self, folder: Path, *, keep: int) -> None:
+        """keep: how many of the newest stay. Raises UserError below 1."""
+        if keep < 1:
+            raise UserError(f"{keep} checkpoints kept would leave nothing to resume from. Keep 1 or more.")
+        self._folder = folder
+        self._keep = keep
+
+    def save(self, step: int, write: Callable[[Path], None], *, num_bytes: int) -> Path:
+        """Writes the checkpoint of a step and returns its folder; one that exists is whole already and left alone.
+
+        write: fills the folder it is given. num_bytes: what it will need, checked before anything is written.
+        Raises UserError where the disk is full; the checkpoints before this one stay as they are.
+        """
+        final = self._folder / f"step_{step}"
+        if final.exists():
+            return final
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        self._check_space(step, num_bytes)
+        unfinished = self._folder / f"{_UNFINISHED}{final.name}"
+        unfinished.mkdir()
+        try:
+            write(unfinished)
+            _sync(unfinished)
+        except OSError as error:
+            shutil.rmtree(unfinished)
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise UserError(f"{self._no_space(step)}: it filled up while the checkpoint was written.") from error
+        unfinished.rename(final)
+        self._prune()
+        return final
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, oldest first."""
+        if not self._folder.is_dir():
+            return []
+        matches = (_STEP.fullmatch(path.name) for path in self._folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint."""
+        steps = self.steps()
+        return self._folder / f"step_{steps[-1]}" if steps else None
+
+    def _check_space(self, step: int, num_bytes: int) -> None:
+        free = shutil.disk_usage(self._folder).free
+        if free < num_bytes:
+            raise UserError(f"{self._no_space(step)}: it needs {_mebibytes(num_bytes)}, {_mebibytes(free)} are free.")
+
+    def _no_space(self, step: int) -> str:
+        latest = self.latest()
+        kept = f" ({latest.name} is whole; make room, then --resume)" if latest else ""
+        return f"no space under {self._folder} for the checkpoint of step {step}{kept}"
+
+    def _sweep(self) -> None:
+        """Removes what a killed run left half written or half deleted."""
+        for path in self._folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(path)
+
+    def _prune(self) -> None:
+        for step in self.steps()[: -self._keep]:
+            # Renamed first: a deletion that is cut short must not leave something that looks whole.
+            doomed = self._folder / f"{_UNFINISHED}old-step_{step}"
+            (self._folder / f"step_{step}").rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step of a checkpoint folder. Raises UserError where its name is not one's."""
+    match = _STEP.fullmatch(checkpoint.name)
+    if match is None:
+        raise UserError(f"{checkpoint} is not a checkpoint: its name is not step_N.")
+    return int(match[1])
+
+
+def _sync(folder: Path) -> None:
+    """Forces the files to disk, so that after a power cut a folder with a final name is whole."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"

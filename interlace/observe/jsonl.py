@@ -1,0 +1,46 @@
+"""One JSON object a line: how metrics and transcripts are written, and cut back when a run resumes."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from interlace.core.types import JSON
+
+
+def to_line(row: Mapping[str, object]) -> str:
+    """A row as one line. What JSON cannot say (NaN, infinity) becomes null; numpy numbers become plain ones."""
+    return json.dumps({key: _plain(value) for key, value in row.items()}, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: object) -> JSON:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, Sequence):
+        return [_plain(inner) for inner in value]
+    to_python = getattr(value, "tolist", None)  # numpy scalars and arrays
+    if to_python is None:
+        raise TypeError(f"{value!r} is a {type(value).__name__}, which JSON cannot hold")
+    return _plain(to_python())
+
+
+def truncate_after(path: Path, step: int) -> None:
+    """Drops the lines of later steps, and a last line that was torn off by a kill. A missing file stays missing."""
+    if not path.exists():
+        return
+    kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _step_of(line) <= step]
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _step_of(line: str) -> float:
+    """The line's step; infinity where the line is not whole, so that it is dropped."""
+    try:
+        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+    except json.JSONDecodeError:
+        return math.inf

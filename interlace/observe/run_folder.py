@@ -1,0 +1,142 @@
+"""`runs/<name>/`: where everything a run writes lies.
+
+config.yaml      resolved
+metrics.jsonl    one flat object a step
+timeline.json    Chrome trace format
+samples/         step_*.jsonl, one object a sample
+checkpoints/     step_*/
+tensorboard/     event files, where TensorBoard is installed
+"""
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.observe import jsonl
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFolder:
+    """The paths of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: Path, name: str, *, overwrite: bool = False) -> "RunFolder":
+        """A fresh folder. Raises UserError where the name is taken (unless `overwrite`) or cannot name a folder."""
+        run = cls(path=_run_path(root, name))
+        if run.path.exists():
+            if not overwrite:
+                raise UserError(
+                    f"run {name!r} exists already ({run.path}). Go on with it (--resume), replace it (--overwrite), "
+                    f"or give this one another name (--name)."
+                )
+            run._delete()
+        try:
+            run.path.mkdir(parents=True)
+        except OSError as error:
+            raise UserError(f"cannot make the run folder {run.path}: {error.strerror}. Choose another root.") from error
+        run._make_subfolders()
+        return run
+
+    @classmethod
+    def resume(cls, root: Path, name: str) -> "RunFolder":
+        """The folder of a run to go on with. Raises UserError where there is none."""
+        run = cls(path=_run_path(root, name))
+        if not run.config.exists():
+            raise UserError(f"there is no run {name!r} to resume ({run.config} is missing). Start it without --resume.")
+        run._make_subfolders()
+        return run
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def timeline(self) -> Path:
+        return self.path / "timeline.json"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def write_config(self, config: Config) -> None:
+        """The resolved configuration, keys in the order of its fields."""
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        self.config.write_text(text, encoding="utf-8")
+
+    def read_config(self) -> Mapping[str, object]:
+        """What write_config wrote. Raises UserError where it is not there or not a mapping."""
+        try:
+            data = yaml.safe_load(self.config.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise UserError(f"cannot read {self.config}: {error}. Is {self.path} a run folder?") from error
+        if not isinstance(data, dict):
+            raise UserError(f"{self.config} holds no settings. Is {self.path} a run folder?")
+        return data
+
+    def truncate_after(self, step: int) -> None:
+        """Drops metrics and samples of later steps, which a resumed run writes again; -1 drops all of them."""
+        jsonl.truncate_after(self.metrics, step)
+        for path in self.samples.glob("step_*.jsonl"):
+            if int(path.stem.removeprefix("step_")) > step:
+                path.unlink()
+
+    def _make_subfolders(self) -> None:
+        self.samples.mkdir(exist_ok=True)
+        self.checkpoints.mkdir(exist_ok=True)
+
+    def _delete(self) -> None:
+        """Deletes only what a run made: a folder with files but no config.yaml may be somebody's own."""
+        holds_files = any(path.is_file() for path in self.path.rglob("*"))
+        if not self.path.is_dir() or (holds_files and not self.config.exists()):
+            raise UserError(f"{self.path} is not a run folder (it has no config.yaml), so it is not overwritten.")
+        shutil.rmtree(self.path)
+
+
+def default_name(root: Path, recipe: str) -> str:
+    """The recipe's name, numbered from 2 where it is taken: a second `train` does not have to invent one."""
+    number = max((n for _, n in _numbered(root, recipe)), default=0) + 1
+    return recipe if number == 1 else f"{recipe}-{number}"
+
+
+def latest_name(root: Path, recipe: str) -> str:
+    """The name of the newest run that default_name named, for --resume without a name. Raises UserError."""
+    runs = _numbered(root, recipe)
+    if not runs:
+        raise UserError(f"there is no run of {recipe!r} under {root} to resume. Start it without --resume.")
+    return max(runs, key=lambda run: run[1])[0]
+
+
+def _numbered(root: Path, recipe: str) -> list[tuple[str, int]]:
+    """Names under root that default_name gives for a recipe, each with its number."""
+    if not root.is_dir():
+        return []
+    matches = (re.fullmatch(rf"{re.escape(recipe)}(?:-(\d+))?", path.name) for path in root.iterdir())
+    return [(match[0], int(match[1] or 1)) for match in matches if match]
+
+
+def _run_path(root: Path, name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise UserError(f"run name {name!r} cannot name a folder. Use letters, digits, '.', '_' and '-'.")
+    return root / name

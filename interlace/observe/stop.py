@@ -1,0 +1,41 @@
+"""Ctrl-C: once asks for a stop at the next step boundary, twice aborts."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Self
+
+
+class StopSignal:
+    """Listens for Ctrl-C while its `with` block runs. Only a main thread hears signals; elsewhere it stays silent."""
+
+    def __init__(self, on_request: Callable[[], None]) -> None:
+        """on_request: called at the first Ctrl-C, inside the signal handler: say that the run will stop, no more."""
+        self._on_request = on_request
+        self._requested = False
+        self._before: signal._HANDLER = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether the loop should end at the next step boundary."""
+        return self._requested
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if self._requested:
+            raise KeyboardInterrupt
+        self._requested = True
+        self._on_request()

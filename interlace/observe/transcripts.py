@@ -1,0 +1,43 @@
+"""samples/step_*.jsonl: what was asked and answered, readable, one object a sample that ended in the step."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlace.core.types import Sample, TerminalEvent
+from interlace.observe.jsonl import to_line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EndedSample:
+    """A sample and how it ended."""
+
+    sample: Sample
+    event: TerminalEvent
+
+
+def write_transcripts(folder: Path, step: int, ended: Iterable[EndedSample]) -> Path:
+    """Writes the file of a step, samples in order of admission, and returns its path."""
+    path = folder / f"step_{step:06d}.jsonl"
+    rows = sorted(ended, key=lambda row: row.sample.key)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(to_line(_row(step, row)) for row in rows), encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def _row(step: int, ended: EndedSample) -> Mapping[str, object]:
+    sample = ended.sample
+    return {
+        "step": step,
+        "uid": sample.prompt.uid,
+        "index": sample.key.index,
+        "prompt": sample.prompt.text,
+        "response": sample.text,
+        "token_ids": sample.token_ids,
+        "num_tokens": sample.num_tokens,
+        "reward": sample.reward,
+        "version_min": sample.versions.min() if sample.num_tokens else None,
+        "version_max": sample.versions.max() if sample.num_tokens else None,
+        "event": ended.event,
+    }
