@@ -1,1 +1,1 @@
-""""""
+"""The loops, readable as the paper's pseudocode."""

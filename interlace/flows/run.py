@@ -1,0 +1,305 @@
+"""What the policy flow is written against: the roles of one run, joined by a channel."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from interlace.algorithms.base import Algorithm
+from interlace.core.types import (
+    FloatArray,
+    Metrics,
+    Prompt,
+    Request,
+    Response,
+    RewardResult,
+    Sample,
+    SampleGroup,
+    SampleKey,
+    SamplingParams,
+    TerminalEvent,
+)
+from interlace.flows.step_metrics import StepMeter
+from interlace.runtime.channel import Channel
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.stages.admission import Admission, PromptSource
+from interlace.runtime.stages.batches import Batch, Batches
+from interlace.runtime.stages.factory import StageFactory
+from interlace.runtime.stages.group import GroupStage
+from interlace.runtime.stages.map import Columns, Failure
+from interlace.runtime.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleGroups:
+    """The workers of a run. None or empty where the algorithm has no need of the role."""
+
+    rollout: Sequence[WorkerGroup[Any]]
+    reward: WorkerGroup[Any]
+    actor: WorkerGroup[Any]
+    reference: Sequence[WorkerGroup[Any]] = ()
+    critic: WorkerGroup[Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A sample that reached its terminal event."""
+
+    sample: Sample
+    event: TerminalEvent
+    reason: str = ""
+    """Why it failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What one step brought."""
+
+    step: int
+    version: int
+    """Current when the step ended, after its publication."""
+    metrics: Metrics
+    ended: Sequence[Ended]
+    """Samples that ended since the last step, whatever their event."""
+
+
+class StepObserver(Protocol):
+    """Told at each step boundary, after the publication and before the gate opens."""
+
+    async def on_step(self, result: StepResult) -> bool:
+        """False ends the run here."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopSettings:
+    """The sizes of the loop."""
+
+    num_steps: int
+    prompts_per_step: int
+    samples_per_prompt: int
+    minibatches: int
+    sampling: SamplingParams
+    done_steps: int = 0
+    """Trained before, where a run is resumed."""
+
+
+class PolicyRun:
+    """The roles of a policy optimization, each a point where the flow's stream passes."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        stages: StageFactory,
+        groups: RoleGroups,
+        algorithm: Algorithm,
+        settings: LoopSettings,
+        prompts: PromptSource,
+        observer: StepObserver,
+    ) -> None:
+        """The stages are made for the same sizes as `settings` says."""
+        self.prompts = prompts
+        self._cluster, self._settings, self._algorithm, self._observer = cluster, settings, algorithm, observer
+        self._ended: list[Ended] = []
+        self._failures: dict[SampleKey, str] = {}
+        channel: Channel[SampleKey, Sample] = Channel("samples", Sample, cluster.waits, marks=MARKS, on_end=self._on_end)
+        self._channel = channel
+        self.admission: Admission = stages.admission(prompts, channel)
+        self._batches = Batches(self.admission, cluster.waits)
+        self._meter = StepMeter(cluster)
+        self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission)
+        self.reward = RewardRole(stages, groups.reward, self._failures)
+        self.reference = ReferenceRole(stages, groups.reference)
+        whole = algorithm.needs.batch_statistics
+        self.critic = CriticRole(stages, groups.critic, minibatches=settings.minibatches, whole_batch=whole)
+        self.actor = stages.train_stage("actor", groups.actor, minibatches=settings.minibatches, whole_batch=whole)
+        self._publisher = stages.publisher(groups.actor, self.rollout.generator)
+        stages.watch_stalls()
+
+    @property
+    def version(self) -> int:
+        """The current version of the weights."""
+        return self.admission.gate.version
+
+    async def start(self) -> None:
+        """Starts the engines with the actor's weights; before the flow, so that an evaluation can come first."""
+        self.rollout.generator.start()
+        await self._publisher.install()
+
+    async def install_weights(self) -> None:
+        """Brings the actor's weights to all engines without a new version: at the end, between two publications."""
+        await self._publisher.install()
+
+    async def complete(self, requests: Sequence[Request]) -> list[Response]:
+        """Serves requests outside the flow, for an evaluation."""
+        return await self.rollout.generator.complete(requests)
+
+    def unconsumed_prompts(self) -> list[Prompt]:
+        """Prompts that were drawn and not trained on, in their order: part of a checkpoint."""
+        return self.admission.unconsumed_prompts()
+
+    def select(self, samples: Stream) -> Stream:
+        """Drops groups that the algorithm has no use for."""
+
+        def decide(group: SampleGroup) -> None:
+            if not self._algorithm.keeps(group):
+                self.admission.retire(group.gid, TerminalEvent.FILTERED)
+                return
+            for sample in group.samples:
+                self._channel.put(sample.key, {}, marks=(SELECTED,))
+
+        GroupStage("select", self.admission, min_samples=self._min_samples, on_group=decide).attach(samples)
+        return samples.plus(SELECTED)
+
+    def advantages(self, samples: Stream) -> Stream:
+        """Advantages of each group, as soon as its last sample is here."""
+
+        def compute(group: SampleGroup) -> None:
+            result = self._algorithm.advantages(group)
+            for place, sample in enumerate(group.samples):
+                columns: Columns = {"advantages": result.advantages[place]}
+                if result.returns is not None:
+                    columns["returns"] = result.returns[place]
+                self._channel.put(sample.key, columns, marks=(ADVANTAGES_DONE,))
+
+        GroupStage("advantages", self.admission, min_samples=self._min_samples, on_group=compute).attach(samples)
+        return samples.plus(ADVANTAGES_DONE)
+
+    async def batches(self, groups: Stream) -> AsyncIterator[Batch]:
+        """One batch a step."""
+        GroupStage("batches", self.admission, min_samples=1, on_group=self._batches.complete).attach(groups)
+        self._cluster.spawn(self._batches.watch(), name="batcher")
+        self.admission.pump()
+        self._meter.start()
+        async for batch in self._batches.iterate(self._settings.done_steps, self._settings.num_steps):
+            yield batch
+            if not batch.closed:
+                raise ValueError(f"step {batch.step} was left before its batch was closed")
+            if self._stopped:
+                break
+        self._finish()
+
+    async def publish(self, batch: Batch) -> None:
+        """Ends the step: its samples are trained, maybe a new version is made, the observer is told, the gate opens."""
+        for group in batch.groups:
+            for sample in group.samples:
+                self._channel.end(sample.key, TerminalEvent.TRAINED)
+        await self._publisher.publish(batch.step)
+        ended, self._ended = self._ended, []
+        metrics = self._meter.measure(batch, self.version, [entry.event for entry in ended])
+        result = StepResult(step=batch.step, version=self.version, metrics=metrics, ended=ended)
+        self._stopped = not await self._observer.on_step(result)
+        self._meter.start()
+        if not self._stopped:
+            self.admission.pump()
+
+    _stopped = False
+
+    @property
+    def _min_samples(self) -> int:
+        return 2 if self._algorithm.is_group_relative else 1
+
+    def _finish(self) -> None:
+        """Whatever was admitted and not needed ends."""
+        self._channel.close()
+
+    def _on_end(self, sample: Sample, event: TerminalEvent | None) -> None:
+        if event is None:
+            raise ValueError(f"sample {sample.key} left the channel without a terminal event")
+        self._ended.append(Ended(sample=sample, event=event, reason=self._failures.pop(sample.key, "")))
+
+
+class RolloutRole:
+    """Generation."""
+
+    def __init__(self, stages: StageFactory, engines: Sequence[WorkerGroup[Any]], params: SamplingParams, admission: Admission) -> None:
+        self.generator = stages.generator(engines, params)
+        self._admission = admission
+
+    def generate(self, prompts: PromptSource) -> Stream:
+        """Responses to the prompts that pass the gate."""
+        del prompts  # the admission draws from them
+        self._admission.on_admit = self.generator.generate
+        return self.generator.attach(self._admission.channel)
+
+
+def _reward_columns(result: RewardResult) -> Columns | Failure:
+    if result.failure is not None:
+        return Failure(result.failure)
+    return {"reward": result.reward, "reward_parts": result.parts}
+
+
+class RewardRole:
+    """Scoring."""
+
+    def __init__(self, stages: StageFactory, group: WorkerGroup[Any], failures: dict[SampleKey, str]) -> None:
+        self._stage = stages.map_stage(
+            "reward",
+            [group],
+            operation="score",
+            writes=("reward", "reward_parts"),
+            to_columns=_reward_columns,
+            on_failed=failures.__setitem__,
+        )
+
+    def score(self, samples: Stream) -> Stream:
+        """Adds `reward`; a sample whose scoring fails ends as `failed`."""
+        return self._stage.attach(samples)
+
+
+def _unexpected(key: SampleKey, reason: str) -> None:
+    raise ValueError(f"sample {key}: {reason}")
+
+
+class ReferenceRole:
+    """Log-probs of the reference policy, where they are needed."""
+
+    def __init__(self, stages: StageFactory, replicas: Sequence[WorkerGroup[Any]]) -> None:
+        def columns(logprobs: FloatArray) -> Columns:
+            return {"ref_logprobs": logprobs}
+
+        self._stage = (
+            stages.map_stage(
+                "reference",
+                replicas,
+                operation="logprobs",
+                writes=("ref_logprobs",),
+                to_columns=columns,
+                on_failed=_unexpected,
+            )
+            if replicas
+            else None
+        )
+
+    def logprobs(self, samples: Stream) -> Stream:
+        """Adds `ref_logprobs`."""
+        return self._stage.attach(samples) if self._stage else samples
+
+
+class CriticRole:
+    """Values and their training, where they are needed."""
+
+    def __init__(self, stages: StageFactory, group: WorkerGroup[Any] | None, *, minibatches: int, whole_batch: bool) -> None:
+        def columns(values: FloatArray) -> Columns:
+            return {"values": values}
+
+        self._values = self._train = None
+        if group:
+            self._values = stages.map_stage(
+                "critic",
+                [group],
+                operation="values",
+                writes=("values",),
+                to_columns=columns,
+                on_failed=_unexpected,
+            )
+            self._train = stages.train_stage("critic", group, minibatches=minibatches, whole_batch=whole_batch)
+
+    def values(self, samples: Stream) -> Stream:
+        """Adds `values`."""
+        return self._values.attach(samples) if self._values else samples
+
+    async def update(self, batch: Batch) -> None:
+        """Trains the critic on the batch."""
+        if self._train:
+            await self._train.update(batch)

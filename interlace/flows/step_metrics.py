@@ -1,0 +1,96 @@
+"""The numbers of one step, under the names people know."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from interlace.core.types import Metrics, Sample, TerminalEvent
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.stages.batches import Batch
+from interlace.runtime.timeline import Span, busy_seconds
+
+TRAINING_OPERATIONS = ("accumulate", "optimizer_step")
+SYNC_OPERATIONS = ("export_weights", "update_weights")
+SWITCH_OPERATIONS = ("onload", "offload")
+
+
+class StepMeter:
+    """Measures from one step boundary to the next."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._start_s, self._position = cluster.clock.now(), 0
+
+    def start(self) -> None:
+        """A step begins here."""
+        self._start_s, self._position = self._cluster.clock.now(), len(self._cluster.timeline)
+
+    def measure(self, batch: Batch, version: int, events: Sequence[TerminalEvent]) -> Metrics:
+        """All metrics of a step that ends now."""
+        end_s = self._cluster.clock.now()
+        spans = self._cluster.timeline.since(self._position)
+        samples = [sample for group in batch.groups for sample in group.samples]
+        step_s = max(end_s - self._start_s, 1e-9)
+        counts = Counter(events)
+        return {
+            "step": batch.step,
+            "version": version,
+            **_rewards(samples),
+            **_lengths(samples),
+            **batch.metrics,
+            **self._timing(spans, step_s, end_s),
+            "perf/throughput": sum(sample.num_total_tokens for sample in samples) / step_s,
+            "perf/num_tokens": sum(sample.num_total_tokens for sample in samples),
+            "sched/staleness_mean": sum(batch.staleness) / max(1, len(batch.staleness)),
+            "sched/staleness_max": max(batch.staleness, default=0),
+            "sched/bubble": 1.0 - self._busy(spans, end_s) / (step_s * len(self._cluster.devices)),
+            **{f"samples/{event}": counts[event] for event in TerminalEvent},
+        }
+
+    def _timing(self, spans: Sequence[Span], step_s: float, end_s: float) -> Metrics:
+        def union(chosen: list[Span]) -> float:
+            return busy_seconds(chosen, self._start_s, end_s)
+
+        def of(role: str, operations: tuple[str, ...] | None = None) -> list[Span]:
+            apart = (*SYNC_OPERATIONS, *SWITCH_OPERATIONS)
+            return [s for s in spans if s.role == role and (s.operation in operations if operations else s.operation not in apart)]
+
+        return {
+            "timing_s/step": step_s,
+            "timing_s/rollout": union(of("rollout")),
+            "timing_s/reward": union(of("reward")),
+            "timing_s/reference": union(of("reference")),
+            "timing_s/values": union(of("critic", ("values",))),
+            "timing_s/train": union(of("actor", TRAINING_OPERATIONS) + of("critic", TRAINING_OPERATIONS)),
+            "timing_s/weight_sync": union([span for span in spans if span.operation in SYNC_OPERATIONS]),
+            "timing_s/switch": union([span for span in spans if span.operation in SWITCH_OPERATIONS]),
+        }
+
+    def _busy(self, spans: Sequence[Span], end_s: float) -> float:
+        devices = range(len(self._cluster.devices))
+        return sum(busy_seconds([s for s in spans if device in s.devices], self._start_s, end_s) for device in devices)
+
+
+def _rewards(samples: Sequence[Sample]) -> Metrics:
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    if not rewards:
+        return {}
+    mean = sum(rewards) / len(rewards)
+    spread = (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5
+    parts: Metrics = {}
+    for name in sorted({name for sample in samples for name in sample.reward_parts}):
+        values = [sample.reward_parts[name] for sample in samples if name in sample.reward_parts]
+        parts[f"reward/{name}"] = sum(values) / len(values)
+    return {"reward/mean": mean, "reward/std": spread, "reward/max": max(rewards), "reward/min": min(rewards), **parts}
+
+
+def _lengths(samples: Sequence[Sample]) -> Metrics:
+    lengths = [sample.num_tokens for sample in samples]
+    if not lengths:
+        return {}
+    cut = sum(sample.finish_reason == "length" for sample in samples)
+    return {
+        "response_length/mean": sum(lengths) / len(lengths),
+        "response_length/max": max(lengths),
+        "response_length/min": min(lengths),
+        "response_length/clip_ratio": cut / len(lengths),
+    }

@@ -1,0 +1,79 @@
+"""Batches that fill while they are trained on."""
+
+from collections.abc import AsyncIterator
+from typing import TypeAlias
+
+from interlace.core.types import Metrics, SampleGroup
+from interlace.runtime.stages.admission import Admission
+from interlace.runtime.waits import Signal, WaitRegistry
+
+Staleness: TypeAlias = list[int]
+
+
+class Batch:
+    """The groups of one step. It closes at `size` groups, or at the end of data."""
+
+    def __init__(self, step: int, size: int, waits: WaitRegistry) -> None:
+        self.step, self.size = step, size
+        self.groups: list[SampleGroup] = []
+        """In the order in which they were taken; admission order is by gid."""
+        self.closed = False
+        self.changed = Signal(waits)
+        self.metrics: Metrics = {}
+        """What the trained roles report of this step."""
+        self.staleness: Staleness = []
+        """One a sample: version when taken - oldest version of its tokens."""
+
+    def add(self, group: SampleGroup, version: int) -> None:
+        """Takes a group for training at the current version."""
+        self.groups.append(group)
+        self.staleness += [version - int(sample.versions.min(initial=version)) for sample in group.samples]
+
+
+class Batches:
+    """Forms batches of complete groups, as the batcher's rules allow."""
+
+    def __init__(self, admission: Admission, waits: WaitRegistry) -> None:
+        self._admission, self._waits = admission, waits
+        self._complete: dict[int, SampleGroup] = {}
+        self._open: Batch | None = None
+
+    def complete(self, group: SampleGroup) -> None:
+        """A group has everything that training needs."""
+        ticket = self._admission.ticket(group.gid)
+        if ticket is None:
+            raise ValueError(f"group {group.gid} is complete, but it was consumed or dropped before")
+        self._complete[group.gid] = group
+        self._admission.batcher.ready(ticket)
+        self._admission.changed.fire()
+
+    async def iterate(self, first_step: int, num_steps: int) -> AsyncIterator[Batch]:
+        """One batch a step; ends early where the data does."""
+        for step in range(first_step, num_steps):
+            batch = Batch(step, self._admission.gate.prompts_per_step, self._waits)
+            self._open = batch
+            self.fill()
+            if batch.closed and not batch.groups:
+                return
+            yield batch
+
+    async def watch(self) -> None:
+        """Fills the open batch whenever something changed, for ever."""
+        while True:
+            await self._admission.changed.wait(who="batcher", what="groups")
+            self.fill()
+
+    def fill(self) -> None:
+        """Takes what may be taken into the open batch."""
+        batch = self._open
+        if batch is None or batch.closed:
+            return
+        tickets = self._admission.consume(batch.size - len(batch.groups), batch.step)
+        for ticket in tickets:
+            batch.add(self._complete.pop(ticket.gid), self._admission.gate.version)
+        batch.closed = len(batch.groups) == batch.size or self._nothing_comes()
+        if tickets or batch.closed:
+            batch.changed.fire()
+
+    def _nothing_comes(self) -> bool:
+        return self._admission.num_live == 0 and self._admission.closed

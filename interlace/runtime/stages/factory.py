@@ -1,0 +1,105 @@
+"""Makes stages that follow a schedule. Flows compose what comes out of here and never read the schedule themselves."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from interlace.core.types import SamplingParams
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.stages.admission import Admission, PromptSource
+from interlace.runtime.stages.generate import Generator
+from interlace.runtime.stages.map import Columns, Failure, MapStage, OnFailed
+from interlace.runtime.stages.publish import Publisher
+from interlace.runtime.stages.stream import SampleChannel
+from interlace.runtime.stages.train import TrainStage
+from interlace.schedule.batcher import Batcher
+from interlace.schedule.gate import Gate
+from interlace.schedule.schedule import Schedule
+
+
+class StageFactory:
+    """One run's stages on one cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        schedule: Schedule,
+        *,
+        prompts_per_step: int,
+        samples_per_prompt: int,
+        num_steps: int,
+        done_steps: int = 0,
+    ) -> None:
+        """done_steps: trained before, where a run is resumed."""
+        self._cluster, self._schedule = cluster, schedule
+        self._prompts_per_step, self._samples_per_prompt = prompts_per_step, samples_per_prompt
+        self.gate = Gate(schedule, prompts_per_step=prompts_per_step, num_steps=num_steps, done_steps=done_steps)
+        self._resolvers: list[Callable[[], bool]] = []
+
+    def admission(self, source: PromptSource, channel: SampleChannel) -> Admission:
+        """The gate's books over `source`, opening rows in `channel`."""
+        return Admission(
+            gate=self.gate,
+            batcher=Batcher(self.gate, self._schedule.batching),
+            source=source,
+            channel=channel,
+            samples_per_prompt=self._samples_per_prompt,
+            waits=self._cluster.waits,
+        )
+
+    def generator(self, engines: Sequence[WorkerGroup[Any]], params: SamplingParams) -> Generator:
+        """The generation stage."""
+        return Generator(self._cluster, engines, self._schedule, params)
+
+    def map_stage(
+        self,
+        name: str,
+        replicas: Sequence[WorkerGroup[Any]],
+        *,
+        operation: str,
+        writes: Sequence[str],
+        to_columns: Callable[[Any], Columns | Failure],
+        on_failed: OnFailed,
+    ) -> MapStage:
+        """A stage that adds columns; its granule is the schedule's. Register stages from upstream to downstream."""
+        stage = MapStage(
+            name,
+            self._cluster,
+            replicas,
+            operation=operation,
+            writes=writes,
+            to_columns=to_columns,
+            granule=self._granule(name),
+            on_failed=on_failed,
+        )
+        # A stall flushes from downstream up.
+        self._resolvers.insert(0, stage.flush)
+        return stage
+
+    def train_stage(self, name: str, group: WorkerGroup[Any], *, minibatches: int, whole_batch: bool) -> TrainStage:
+        """A trained role."""
+        stage = TrainStage(
+            group,
+            granule=self._granule(name),
+            samples_per_prompt=self._samples_per_prompt,
+            minibatches=minibatches,
+            whole_batch=whole_batch,
+        )
+        self._resolvers.append(stage.flush)
+        return stage
+
+    def publisher(self, actor: WorkerGroup[Any], generator: Generator) -> Publisher:
+        """Weights from actor to rollout."""
+        return Publisher(actor, generator, self.gate, self._schedule)
+
+    def watch_stalls(self) -> None:
+        """Registers the stages with the watchdog; call once all are made."""
+        for resolver in self._resolvers:
+            self._cluster.watchdog.on_stall(resolver)
+
+    def _granule(self, stage: str) -> int:
+        return self._schedule.granule_samples(
+            stage, prompts_per_step=self._prompts_per_step, samples_per_prompt=self._samples_per_prompt
+        )
+
+

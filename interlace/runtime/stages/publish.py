@@ -1,0 +1,40 @@
+"""Publication: new weights become a version, and the gate gives slots back."""
+
+from typing import Any
+
+from interlace.core.training import WeightBundle
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.stages.generate import Generator
+from interlace.schedule.gate import Gate
+from interlace.schedule.schedule import Schedule
+
+
+class Publisher:
+    """Moves the actor's weights to the rollout engines."""
+
+    def __init__(self, actor: WorkerGroup[Any], generator: Generator, gate: Gate, schedule: Schedule) -> None:
+        self._actor, self._generator, self._gate = actor, generator, gate
+        self._sync_every = schedule.sync_every
+        self._waits_for_swap = schedule.publish == "blocking" and schedule.weight_update == "all_at_once"
+
+    async def install(self) -> None:
+        """Brings the initial weights to all engines, as the gate's current version."""
+        self._generator.update_weights(await self._export(self._gate.version))
+        await self._generator.swapped(self._gate.version)
+
+    async def publish(self, step: int) -> bool:
+        """After a trained step. True where it made a new version."""
+        if (step + 1) % self._sync_every:
+            return False
+        bundle = await self._export(self._gate.version + 1)
+        # The commit: from here on the version is current, for the gate and for staleness.
+        self._gate.publish()
+        self._generator.update_weights(bundle)
+        if self._waits_for_swap:
+            await self._generator.swapped(bundle.version)
+        return True
+
+    async def _export(self, version: int) -> WeightBundle:
+        # Where the trainer goes on before every engine has swapped, engines must not read weights that change.
+        bundle: WeightBundle = await self._actor.export_weights(version, copy=not self._waits_for_swap)
+        return bundle
