@@ -1,0 +1,190 @@
+"""What a person sees while a run goes: a live view on a terminal, plain lines elsewhere, nothing with --quiet."""
+
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from interlace.observe.step_line import StepLine, duration
+
+_SHOWN_STEPS = 8
+_BAR_CELLS = 24
+# Glyph and colour both tell stages apart, so that the bar reads without colour too.
+_LOOKS = {
+    "rollout": ("█", "blue"),
+    "reward": ("▓", "magenta"),
+    "reference": ("▒", "cyan"),
+    "critic": ("▚", "yellow"),
+    "train": ("░", "green"),
+    "weight_sync": ("▪", "red"),
+}
+
+
+class Progress(Protocol):
+    """Shows a run. Used as a context manager, from one thread."""
+
+    def stage(self, name: str, done: int, total: int, note: str = "") -> None:
+        """What goes on outside the steps (warm-up, evaluation): `done` of `total`, and a word on how it goes."""
+        ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step that ended."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_progress(console: Console, *, num_steps: int, quiet: bool = False) -> Progress:
+    """The view that fits the console."""
+    if quiet:
+        return QuietProgress()
+    return LiveProgress(console, num_steps) if console.is_terminal else PlainProgress(console, num_steps)
+
+
+class QuietProgress:
+    """Shows nothing."""
+
+    def stage(self, name: str, done: int, total: int, note: str = "") -> None:
+        del name, done, total, note
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        del step, metrics
+
+    def say(self, text: str) -> None:
+        del text
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del kind, error, trace
+
+
+class PlainProgress:
+    """One line a step; of a stage, its start, its quarters and its end."""
+
+    def __init__(self, console: Console, num_steps: int) -> None:
+        self._console = console
+        self._num_steps = num_steps
+        self._stage_at: tuple[str, int] = ("", 0)
+
+    def stage(self, name: str, done: int, total: int, note: str = "") -> None:
+        at = (name, 4 * done // max(total, 1))
+        if at != self._stage_at:
+            self._stage_at = at
+            self.say(f"{name} {done}/{total} {note}".rstrip())
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        line = StepLine.of(step, metrics)
+        reward, length, staleness, speed, seconds = line.cells()
+        shares = f" ({line.shares_text()})" if line.shares else ""
+        self.say(
+            f"step {step}/{self._num_steps}  reward {reward}  length {length}  staleness {staleness}  "
+            f"{speed} tokens/s  {seconds} s{shares}"
+        )
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del kind, error, trace
+
+
+class LiveProgress:
+    """The last steps as a table that is redrawn, with a bar of where each one's time went."""
+
+    def __init__(self, console: Console, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._lines: deque[StepLine] = deque(maxlen=_SHOWN_STEPS)
+        self._headline: RenderableType = Text("starting", style="dim")
+        # Redrawn when something happened, not by a timer: on a small machine the cores belong to the run.
+        self._live = Live(console=console, auto_refresh=False)
+
+    def stage(self, name: str, done: int, total: int, note: str = "") -> None:
+        self._headline = _headline(f"{name} {done}/{total}", done, total, note)
+        self._redraw()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._lines.append(StepLine.of(step, metrics))
+        pace = sum(line.step_s for line in self._lines) / len(self._lines)
+        left = duration(pace * (self._num_steps - step))
+        self._headline = _headline(f"step {step}/{self._num_steps}", step, self._num_steps, f"about {left} left")
+        self._redraw()
+
+    def say(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def _redraw(self) -> None:
+        parts = (
+            [self._headline]
+            if not self._lines
+            else [self._headline, _step_table(self._lines), _legend(self._lines[-1])]
+        )
+        self._live.update(Group(*parts), refresh=True)
+
+
+def _headline(what: str, done: int, total: int, note: str) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(
+        Text(what, style="bold"), ProgressBar(total=max(total, 1), completed=done, width=30), Text(note, style="dim")
+    )
+    return grid
+
+
+def _step_table(lines: deque[StepLine]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("step", "reward", "length", "staleness", "tokens/s", "seconds"):
+        table.add_column(heading, justify="right")
+    table.add_column("where the time goes")
+    for line in lines:
+        table.add_row(str(line.step), *line.cells(), _time_bar(line))
+    return table
+
+
+def _time_bar(line: StepLine) -> Text:
+    """Cells in proportion; boundaries are rounded, so the bar's length is always the same."""
+    bar, end, share_so_far = Text(), 0, 0.0
+    for name, share in line.shares:
+        share_so_far += share
+        start, end = end, round(share_so_far * _BAR_CELLS)
+        glyph, colour = _LOOKS[name]
+        bar.append(glyph * (end - start), style=colour)
+    return bar
+
+
+def _legend(line: StepLine) -> Text:
+    legend = Text()
+    for name, share in line.shares:
+        glyph, colour = _LOOKS[name]
+        legend.append(f"{glyph} {name} {share:.0%}  ", style=colour)
+    return legend

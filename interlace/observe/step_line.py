@@ -1,0 +1,76 @@
+"""What a person wants to know of one step, taken from its metrics."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_STAGES = ("rollout", "reward", "reference", "critic", "train", "weight_sync")
+_NAN = math.nan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepLine:
+    """The shown part of a step's metrics; NaN where a metric is missing."""
+
+    step: int
+    reward: float
+    response_length: float
+    """Tokens, mean."""
+    staleness: float
+    """Versions, mean."""
+    tokens_per_s: float
+    step_s: float
+    shares: tuple[tuple[str, float], ...]
+    """(stage, part of the time all stages took together); stages that overlap are counted each."""
+
+    @classmethod
+    def of(cls, step: int, metrics: Mapping[str, float]) -> "StepLine":
+        times = {name: metrics.get(f"timing_s/{name}", 0.0) for name in _STAGES}
+        total = sum(times.values())
+        return cls(
+            step=step,
+            reward=metrics.get("reward/mean", _NAN),
+            response_length=metrics.get("response_length/mean", _NAN),
+            staleness=metrics.get("sched/staleness_mean", _NAN),
+            tokens_per_s=metrics.get("perf/throughput", _NAN),
+            step_s=metrics.get("timing_s/step", _NAN),
+            shares=tuple((name, time / total) for name, time in times.items() if time > 0) if total > 0 else (),
+        )
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Reward, response length, staleness, tokens/s and seconds, each as shown."""
+        return (
+            number(self.reward, 2),
+            number(self.response_length, 1),
+            number(self.staleness, 1),
+            short(self.tokens_per_s),
+            number(self.step_s, 2),
+        )
+
+    def shares_text(self) -> str:
+        """`rollout 62%, train 30%, ...`."""
+        return ", ".join(f"{name} {share:.0%}" for name, share in self.shares)
+
+
+def number(value: float, digits: int) -> str:
+    """A fixed number of decimals; a dash for NaN."""
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def short(value: float) -> str:
+    """A count in few characters: 950, 3.2k, 14k, 1.3M."""
+    if math.isnan(value):
+        return "-"
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.{1 if value < 10 * size else 0}f}{unit}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """45 s, 3 min, 2.5 h; a dash for NaN."""
+    if math.isnan(seconds):
+        return "-"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,91 @@
+"""Tables printed before and after a run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DerivedNumber:
+    """A number that follows from the settings, e.g. samples a step, or a worker's memory."""
+
+    name: str
+    value: str
+    """As shown, with its unit."""
+    how: str
+    """What it follows from: `prompts_per_step x samples_per_prompt`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccuracyRow:
+    """Held-out accuracy under one way of decoding."""
+
+    decoding: str
+    """`greedy`, `temperature 1`."""
+    num_prompts: int
+    before: float
+    """0 ... 1."""
+    after: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerRow:
+    """One held-out prompt answered before and after the run."""
+
+    prompt: str
+    answer: str
+    """What is right."""
+    before: str
+    before_correct: bool
+    after: str
+    after_correct: bool
+
+
+def derived_numbers_table(numbers: Sequence[DerivedNumber]) -> Table:
+    """What the settings come to, before any work starts."""
+    table = Table(
+        title="What the settings come to", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False
+    )
+    table.add_column("name")
+    table.add_column("value", justify="right", style="bold")
+    table.add_column("how", style="dim")
+    for number in numbers:
+        table.add_row(Text(number.name), Text(number.value), Text(number.how))
+    return table
+
+
+def accuracy_table(rows: Sequence[AccuracyRow]) -> Table:
+    """Held-out accuracy before and after."""
+    table = Table(title="Held-out accuracy (prompts never trained on)", title_justify="left")
+    table.add_column("decoding")
+    for heading in ("prompts", "before", "after", "change"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        change = row.after - row.before
+        style = "green" if change > 0 else "red" if change < 0 else ""
+        table.add_row(
+            Text(row.decoding),
+            str(row.num_prompts),
+            f"{row.before:.3f}",
+            f"{row.after:.3f}",
+            Text(f"{change:+.3f}", style),
+        )
+    return table
+
+
+def answers_table(rows: Sequence[AnswerRow]) -> Table:
+    """Sampled answers before and after; a long one is folded, never cut."""
+    table = Table(title="Sampled answers to held-out prompts", title_justify="left", show_lines=True)
+    for heading in ("prompt", "right answer", "before", "after"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        before, after = _verdict(row.before, row.before_correct), _verdict(row.after, row.after_correct)
+        table.add_row(Text(row.prompt), Text(row.answer), before, after)
+    return table
+
+
+def _verdict(response: str, correct: bool) -> Text:
+    """A mark as well as a colour, since some read without colour."""
+    return Text(f"{'✓' if correct else '✗'} {response}", style="green" if correct else "red")
