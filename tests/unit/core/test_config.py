@@ -1,0 +1,67 @@
+"""A mistake in a configuration is named, with the key that was probably meant."""
+
+import pytest
+from pydantic import Field, ValidationError
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.types import SamplingParams
+
+
+class Optimizer(Config):
+    learning_rate: float = Field(default=1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+
+
+class Recipe(Config):
+    steps: int = 10
+    optimizer: Optimizer = Optimizer()
+    reference: Optimizer | None = None
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("data", "sentences"),
+    [
+        ({"name": "x", "step": 3}, ["unknown key 'step'", "Did you mean 'steps'?"]),
+        ({"name": "x", "optimizer": {"lerning_rate": 1}}, ["unknown key 'optimizer.lerning_rate'", "'learning_rate'"]),
+        ({"name": "x", "reference": {"beta": 1}}, ["'reference.beta'", "Did you mean 'betas'?"]),
+        ({}, ["missing key 'name'"]),
+        ({"name": "x", "steps": "many"}, ["steps = 'many'", "valid integer"]),
+        ({"name": "x", "optimizer": {"learning_rate": 0}}, ["optimizer.learning_rate = 0", "greater than 0"]),
+        ({"steps": "many", "optimzer": {}}, ["steps = 'many'", "missing key 'name'", "Did you mean 'optimizer'?"]),
+    ],
+)
+def test_every_mistake_is_a_sentence_with_its_key(data: dict[str, object], sentences: list[str]) -> None:
+    with pytest.raises(UserError) as raised:
+        Recipe.parse(data, where="recipe.yaml")
+    for sentence in sentences:
+        assert sentence in str(raised.value)
+    assert all(line.startswith("recipe.yaml: ") for line in str(raised.value).splitlines())
+
+
+def test_a_key_like_none_lists_what_there_is() -> None:
+    with pytest.raises(UserError, match="Known: name, optimizer, reference, steps") as raised:
+        Recipe.parse({"name": "x", "zzzzzz": 1})
+    assert "Did you mean" not in str(raised.value)
+
+
+def test_a_config_is_frozen_all_the_way_down() -> None:
+    recipe = Recipe(name="x")
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.steps = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.optimizer.learning_rate = 1.0  # type: ignore[misc]
+
+
+def test_parsing_what_was_dumped_gives_it_back() -> None:
+    recipe = Recipe(name="x", reference=Optimizer(learning_rate=0.5))
+    assert Recipe.parse(recipe.model_dump(mode="json")) == recipe
+
+
+@pytest.mark.parametrize(
+    "bad", [{"temperature": -1}, {"top_p": 0}, {"top_p": 1.5}, {"max_new_tokens": 0}, {"min_p": 2}]
+)
+def test_sampling_parameters_out_of_range_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=next(iter(bad))):
+        SamplingParams.parse(bad)

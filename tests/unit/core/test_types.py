@@ -1,0 +1,56 @@
+"""What crosses a boundary cannot be changed on the way."""
+
+import dataclasses
+import inspect
+import types
+
+import numpy as np
+import pytest
+
+from interlace.algorithms import base
+from interlace.core import training
+from interlace.core import types as core_types
+from interlace.core.types import Prompt, Request, Sample, SampleGroup, SampleKey, SamplingParams
+from interlace.engines.rollout import protocol
+
+
+def dataclasses_of(module: types.ModuleType) -> list[type]:
+    found = inspect.getmembers(module, lambda value: inspect.isclass(value) and dataclasses.is_dataclass(value))
+    return [cls for _, cls in found if cls.__module__ == module.__name__]
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [cls for module in (core_types, training, protocol, base) for cls in dataclasses_of(module)],
+    ids=lambda c: c.__name__,
+)
+def test_boundary_types_are_frozen_named_and_slotted(cls: type) -> None:
+    assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert all(field.kw_only for field in dataclasses.fields(cls))
+    assert "__slots__" in vars(cls)
+
+
+def prompt(length: int) -> Prompt:
+    return Prompt(uid="task/7", token_ids=np.arange(length, dtype=np.int32), text="?", answer="!")
+
+
+def test_a_fresh_sample_counts_only_its_prompt() -> None:
+    sample = Sample(key=SampleKey(0, 1), prompt=prompt(5))
+    assert (sample.num_tokens, sample.num_total_tokens) == (0, 5)
+
+
+def test_a_group_counts_prompt_and_response_of_every_sample() -> None:
+    samples = tuple(
+        Sample(key=SampleKey(0, i), prompt=prompt(5), token_ids=np.zeros(n, np.int32)) for i, n in enumerate((2, 3, 0))
+    )
+    assert SampleGroup(gid=0, step=0, samples=samples).num_total_tokens == 3 * 5 + 2 + 3
+
+
+def test_request_ids_tell_samples_and_attempts_apart() -> None:
+    ids = {
+        Request(uid=uid, sample_index=index, attempt=attempt, prompt_ids=(1,), params=SamplingParams()).id
+        for uid in ("a", "b")
+        for index in (0, 1)
+        for attempt in (0, 1)
+    }
+    assert len(ids) == 8
