@@ -11,6 +11,7 @@ from interlace.core.config import Config
 from interlace.core.training import Aggregation, LossInputs, LossOutputs
 from interlace.core.types import FloatArray, SampleGroup
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
     """What an algorithm asks of the flow; a stage that nobody needs passes samples through."""
@@ -19,6 +20,8 @@ class Needs:
     critic: bool = False
     process_reward: bool = False
     greedy_baseline: bool = False
+    proximal_logprobs: bool = False
+    """The policy's log-probs of the whole batch are computed before its first update (decoupled PPO)."""
     batch_statistics: bool = False
     """Advantages depend on the whole batch, so training cannot start before it is closed."""
 
@@ -39,7 +42,7 @@ class AlgorithmConfig(Config):
     aggregation_length: int | None = None
     """The constant of `constant`; None takes max_new_tokens."""
     skip_minibatch_ratio: float | None = None
-    """Minibatch early stop: where the minibatch's mean importance ratio is outside [1/x, x] it is dropped and counted."""
+    """Minibatch early stop: a minibatch whose mean importance ratio is outside [1/x, x] is dropped and counted."""
 
 
 class Algorithm(ABC):

@@ -16,11 +16,12 @@ def builtin_names(package: ModuleType, *, hidden: tuple[str, ...] = ("base",)) -
     return sorted(name for name in found if not name.startswith("_") and name not in hidden)
 
 
-def builtin_module(kind: str, package: ModuleType, name: str) -> ModuleType:
+def builtin_module(kind: str, package: ModuleType, name: str, *, hidden: tuple[str, ...] = ("base",)) -> ModuleType:
     """The module of a built-in part. kind: what it is, for the message. Raises UserError naming the nearest."""
-    if name not in builtin_names(package):
+    names = builtin_names(package, hidden=hidden)
+    if name not in names:
         own = " Your own is written package.module:Name."
-        raise UserError(f"unknown {kind} {name!r}.{nearest(name, builtin_names(package))}{own}")
+        raise UserError(f"unknown {kind} {name!r}.{nearest(name, names)}{own}")
     return importlib.import_module(f"{package.__name__}.{name}")
 
 

@@ -1,1 +1,21 @@
-""""""
+"""Training of Hugging Face models: packed micro-batches, global denominators. Loads torch."""
+
+from interlace.engines.train.engine import LogprobEngine, TrainConfig, TrainEngine
+from interlace.engines.train.export import save_model
+from interlace.engines.train.logprobs import training_temperature
+from interlace.engines.train.minibatch import merge_metrics
+from interlace.engines.train.optimizer import OptimizerConfig, OptimizerState
+from interlace.engines.train.sft import sft_loss, supervised_sample
+
+__all__ = [
+    "LogprobEngine",
+    "OptimizerConfig",
+    "OptimizerState",
+    "TrainConfig",
+    "TrainEngine",
+    "merge_metrics",
+    "save_model",
+    "sft_loss",
+    "supervised_sample",
+    "training_temperature",
+]

@@ -1,0 +1,72 @@
+"""Advantage estimators over numpy arrays. G = samples of a group, L = response tokens of one sample."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from interlace.core.types import BoolArray, FloatArray, Sample
+
+EPSILON = 1e-6
+
+
+def group_normalized(rewards_G: FloatArray, *, scale_by_std: bool) -> FloatArray:
+    """GRPO (arXiv 2402.03300, section 4.1.2): (reward - mean) / (std + 1e-6), std of the sample (G - 1).
+
+    Without the division: Dr. GRPO (arXiv 2503.20783). A group of one gets 0.
+    """
+    if len(rewards_G) < 2:
+        return np.zeros_like(rewards_G)
+    centred_G = rewards_G - rewards_G.mean()
+    return centred_G / (rewards_G.std(ddof=1) + EPSILON) if scale_by_std else centred_G
+
+
+def leave_one_out(rewards_G: FloatArray) -> FloatArray:
+    """RLOO (arXiv 2402.14740, eq. 8): reward - mean of the other samples' rewards. A group of one has baseline 0."""
+    size = len(rewards_G)
+    if size < 2:
+        return rewards_G.copy()
+    return rewards_G - (rewards_G.sum() - rewards_G) / (size - 1)
+
+
+def mean_scaled(rewards_G: FloatArray) -> FloatArray:
+    """MaxRL (arXiv 2602.02710): (reward - mean) / mean, for rewards of 0 or more. All 0 where the mean is 0."""
+    mean = rewards_G.mean()
+    return (rewards_G - mean) / mean if mean > 0 else np.zeros_like(rewards_G)
+
+
+def generalized(rewards_L: FloatArray, values_L: FloatArray, *, gamma: float, lam: float) -> FloatArray:
+    """GAE (arXiv 1506.02438, eq. 16): sum over k of (gamma lam)^k delta_(t+k), delta_t = r_t + gamma V_(t+1) - V_t.
+
+    values_L: before each token; after the last one the value is 0. Returns [L].
+    """
+    next_values_L = np.append(values_L[1:], np.float32(0))
+    return discounted_sum(rewards_L + gamma * next_values_L - values_L, gamma * lam)
+
+
+def discounted_sum(values_L: FloatArray, discount: float) -> FloatArray:
+    """[L] each entry plus the discounted ones after it; with discount 1, the return to go."""
+    if discount == 1.0:
+        return np.cumsum(values_L[::-1], dtype=np.float64)[::-1].astype(np.float32)
+    sums_L, total = np.empty_like(values_L), 0.0
+    for index in range(len(values_L) - 1, -1, -1):
+        total = float(values_L[index]) + discount * total
+        sums_L[index] = total
+    return sums_L
+
+
+def whitened(columns: Sequence[FloatArray], masks: Sequence[BoolArray | None]) -> list[FloatArray]:
+    """Shifts and scales all values to mean 0 and standard deviation 1 over the trained tokens of the batch.
+
+    columns: one [L] a sample. masks: its trained tokens, None for all. Raises ValueError where nothing is trained.
+    """
+    kept = [column if mask is None else column[mask] for column, mask in zip(columns, masks, strict=True)]
+    tokens = np.concatenate(kept).astype(np.float64) if kept else np.zeros(0)
+    if not len(tokens):
+        raise ValueError("a batch without trained tokens cannot be whitened")
+    mean, std = tokens.mean(), tokens.std()
+    return [((column - mean) / (std + EPSILON)).astype(np.float32) for column in columns]
+
+
+def per_token(advantages_G: FloatArray, samples: Sequence[Sample]) -> list[FloatArray]:
+    """Spreads one number a sample over its tokens: [L] each."""
+    return [np.full(sample.num_tokens, value, np.float32) for sample, value in zip(samples, advantages_G, strict=True)]

@@ -1,0 +1,87 @@
+"""Policy losses per token, unreduced. T = trained tokens of a micro-batch; r = current over proximal probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interlace.core.training import LossInputs
+
+MAX_LOG_RATIO = 20.0
+"""Log ratios are cut here before exp, so that a far-out token gives a large number and not an infinite gradient."""
+
+KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "k3+"]
+"""Of KL(policy, reference) from sampled tokens, with d = log reference - log policy. k1: -d. k2: d^2 / 2.
+k3: e^d - d - 1. k3+: the value of k3 with the gradient of k2, which as a loss is the unbiased one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surrogate:
+    """A policy loss before corrections, KL and entropy."""
+
+    loss_T: Tensor
+    clipped_T: Tensor
+    """[T] bool: tokens whose gradient the clip removes or bounds."""
+
+
+def importance_ratio(logprobs_T: Tensor, proximal_T: Tensor) -> Tensor:
+    """[T] r, with gradient."""
+    return (logprobs_T - proximal_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def clipped_surrogate(
+    ratio_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Surrogate:
+    """PPO (arXiv 1707.06347, eq. 7) with its own bound on either side (DAPO, arXiv 2503.14476).
+
+    dual_clip: c > 1 bounds the loss of a token with negative advantage at -c A (arXiv 1912.09729, eq. 5).
+    """
+    bounded_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
+    loss_T = torch.maximum(-ratio_T * advantages_T, -bounded_T * advantages_T)
+    detached_T = ratio_T.detach()
+    clipped_T = ((detached_T > 1 + clip_high) & (advantages_T > 0)) | ((detached_T < 1 - clip_low) & (advantages_T < 0))
+    if dual_clip is not None:
+        bound_T = -dual_clip * advantages_T
+        negative_T = advantages_T < 0
+        clipped_T = clipped_T | (negative_T & (loss_T.detach() > bound_T))
+        loss_T = torch.where(negative_T, torch.minimum(loss_T, bound_T), loss_T)
+    return Surrogate(loss_T=loss_T, clipped_T=clipped_T)
+
+
+def kl_divergence(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimator) -> Tensor:
+    """[T] estimate of KL(policy, reference) (http://joschu.net/blog/kl-approx.html)."""
+    gap_T = (ref_logprobs_T - logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    match estimator:
+        case "k1":
+            return -gap_T
+        case "k2":
+            return gap_T.square() / 2
+        case "k3":
+            return gap_T.exp() - gap_T - 1
+        case "k3+":
+            with_gradient_T = gap_T.square() / 2
+            value_T = (gap_T.exp() - gap_T - 1).detach()
+            return value_T + with_gradient_T - with_gradient_T.detach()
+
+
+def sequence_mean(values_T: Tensor, inputs: LossInputs) -> Tensor:
+    """[N] mean over each sample's trained tokens; 0 where it has none."""
+    weights_T = inputs.mask_T.to(values_T.dtype)
+    sums_N = values_T.new_zeros(inputs.num_samples).index_add(0, inputs.sample_T, values_T * weights_T)
+    return sums_N / _counts(inputs, weights_T)
+
+
+def sequence_sum(values_T: Tensor, inputs: LossInputs) -> Tensor:
+    """[N] sum over each sample's trained tokens."""
+    weights_T = inputs.mask_T.to(values_T.dtype)
+    return values_T.new_zeros(inputs.num_samples).index_add(0, inputs.sample_T, values_T * weights_T)
+
+
+def _counts(inputs: LossInputs, weights_T: Tensor) -> Tensor:
+    ones_N = weights_T.new_zeros(inputs.num_samples).index_add(0, inputs.sample_T, weights_T)
+    return ones_N.clamp(min=1)

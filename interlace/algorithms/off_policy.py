@@ -1,0 +1,95 @@
+"""Off-policy correction: one code path over current, proximal and behaviour log-probs.
+
+loss = w(proximal / behaviour) x surrogate(current / proximal). Choices of the proximal policy and of w give:
+
+- proximal = behaviour, no correction: plain importance ratios against the sampling policy (PPO, PipelineRL);
+- proximal recomputed, no cap: decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298);
+- proximal recomputed, truncate: truncated importance sampling (TIS), by token or by sequence;
+- proximal interpolated: decoupled PPO without the extra forward (AReaL's log-linear approximation);
+- mask: tokens outside a band (IcePop), or whole sequences by the geometric mean of their ratio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from interlace.algorithms.losses import MAX_LOG_RATIO, sequence_mean, sequence_sum
+from interlace.core.config import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interlace.core.training import LossInputs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correction:
+    """Weights of the tokens' losses, without gradient."""
+
+    weights_T: Tensor
+    changed_T: Tensor
+    """[T] bool: truncated or masked."""
+
+
+class OffPolicyConfig(Config):
+    """How the difference between the policy that sampled and the one that trains is corrected."""
+
+    proximal: Literal["behaviour", "recomputed", "interpolated"] = "behaviour"
+    """The policy that clipping is centred on. recomputed: the policy at the start of the step, one more forward.
+    interpolated: between behaviour and current, in log space."""
+    interpolation: float = Field(default=0.5, ge=0, le=1)
+    """Share of the behaviour policy in the interpolated one."""
+    correction: Literal["none", "weight", "truncate", "mask"] = "none"
+    """none: w = 1. weight: w = ratio. truncate: w = min(max(ratio, low), high). mask: 0 outside [low, high], else the
+    ratio where there is a separate proximal policy."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """Whose ratio: each token's, the product over its sequence, or that product's per-token geometric mean."""
+    low: float = Field(default=0.0, ge=0)
+    high: float = Field(default=2.0, gt=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OffPolicyConfig:
+        if self.correction in ("weight", "truncate") and self.proximal == "behaviour":
+            raise ValueError(
+                f"correction {self.correction!r} weighs proximal over behaviour, which are the same here: "
+                "set proximal to 'recomputed' or 'interpolated', or correction to 'none' or 'mask'"
+            )
+        if self.low >= self.high:
+            raise ValueError(f"low ({self.low}) must be below high ({self.high})")
+        return self
+
+    def proximal_logprobs(self, inputs: LossInputs) -> Tensor:
+        """[T] log-probs that the surrogate's ratio is taken to."""
+        if self.proximal != "interpolated":
+            return inputs.proximal_logprobs_T
+        return torch.lerp(inputs.logprobs_T.detach(), inputs.behaviour_logprobs_T, self.interpolation)
+
+    def correct(self, inputs: LossInputs, proximal_T: Tensor) -> Correction | None:
+        """The weights, or None where all are 1.
+
+        Without a separate proximal policy the mask looks at current over behaviour.
+        """
+        if self.correction == "none":
+            return None
+        upper_T = inputs.logprobs_T.detach() if self.proximal == "behaviour" else proximal_T
+        ratio_T = self._ratio(upper_T - inputs.behaviour_logprobs_T, inputs)
+        outside_T = (ratio_T < self.low) | (ratio_T > self.high)
+        match self.correction:
+            case "weight":
+                return Correction(weights_T=ratio_T, changed_T=torch.zeros_like(outside_T))
+            case "truncate":
+                return Correction(weights_T=ratio_T.clamp(self.low, self.high), changed_T=outside_T)
+            case "mask":
+                inside_T = torch.ones_like(ratio_T) if self.proximal == "behaviour" else ratio_T
+                return Correction(weights_T=inside_T.masked_fill(outside_T, 0.0), changed_T=outside_T)
+
+    def _ratio(self, log_ratio_T: Tensor, inputs: LossInputs) -> Tensor:
+        if self.level == "sequence":
+            log_ratio_T = sequence_sum(log_ratio_T, inputs)[inputs.sample_T]
+        elif self.level == "geometric":
+            log_ratio_T = sequence_mean(log_ratio_T, inputs)[inputs.sample_T]
+        return log_ratio_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

@@ -1,0 +1,99 @@
+"""What the policy-gradient algorithms share: surrogate, off-policy correction, KL to the reference, entropy bonus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from interlace.algorithms.base import Algorithm, AlgorithmConfig, Needs
+from interlace.algorithms.losses import KLEstimator, Surrogate, clipped_surrogate, importance_ratio, kl_divergence
+from interlace.algorithms.off_policy import OffPolicyConfig
+from interlace.core.training import LossInputs, LossOutputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interlace.core.types import SampleGroup
+
+
+class PolicySettings(AlgorithmConfig):
+    """Settings of every policy-gradient algorithm."""
+
+    clip_low: float = Field(default=0.2, ge=0)
+    """The importance ratio counts down to 1 - clip_low ..."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """... and up to 1 + clip_high."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Bounds the loss of tokens with negative advantage at this many times their advantage."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL to the reference in the loss; above 0 the reference is needed."""
+    kl_estimator: KLEstimator = "k3"
+    entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus."""
+    off_policy: OffPolicyConfig = OffPolicyConfig()
+
+
+class PolicyAlgorithm(Algorithm):
+    """A subclass gives the advantages, and its own `surrogate` where it is not the clipped one."""
+
+    Settings = PolicySettings
+    settings: PolicySettings
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(
+            reference=self.settings.kl_coefficient > 0,
+            proximal_logprobs=self.settings.off_policy.proximal == "recomputed",
+        )
+
+    def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
+        """The loss of each token. proximal_T: the log-probs that ratios are taken to."""
+        return clipped_surrogate(
+            importance_ratio(inputs.logprobs_T, proximal_T),
+            inputs.advantages_T,
+            clip_low=self.settings.clip_low,
+            clip_high=self.settings.clip_high,
+            dual_clip=self.settings.dual_clip,
+        )
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        """Weight x surrogate + kl_coefficient x KL - entropy_coefficient x entropy."""
+        settings = self.settings
+        proximal_T = settings.off_policy.proximal_logprobs(inputs)
+        surrogate = self.surrogate(inputs, proximal_T)
+        metrics_T = {"clip_fraction": surrogate.clipped_T.float()}
+        correction = settings.off_policy.correct(inputs, proximal_T)
+        loss_T = surrogate.loss_T if correction is None else surrogate.loss_T * correction.weights_T
+        if correction is not None:
+            metrics_T["correction_fraction"] = correction.changed_T.float()
+        if inputs.ref_logprobs_T is not None:
+            kl_T = kl_divergence(inputs.logprobs_T, inputs.ref_logprobs_T, settings.kl_estimator)
+            metrics_T["ref_kl"] = kl_T.detach()
+            if settings.kl_coefficient:
+                loss_T = loss_T + settings.kl_coefficient * kl_T
+        if settings.entropy_coefficient:
+            loss_T = loss_T - settings.entropy_coefficient * inputs.entropy_T
+        return LossOutputs(loss_T=loss_T, metrics_T=metrics_T)
+
+
+class GroupSettings(PolicySettings):
+    """Settings of algorithms that compare the samples of a prompt with one another."""
+
+    drop_zero_variance: bool = False
+    """Dynamic sampling: a group whose rewards are all equal teaches nothing; it ends as filtered and is replaced."""
+
+
+class GroupAlgorithm(PolicyAlgorithm):
+    """Advantages relative to the group."""
+
+    Settings = GroupSettings
+    settings: GroupSettings
+
+    @property
+    def is_group_relative(self) -> bool:
+        return True
+
+    def keeps(self, group: SampleGroup) -> bool:
+        rewards = {sample.reward for sample in group.samples}
+        return len(rewards) > 1 or not self.settings.drop_zero_variance

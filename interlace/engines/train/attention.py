@@ -1,0 +1,199 @@
+"""Attention within each sequence of a packed row, as a function behind transformers' attention interface.
+
+Linear layers see one row of tokens without padding. Only inside attention are sequences of similar length brought into
+a dense [sequences, heads, length, head dim] block, so that causal attention costs the sum of squares of the lengths
+and not the square of their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+PACKED_ATTENTION = "interlace_packed"
+"""The name under which transformers knows `packed_attention`."""
+ALWAYS_TOGETHER = 64
+"""Sequences up to this long share a block whatever their lengths: a block more costs more than the padding."""
+MIN_FILL = 0.75
+"""Above that, a sequence shorter than this share of its block's longest opens a new block."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Neighbouring sequences of a packed row that are attended to together."""
+
+    start: int
+    stop: int
+    """Their tokens are row[start:stop]."""
+    num_sequences: int
+    length: int
+    """Of the longest."""
+    to_dense: Tensor | None
+    """[num_sequences * length] for each dense slot, its token (counted from start; padding repeats the first one).
+    None where all sequences are equally long: the row then is the dense block."""
+    to_row: Tensor | None
+    """[stop - start] for each token, its dense slot."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedLayout:
+    """Where the sequences of a packed row lie. Handed to attention as an argument of the model's forward."""
+
+    blocks: tuple[Block, ...]
+    on_call: Callable[[int | None], None] | None = None
+    """Told the sliding window of each attention call; how a probe sees what a model asks for."""
+
+    @classmethod
+    def of(
+        cls, sizes: Sequence[int], device: torch.device, on_call: Callable[[int | None], None] | None = None
+    ) -> PackedLayout:
+        """sizes: tokens of each sequence, in row order; best sorted."""
+        blocks, first, start = [], 0, 0
+        for index in range(1, len(sizes) + 1):
+            if index < len(sizes) and not _opens_block(sizes[first], sizes[index]):
+                continue
+            blocks.append(_block(start, sizes[first:index], device))
+            start, first = blocks[-1].stop, index
+        return cls(blocks=tuple(blocks), on_call=on_call)
+
+
+def register() -> None:
+    """Makes `packed_attention` known to transformers. Harmless when repeated."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+def packed_attention(  # noqa: PLR0913 - transformers calls it so
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    packed_layout: PackedLayout | None = None,
+    **rest: object,
+) -> tuple[Tensor, None]:
+    """Block-diagonal causal attention, with transformers' signature (its `**kwargs` included).
+
+    query: [1, heads, tokens, head dim]; key, value: [1, key/value heads, tokens, ...]. s_aux: [heads] attention sinks.
+    Returns [1, tokens, heads, value dim]. Raises RuntimeError where the model was called without a packed layout, or
+    asks for a kind of attention that this function does not have.
+    """
+    del module
+    if packed_layout is None or attention_mask is not None:
+        raise RuntimeError("this model belongs to a train engine, which calls it with a packed layout and no mask")
+    if rest.get("position_bias") is not None:
+        raise RuntimeError("packed attention has no position bias")
+    if packed_layout.on_call:
+        packed_layout.on_call(sliding_window)
+    kernel = _Kernel(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
+    outputs = [_attend_block(kernel, block, query[0], key[0], value[0]) for block in packed_layout.blocks]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0), None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kernel:
+    """Causal attention over dense [N, heads, L, D], as one layer wants it."""
+
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        repeats = query.shape[1] // key.shape[1]
+        if repeats > 1:
+            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        length = query.shape[2]
+        windowed = self.window is not None and self.window < length
+        if self.softcap is None and self.sinks is None:
+            mask = self._mask(length, query.device) if windowed else None
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=mask is None, scale=self.scaling
+            )
+        scores = query @ key.transpose(-1, -2) * (self.scaling or query.shape[-1] ** -0.5)
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        scores = scores.masked_fill(~self._mask(length, query.device), -torch.inf).float()
+        if self.sinks is not None:
+            sinks = self.sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, length, 1)
+            scores = torch.cat([scores, sinks.float()], -1)
+        weights = scores.softmax(-1)[..., :length]
+        return weights.to(value.dtype) @ value
+
+    def _mask(self, length: int, device: torch.device) -> Tensor:
+        """[L, L] True where a token (row) sees another (column)."""
+        mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        return mask if self.window is None else mask.triu(1 - self.window)
+
+
+class _Rows(torch.autograd.Function):
+    """Picks rows; the backward picks too, since no two picked rows that carry gradient come from the same place."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor, pick: Tensor, back: Tensor) -> Tensor:
+        ctx.back = back  # type: ignore[attr-defined]
+        return rows.index_select(0, pick)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0].index_select(0, ctx.back), None, None  # type: ignore[attr-defined]
+
+
+class _Scatter(torch.autograd.Function):
+    """Picks the row's tokens out of the dense block; padding gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, dense: Tensor, to_row: Tensor) -> Tensor:
+        ctx.to_row, ctx.size = to_row, dense.shape[0]  # type: ignore[attr-defined]
+        return dense.index_select(0, to_row)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        dense = gradient.new_zeros(ctx.size, *gradient.shape[1:])  # type: ignore[attr-defined]
+        return dense.index_copy_(0, ctx.to_row, gradient), None  # type: ignore[attr-defined]
+
+
+def _attend_block(kernel: _Kernel, block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """query, key, value: [heads, tokens, D] -> [block's tokens, heads, value dim]."""
+    dense = [_to_dense(block, tensor.transpose(0, 1)[block.start : block.stop]) for tensor in (query, key, value)]
+    out = kernel(*dense).transpose(1, 2).flatten(0, 1)
+    return out if block.to_row is None else _Scatter.apply(out, block.to_row)
+
+
+def _to_dense(block: Block, rows: Tensor) -> Tensor:
+    """[block's tokens, heads, D] -> [sequences, heads, longest, D]."""
+    if block.to_dense is not None:
+        rows = _Rows.apply(rows, block.to_dense, block.to_row)
+    return rows.unflatten(0, (block.num_sequences, block.length)).transpose(1, 2)
+
+
+def _opens_block(first: int, size: int) -> bool:
+    longest, shortest = max(first, size), min(first, size)
+    return longest > ALWAYS_TOGETHER and shortest < MIN_FILL * longest
+
+
+def _block(start: int, sizes: Sequence[int], device: torch.device) -> Block:
+    length, tokens = max(sizes), sum(sizes)
+    dense = {"start": start, "stop": start + tokens, "num_sequences": len(sizes), "length": length}
+    if min(sizes) == length:
+        return Block(**dense, to_dense=None, to_row=None)
+    sizes_N = torch.tensor(sizes)
+    offsets_N = sizes_N.cumsum(0) - sizes_N
+    slots_L = torch.arange(length)
+    valid_NL = slots_L < sizes_N[:, None]
+    to_dense = torch.where(valid_NL, offsets_N[:, None] + slots_L, 0).flatten()
+    return Block(**dense, to_dense=to_dense.to(device), to_row=valid_NL.flatten().nonzero()[:, 0].to(device))

@@ -1,0 +1,42 @@
+"""Weights by name, and a model written as a standard Hugging Face folder."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def named_weights(model: nn.Module) -> Mapping[str, Tensor]:
+    """Parameters and persistent buffers, detached, by `state_dict` name; a tied tensor once, by its first."""
+    kept: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            kept[name] = tensor.detach()
+    return kept
+
+
+def save_model(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    """Writes a folder that `from_pretrained` loads, tokenizer included.
+
+    A model that was loaded from GGUF carries a marker that makes transformers refuse to save it; it is written through
+    an empty model of the same configuration without that marker.
+    """
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        empty = type(model)(config)
+    empty.generation_config = model.generation_config
+    empty.save_pretrained(path, state_dict=model.state_dict())
+    if tokenizer is not None:
+        tokenizer.save_pretrained(path)

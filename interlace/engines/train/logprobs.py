@@ -1,0 +1,97 @@
+"""Log-probability and entropy of chosen tokens, without a second [tokens, vocabulary] tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from interlace.core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interlace.core.types import SamplingParams
+
+CHUNK_ELEMENTS = 1 << 22
+"""Logits worked on at a time: 16 MiB of float32."""
+
+
+def training_temperature(params: SamplingParams) -> float:
+    """The temperature that training shares with sampling.
+
+    Log-probs are only comparable under one distribution. Temperature is part of it; what cuts or bends the vocabulary
+    while sampling cannot be repeated for another policy, so it is refused (UserError), as is greedy sampling.
+    """
+    plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
+    bent = [f"{name}={getattr(params, name)}" for name, neutral in plain.items() if getattr(params, name) != neutral]
+    bent += ["logit_bias"] if params.logit_bias else []
+    if bent:
+        raise UserError(
+            f"sampling with {', '.join(bent)} draws from a distribution that training cannot recompute, "
+            "so importance ratios would be wrong. Train with temperature only; keep the rest for evaluation."
+        )
+    if params.temperature == 0:
+        raise UserError("temperature=0 is greedy: there is no distribution to train on. Use a temperature above 0.")
+    return params.temperature
+
+
+def token_logprobs(logits_TV: Tensor, targets_T: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs of the targets and entropy, both [T] float32 in nats, of softmax(logits / temperature).
+
+    logits_TV: [T, vocabulary], any float type; the work is done in float32, some rows at a time. The backward writes
+    the gradient over the logits, whose values nobody needs by then; it can therefore run once.
+    """
+    return cast("tuple[Tensor, Tensor]", _TokenLogprobs.apply(logits_TV, targets_T, temperature))
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, logits_TV: Tensor, targets_T: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        num_tokens = logits_TV.shape[0]
+        normalizer_T = logits_TV.new_empty(num_tokens, dtype=torch.float32)
+        logprobs_T, entropy_T = torch.empty_like(normalizer_T), torch.empty_like(normalizer_T)
+        for rows in _chunks(logits_TV):
+            scores = _scores(logits_TV[rows], temperature)
+            normalizer = scores.logsumexp(-1)
+            chosen = scores.gather(-1, targets_T[rows, None])[:, 0]
+            expected = torch.linalg.vecdot((scores - normalizer[:, None]).exp_(), scores)
+            normalizer_T[rows], logprobs_T[rows] = normalizer, chosen - normalizer
+            entropy_T[rows] = normalizer - expected
+        ctx.save_for_backward(logits_TV, targets_T, normalizer_T, entropy_T)
+        ctx.temperature = temperature  # type: ignore[attr-defined]
+        ctx.set_materialize_grads(False)
+        return logprobs_T, entropy_T
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor | None
+    ) -> tuple[Tensor | None, None, None]:
+        """D logprob(a) / d s = 1_a - p; d entropy / d s = -p (log p + entropy), s = logits / temperature."""
+        logits_TV, targets_T, normalizer_T, entropy_T = ctx.saved_tensors  # type: ignore[attr-defined]
+        temperature: float = ctx.temperature  # type: ignore[attr-defined]
+        of_logprob_T, of_entropy_T = gradients
+        if of_logprob_T is None:
+            of_logprob_T = torch.zeros_like(normalizer_T)
+        for rows in _chunks(logits_TV):
+            log_p = _scores(logits_TV[rows], temperature) - normalizer_T[rows, None]
+            weight = -of_logprob_T[rows, None]
+            if of_entropy_T is not None:
+                weight = weight - of_entropy_T[rows, None] * (log_p + entropy_T[rows, None])
+            gradient = log_p.exp_().mul_(weight)
+            gradient.scatter_add_(-1, targets_T[rows, None], of_logprob_T[rows, None])
+            logits_TV[rows] = gradient.div_(temperature)
+        return logits_TV, None, None
+
+
+def _chunks(logits_TV: Tensor) -> list[slice]:
+    num_tokens, vocabulary = logits_TV.shape
+    rows = max(1, CHUNK_ELEMENTS // vocabulary)
+    return [slice(first, min(first + rows, num_tokens)) for first in range(0, num_tokens, rows)]
+
+
+def _scores(logits: Tensor, temperature: float) -> Tensor:
+    """A float32 copy of the scaled logits."""
+    return logits.float() / temperature

@@ -1,0 +1,120 @@
+"""AdamW with gradient clipping and a learning-rate schedule, counted in optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import torch
+from pydantic import Field, model_validator
+
+from interlace.core.config import Config
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class OptimizerConfig(Config):
+    """AdamW (arXiv 1711.05101), the gradient's bound and the learning rate over time."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Applied to matrices only, not to biases and norms."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """The gradient is scaled down to this L2 norm; None leaves it as it is."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """The rate rises linearly over this many optimizer steps."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the rate does after the warm-up: stays, or falls to `min_lr_ratio` at `total_steps`."""
+    total_steps: int | None = Field(default=None, ge=1)
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _a_fall_needs_an_end(self) -> OptimizerConfig:
+        if self.schedule != "constant" and self.total_steps is None:
+            raise ValueError(f"schedule {self.schedule!r} needs total_steps, the optimizer step at which it ends")
+        if self.total_steps is not None and self.total_steps <= self.warmup_steps:
+            raise ValueError(f"total_steps ({self.total_steps}) must be more than warmup_steps ({self.warmup_steps})")
+        return self
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of optimizer step `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        if self.schedule == "constant" or self.total_steps is None:
+            return self.lr
+        done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
+        left = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * left)
+
+
+class OptimizerState(TypedDict):
+    """What a checkpoint keeps beside the weights. Plain containers and tensors, so that torch.load reads it safely."""
+
+    adamw: dict[str, Any]
+    """torch's own layout, which is not ours to type; parameters are numbered in the model's order."""
+    step: int
+
+
+class Optimizer:
+    """Applies gradients that were accumulated as sums."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        self.config = config
+        self.step_count = 0
+        """Optimizer steps taken."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        matrices = [parameter for parameter in trained if parameter.ndim >= 2]
+        vectors = [parameter for parameter in trained if parameter.ndim < 2]
+        groups = [
+            {"params": parameters, "weight_decay": decay}
+            for parameters, decay in ((matrices, config.weight_decay), (vectors, 0.0))
+            if parameters
+        ]
+        self.parameters = matrices + vectors
+        self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+    @property
+    def next_lr(self) -> float:
+        """The learning rate of the next step."""
+        return self.config.lr_at(self.step_count)
+
+    def grad_norm(self, denominator: float) -> Tensor:
+        """L2 norm of the accumulated gradient divided by `denominator`."""
+        gradients = self._gradients()
+        norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        return norm / denominator
+
+    def step(self, denominator: float, norm: float) -> None:
+        """One update by (accumulated gradient / denominator), clipped; `norm` is that of the divided gradient."""
+        bound = self.config.max_grad_norm
+        clip = 1.0 if bound is None else min(1.0, bound / (norm + 1e-6))
+        gradients = self._gradients()
+        if gradients:
+            torch._foreach_mul_(gradients, clip / denominator)
+        for group in self._adamw.param_groups:
+            group["lr"] = self.next_lr
+        self._adamw.step()
+        self.step_count += 1
+
+    def zero_grad(self) -> None:
+        self._adamw.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> OptimizerState:
+        """Aliases the live tensors: copy before the next step where it is written in the background."""
+        return {"adamw": self._adamw.state_dict(), "step": self.step_count}
+
+    def load_state_dict(self, state: OptimizerState) -> None:
+        self._adamw.load_state_dict(state["adamw"])
+        self.step_count = state["step"]
+
+    def tensors(self) -> Iterable[Tensor]:
+        """The optimizer's own tensors (moments)."""
+        for state in self._adamw.state.values():
+            yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]

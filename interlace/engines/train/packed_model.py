@@ -1,0 +1,123 @@
+"""A transformers model called on packed micro-batches."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from interlace.engines.train.attention import PACKED_ATTENTION, PackedLayout, register
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from interlace.engines.train.packing import MicroBatch
+
+PROBE_SIZES = (7, 5, 3)
+PROBE_TOLERANCE = 1e-3
+
+
+class PackedModel:
+    """Runs a model on packed rows where its attention can be replaced, else on padded ones: `attention` says which."""
+
+    def __init__(self, model: PreTrainedModel, *, device: str, gradient_checkpointing: bool) -> None:
+        self.model = model
+        self.device = torch.device(device)
+        nn.Module.to(model, self.device)
+        model.eval()  # no dropout: log-probs must equal those of the rollout engine
+        if gradient_checkpointing:
+            _checkpoint_layers(model)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        refusal = _install_packed_attention(self)
+        self.is_packed = refusal is None
+        self.attention = "packed" if refusal is None else f"padded, with the model's own attention: {refusal}"
+
+    def outputs(self, batch: MicroBatch) -> Tensor:
+        """[T, outputs]: logits (or a head's values) at the positions asked for."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return self._forward(batch)
+
+    def _forward(self, batch: MicroBatch) -> Tensor:
+        arguments: dict[str, object] = {"position_ids": batch.position_ids, "use_cache": False}
+        if batch.layout is None:
+            arguments["attention_mask"] = batch.attention_mask
+        else:
+            arguments["packed_layout"] = batch.layout
+        whole = batch.layout is None or not self._keeps_logits
+        if not whole:
+            arguments["logits_to_keep"] = batch.keep_T
+        logits: Tensor = self.model(batch.input_ids, **arguments).logits
+        return logits.flatten(0, 1)[batch.keep_T] if whole else logits[0]
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    """Recomputes each layer in the backward. transformers does so only for layers in training mode, dropout included,
+    so just the layers themselves are put there, and their own dropout rates are zeroed."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in model.modules():
+        if not isinstance(layer, GradientCheckpointingLayer):
+            continue
+        layer.training = True
+        for name, value in vars(layer).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)
+
+
+def _install_packed_attention(packed: PackedModel) -> str | None:
+    """Replaces the model's attention, and checks that it computes the same; else puts it back and says why not."""
+    model = packed.model
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or []
+    if "chunked_attention" in layer_types:
+        return "its chunked attention lives in the mask only"
+    if not model._can_set_attn_implementation():
+        return f"{type(model).__name__} does not call transformers' attention interface"
+    own = model.config._attn_implementation
+    expected = _probe_padded(model, packed.device)
+    register()
+    model.set_attn_implementation(PACKED_ATTENTION)
+    windows: list[int | None] = []
+    try:
+        refusal = _compare(expected, _probe_packed(model, packed.device, windows), windows, layer_types)
+    except (RuntimeError, TypeError, ValueError) as error:
+        refusal = f"packed attention failed in {type(model).__name__} ({error})"
+    if refusal is not None:
+        model.set_attn_implementation(own)
+    return refusal
+
+
+def _compare(expected: Tensor, got: Tensor, windows: list[int | None], layer_types: list[str]) -> str | None:
+    if not windows:
+        return "its layers never called the attention interface"
+    num_sliding, num_windows = layer_types.count("sliding_attention"), sum(window is not None for window in windows)
+    if num_windows < num_sliding:
+        return f"{num_sliding} layers slide but only {num_windows} passed their window to attention"
+    gap = float((expected - got).abs().max() / expected.abs().max())
+    return (
+        None if gap < PROBE_TOLERANCE else f"logits differ from the model's own attention by {gap:.1e} of the largest"
+    )
+
+
+@torch.no_grad()
+def _probe_padded(model: PreTrainedModel, device: torch.device) -> Tensor:
+    """[sum of sizes, outputs] of short sequences, each run alone."""
+    rows = _probe_ids(model, device).split(PROBE_SIZES)
+    return torch.cat([model(row[None], use_cache=False).logits[0] for row in rows])
+
+
+@torch.no_grad()
+def _probe_packed(model: PreTrainedModel, device: torch.device, windows: list[int | None]) -> Tensor:
+    positions = torch.cat([torch.arange(size) for size in PROBE_SIZES]).to(device)[None]
+    layout = PackedLayout.of(PROBE_SIZES, device, windows.append)
+    ids = _probe_ids(model, device)[None]
+    logits: Tensor = model(ids, position_ids=positions, use_cache=False, packed_layout=layout).logits
+    return logits[0]
+
+
+def _probe_ids(model: PreTrainedModel, device: torch.device) -> Tensor:
+    vocabulary: int = model.config.get_text_config().vocab_size
+    return torch.arange(sum(PROBE_SIZES), device=device) * 7 % vocabulary

@@ -1,0 +1,128 @@
+"""Samples laid out as micro-batches: one row of tokens, sample after sample, no padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from interlace.engines.train.attention import PackedLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interlace.core.types import BoolArray, FloatArray, IntArray, Sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """The tokens of some samples, ready for one forward. T = response tokens asked for, over all samples.
+
+    A sample's row is its prompt and its response without the last token, whose logits nobody reads.
+    """
+
+    input_ids: Tensor
+    """[1, row length] packed, or [samples, longest] padded on the right."""
+    position_ids: Tensor
+    """As input_ids; starts at 0 for each sample."""
+    attention_mask: Tensor | None
+    """[samples, longest] where padded."""
+    layout: PackedLayout | None
+    """Where each sample lies, where packed."""
+    keep_T: Tensor
+    """[T] flat positions whose output predicts the response tokens."""
+    targets_T: Tensor
+    """[T] the response tokens."""
+    sample_T: Tensor
+    """[T] index of the sample a token belongs to, within this micro-batch."""
+    lengths: tuple[int, ...]
+    """[samples] tokens asked for, by sample."""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.lengths)
+
+
+def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """First-fit decreasing: bins of indices whose lengths sum to at most `budget`, each bin longest first.
+
+    A length above the budget gets a bin of its own. Ties keep their order, so the result depends on the input alone.
+    """
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        slot = next((b for b, left in enumerate(room) if lengths[index] <= left), None)
+        if slot is None:
+            bins.append([index])
+            room.append(budget - lengths[index])
+        else:
+            bins[slot].append(index)
+            room[slot] -= lengths[index]
+    return bins
+
+
+def row_length(sample: Sample) -> int:
+    """Tokens that a sample costs in a forward."""
+    return sample.num_total_tokens - 1
+
+
+def collate(
+    samples: Sequence[Sample], device: torch.device, *, padded: bool, masks: Sequence[BoolArray | None]
+) -> MicroBatch:
+    """Lays samples out in the given order (longest first, so that lengths are close to their neighbours').
+
+    masks: which response tokens are asked for, by sample; None asks for all. Raises ValueError for an empty prompt.
+    """
+    rows = [_row(sample) for sample in samples]
+    sizes = [len(row) for row in rows]
+    width = max(sizes)
+    offsets = [index * width for index in range(len(rows))] if padded else _starts(sizes)
+    keep, targets, lengths = [], [], []
+    for sample, offset, mask in zip(samples, offsets, masks, strict=True):
+        first = offset + len(sample.prompt.token_ids) - 1
+        positions = np.arange(first, first + sample.num_tokens)
+        keep.append(positions if mask is None else positions[mask])
+        targets.append(sample.token_ids if mask is None else sample.token_ids[mask])
+        lengths.append(len(targets[-1]))
+    if padded:
+        input_ids, position_ids = _pad(rows, width), np.arange(width)[None].repeat(len(rows), 0)
+        attention_mask = torch.from_numpy(position_ids < np.array(sizes)[:, None]).to(device, torch.long)
+    else:
+        input_ids, attention_mask = np.concatenate(rows)[None], None
+        position_ids = np.concatenate([np.arange(size) for size in sizes])[None]
+    return MicroBatch(
+        input_ids=torch.from_numpy(input_ids).to(device, torch.long),
+        position_ids=torch.from_numpy(position_ids).to(device, torch.long),
+        attention_mask=attention_mask,
+        layout=None if padded else PackedLayout.of(sizes, device),
+        keep_T=torch.from_numpy(np.concatenate(keep)).to(device, torch.long),
+        targets_T=torch.from_numpy(np.concatenate(targets)).to(device, torch.long),
+        sample_T=torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)).to(device),
+        lengths=tuple(lengths),
+    )
+
+
+def column(values: Sequence[FloatArray], masks: Sequence[BoolArray | None], device: torch.device) -> Tensor:
+    """[T] one column of the samples, as a float tensor on the device, at the tokens asked for."""
+    kept = [value if mask is None else value[mask] for value, mask in zip(values, masks, strict=True)]
+    return torch.from_numpy(np.concatenate(kept).astype(np.float32, copy=False)).to(device)
+
+
+def _row(sample: Sample) -> IntArray:
+    if not len(sample.prompt.token_ids):
+        raise ValueError(f"sample {sample.key} has an empty prompt: its first token has nothing to be predicted from")
+    return np.concatenate([sample.prompt.token_ids, sample.token_ids[:-1]])
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [0, *np.cumsum(sizes)[:-1].tolist()]
+
+
+def _pad(rows: Sequence[IntArray], width: int) -> IntArray:
+    padded = np.zeros((len(rows), width), np.int32)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded

@@ -1,0 +1,27 @@
+"""Supervised fine-tuning as one more loss of the train engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from interlace.core.training import LossInputs, LossOutputs
+from interlace.core.types import Prompt, Sample, SampleKey
+
+if TYPE_CHECKING:
+    from interlace.core.types import IntArray
+
+
+def sft_loss(inputs: LossInputs) -> LossOutputs:
+    """Negative log-likelihood of the answer tokens. The temperature of the engine should be 1."""
+    return LossOutputs(loss_T=-inputs.logprobs_T, metrics_T={})
+
+
+def supervised_sample(prompt_ids: Sequence[int] | IntArray, answer_ids: Sequence[int] | IntArray) -> Sample:
+    """A prompt/answer pair as a sample to accumulate. Nobody sampled it, so it has no behaviour log-probs."""
+    answer = np.asarray(answer_ids, np.int32)
+    prompt = Prompt(uid="supervised", token_ids=np.asarray(prompt_ids, np.int32), text="", answer="")
+    key = SampleKey(0, 0)
+    return Sample(key=key, prompt=prompt, token_ids=answer, advantages=np.ones(len(answer), np.float32))
