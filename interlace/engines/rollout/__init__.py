@@ -1,1 +1,19 @@
-""""""
+"""Rollout engines: token-in, token-out, with exact behaviour log-probs and a version on every token."""
+
+from typing import TYPE_CHECKING
+
+from interlace.core.types import SamplingParams
+
+if TYPE_CHECKING:
+    from interlace.engines.rollout.engine import NativeEngine
+
+__all__ = ["NativeEngine", "SamplingParams"]
+
+
+def __getattr__(name: str) -> object:
+    """Loads the engine, and torch with it, when it is first asked for."""
+    if name == "NativeEngine":
+        from interlace.engines.rollout.engine import NativeEngine
+
+        return NativeEngine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

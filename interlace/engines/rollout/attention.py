@@ -1,0 +1,254 @@
+"""Attention through transformers' attention interface, with the keys and values in our KV store.
+
+transformers calls the one registered function for every layer of every model; which engine it serves is found on the
+module that calls, so any number of engines and training models live in one process.
+"""
+
+import ctypes
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+from interlace.engines.rollout import kernels
+from interlace.engines.rollout.kv_store import Int64Array, KVPool, KVStore, LayerShape
+
+INTERFACE = "interlace_rollout"
+_BINDING = "_interlace_rollout_layer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionTraits:
+    """What a layer's module asks of attention besides queries, keys and values."""
+
+    scale: float
+    window: int = 0
+    """Keys that a query sees, its own included; 0 sees all."""
+    softcap: float = 0.0
+    """Scores become cap * tanh(score / cap); 0 leaves them."""
+    sinks: Tensor | None = None
+    """[heads] logit of a key that is always there and has no value."""
+
+
+class AttentionBackend(Protocol):
+    """Computes attention for the tokens of the step that begin() announced."""
+
+    name: str
+    seconds: float
+    """Time spent so far."""
+
+    def begin(self, rows: Int64Array, positions: Int64Array) -> None:
+        """rows, positions: [T] of the step's tokens; a row's tokens are neighbours, in order."""
+        ...
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:
+        """Takes query [T, heads, key dim], key and value [T, kv heads, dim], strided. Returns [T, heads, value dim]."""
+        ...
+
+
+class AttentionHub:
+    """What the modules of one engine's model point to. A deep copy of the model points to an empty hub of its own."""
+
+    def __init__(self) -> None:
+        self.backend: AttentionBackend | None = None
+        self.recorder: LayerRecorder | None = None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "AttentionHub":
+        return AttentionHub()
+
+
+class LayerRecorder:
+    """Notes, in one forward pass without KV, which modules attend and with what shapes."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.shapes: list[LayerShape] = []
+        self.traits: list[AttentionTraits] = []
+
+    def record(self, module: nn.Module, key: Tensor, value: Tensor, traits: AttentionTraits) -> int:
+        """Returns the layer's number."""
+        self.modules.append(module)
+        self.shapes.append(LayerShape(kv_heads=key.shape[1], key_dim=key.shape[3], value_dim=value.shape[3]))
+        self.traits.append(traits)
+        return len(self.modules) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBinding:
+    """The attribute by which an attention module finds its engine."""
+
+    hub: AttentionHub
+    layer: int
+
+
+def bind(module: nn.Module, hub: AttentionHub, layer: int) -> None:
+    """Makes `module` attend as layer `layer` of the hub's backend."""
+    setattr(module, _BINDING, LayerBinding(hub, layer))
+
+
+def rollout_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - transformers' signature
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **unused: object,  # noqa: ARG001 - whatever else a model passes along
+) -> tuple[Tensor, None]:
+    """The function behind the interface. query [1, heads, T, dim], key and value [1, kv heads, T, dim]."""
+    binding: LayerBinding | None = getattr(module, _BINDING, None)
+    traits = AttentionTraits(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window or 0,
+        softcap=softcap or 0.0,
+        sinks=s_aux,
+    )
+    if binding is not None and binding.hub.recorder is not None:
+        binding.hub.recorder.record(module, key, value, traits)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    if binding is None or binding.layer < 0 or binding.hub.backend is None:
+        raise RuntimeError(
+            f"{type(module).__name__} attends through {INTERFACE!r} but no rollout engine owns it: the model was handed"
+            " to an engine and is used by itself, or is a copy of such a model. Give the engine a copy of its own."
+        )
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return binding.hub.backend.attend(binding.layer, q, k, v, traits)[None], None
+
+
+def register() -> None:
+    """Makes the name known to transformers. It is absent from the mask interface, so no mask is built."""
+    AttentionInterface.register(INTERFACE, rollout_attention)
+
+
+class KernelAttention:
+    """The C++ kernel: float32 on one CPU thread."""
+
+    def __init__(self, pool: KVPool, store: KVStore, longest: int) -> None:
+        self._library = kernels.load()
+        self._pool, self._store = pool, store
+        self.name = "c++ kernel"
+        self.seconds = 0.0
+        self._tokens = kernels.Tokens()
+        self._held: tuple[Int64Array, Int64Array] | None = None
+        self._scratch = torch.zeros(0, 0)
+        self._scratch_row = (longest + 15) // 8 * 8
+
+    def begin(self, rows: Int64Array, positions: Int64Array) -> None:
+        self._held = (rows, positions)  # keeps the memory that the pointers mean
+        table = self._store.page_table
+        self._tokens.count = len(rows)
+        self._tokens.row, self._tokens.position = rows.ctypes.data, positions.ctypes.data
+        self._tokens.page_table, self._tokens.pages_per_row = table.ctypes.data, table.shape[1]
+        self._tokens.page_shift = self._store.page_shift
+
+    def arguments(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, out: Tensor, traits: AttentionTraits
+    ) -> kernels.Attention:
+        """The kernel's view of a layer's tensors. Valid while they live and the pool is not reallocated."""
+        shape, group = self._pool.layers[layer], query.shape[1] // key.shape[1]
+        if self._scratch.shape[0] < group:
+            self._scratch = torch.zeros(group, self._scratch_row)
+        sinks = None if traits.sinks is None else traits.sinks.detach()
+        return kernels.Attention(
+            query=query.data_ptr(), key=key.data_ptr(), value=value.data_ptr(),
+            query_token=query.stride(0), query_head=query.stride(1), key_token=key.stride(0), key_head=key.stride(1),
+            value_token=value.stride(0), value_head=value.stride(1), out=out.data_ptr(),
+            key_pool=self._pool.keys[layer].data_ptr(), value_pool=self._pool.values[layer].data_ptr(),
+            heads=query.shape[1], kv_heads=shape.kv_heads, key_dim=shape.key_dim, value_dim=shape.value_dim,
+            scale=traits.scale, softcap=traits.softcap, window=traits.window,
+            sinks=None if sinks is None else sinks.data_ptr(),
+            scratch=self._scratch.data_ptr(), scratch_row=self._scratch_row,
+        )  # fmt: skip
+
+    def run(self, arguments: kernels.Attention) -> None:
+        """Attends with prepared arguments."""
+        self._library.attention(ctypes.byref(self._tokens), ctypes.byref(arguments))
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:
+        start = time.perf_counter()
+        query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
+        out = torch.empty(query.shape[0], query.shape[1], value.shape[2])
+        self.run(self.arguments(layer, query, key, value, out, traits))
+        self.seconds += time.perf_counter() - start
+        return out
+
+
+class TorchAttention:
+    """Plain torch operations: any device and dtype, and where there is no compiler.
+
+    Tokens that are alone in their row (decoding) share one gather and one call; the others go row by row.
+    """
+
+    def __init__(self, pool: KVPool, store: KVStore) -> None:
+        self._pool, self._store = pool, store
+        self.name = "torch sdpa"
+        self.seconds = 0.0
+        self._write = torch.zeros(0, dtype=torch.int64)
+        self._segments: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def begin(self, rows: Int64Array, positions: Int64Array) -> None:
+        write = self._locate(rows, positions)
+        self._write = torch.from_numpy(write).to(self._pool.device)
+        starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]])
+        counts = np.diff(np.r_[starts, len(rows)])
+        self._segments = []
+        singles = starts[counts == 1]
+        if len(singles):
+            self._segments.append(self._segment(singles[:, None], rows[singles], positions[singles][:, None]))
+        for start, count in zip(starts[counts > 1], counts[counts > 1], strict=True):
+            tokens = np.arange(start, start + count)[None]
+            self._segments.append(self._segment(tokens, rows[start : start + 1], positions[tokens]))
+
+    def _locate(self, rows: Int64Array, positions: Int64Array) -> Int64Array:
+        store = self._store
+        offset = positions & ((1 << store.page_shift) - 1)
+        return np.asarray(store.page_table[rows, positions >> store.page_shift] + offset, np.int64)
+
+    def _segment(self, tokens: Int64Array, rows: Int64Array, positions: Int64Array) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens, positions [B, S]; rows [B]. Returns tokens, cells [B, K] and the distance of each key [B, S, K]."""
+        # A whole number of cache lines: the bits of a sum must not depend on the longest row of the batch.
+        longest = int(positions.max()) // 64 * 64 + 64
+        keys = np.minimum(np.arange(longest)[None], positions[:, -1:])
+        cells = self._locate(np.broadcast_to(rows[:, None], keys.shape), keys)
+        distance = positions[:, :, None] - np.arange(longest)[None, None]
+        device = self._pool.device
+        return tuple(torch.from_numpy(x).to(device) for x in (tokens, cells, distance))  # type: ignore[return-value]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:
+        start = time.perf_counter()
+        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        keys[self._write], values[self._write] = key, value
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+        for tokens, cells, distance in self._segments:
+            visible = distance >= 0 if not traits.window else (distance >= 0) & (distance < traits.window)
+            k, v = (x[cells].transpose(1, 2) for x in (keys, values))
+            out[tokens] = _attend_masked(query[tokens].transpose(1, 2), k, v, visible[:, None], traits).transpose(1, 2)
+        self.seconds += time.perf_counter() - start
+        return out
+
+
+def _attend_masked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, traits: AttentionTraits) -> Tensor:
+    """Takes query [B, H, S, D], key and value [B, kv heads, K, D], visible [B, 1, S, K]. Returns [B, H, S, value dim]."""
+    groups = query.shape[1] // key.shape[1]
+    if not traits.softcap and traits.sinks is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, scale=traits.scale, enable_gqa=groups > 1
+        )
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    scores = (query @ key.transpose(2, 3)).float() * traits.scale
+    if traits.softcap:
+        scores = traits.softcap * torch.tanh(scores / traits.softcap)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if traits.sinks is not None:
+        sinks = traits.sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = scores.softmax(-1)[..., : key.shape[2]]
+    return weights.to(value.dtype) @ value

@@ -1,0 +1,228 @@
+// Attention over the KV store and sampling for one CPU thread, float32. Plain C ABI, called through ctypes.
+//
+// Each query is computed by the same sequence of operations whatever else is in the batch and however its prompt was
+// split into chunks: the bits of a result depend on the query and its keys alone.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+
+static inline v8 load8(const float* p) { v8 r; std::memcpy(&r, p, sizeof r); return r; }
+static inline void store8(float* p, v8 x) { std::memcpy(p, &x, sizeof x); }
+static inline v8 set8(float x) { return v8{x, x, x, x, x, x, x, x}; }
+static inline float sum8(v8 x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
+
+// exp by Cephes' polynomial (relative error about 1e-7); the argument is at most 0 here.
+static inline v8 exp8(v8 x) {
+  x = x < set8(-87.0f) ? set8(-87.0f) : x;
+  const v8 magic = set8(12582912.0f);  // 1.5 * 2^23: adding and taking it away again rounds to an integer
+  v8 n = (x * set8(1.44269504088896341f) + magic) - magic;
+  v8 r = x - n * set8(0.693359375f) - n * set8(-2.12194440e-4f);
+  v8 p = set8(1.9875691500e-4f);
+  p = p * r + set8(1.3981999507e-3f);
+  p = p * r + set8(8.3334519073e-3f);
+  p = p * r + set8(4.1665795894e-2f);
+  p = p * r + set8(1.6666665459e-1f);
+  p = p * r + set8(5.0000001201e-1f);
+  p = p * r * r + r + set8(1.0f);
+  i8 e = (__builtin_convertvector(n, i8) + 127) << 23;
+  v8 scale;
+  std::memcpy(&scale, &e, sizeof scale);
+  return p * scale;
+}
+static inline float exp1(float x) { return exp8(set8(x))[0]; }
+
+extern "C" {
+
+// Where each token of the step lives. A page table of shift 62 has one page a row: a contiguous slot.
+struct Tokens {
+  int64_t count;
+  const int64_t* row;         // [count]
+  const int64_t* position;    // [count]
+  const int64_t* page_table;  // [rows, pages_per_row] first token of each page in the pool
+  int64_t pages_per_row;
+  int64_t page_shift;         // log2 of the page size
+};
+
+struct Attention {
+  const float *query, *key, *value;  // addressed by the strides below, in elements
+  int64_t query_token, query_head, key_token, key_head, value_token, value_head;
+  float* out;              // [count, heads, value_dim]
+  float *key_pool, *value_pool;  // [pool tokens, kv_heads, key_dim or value_dim]
+  int64_t heads, kv_heads, key_dim, value_dim;
+  float scale, softcap;    // softcap 0: none
+  int64_t window;          // 0: none
+  const float* sinks;      // [heads] or null
+  float* scratch;          // [heads / kv_heads, longest context rounded up to 8]
+  int64_t scratch_row;
+};
+
+struct Sampling {
+  int64_t count, vocab, stride;
+  const float* logits;      // [count, stride]
+  const float* temperature; // [count] 0: greedy
+  const double* uniform;    // [count] in (0, 1)
+  int64_t* token;           // [count]
+  float* logprob;           // [count] NaN where the logits are not finite
+  double* scratch;          // [vocab / 64 + 1]
+};
+}
+
+static inline int64_t locate(const Tokens& t, int64_t row, int64_t position) {
+  int64_t page = position >> t.page_shift;
+  return t.page_table[row * t.pages_per_row + page] + (position & ((int64_t(1) << t.page_shift) - 1));
+}
+
+// D is the dimension where known at compile time, 0 for any.
+template <int D>
+static inline float dot(const float* a, const float* b, int64_t dim) {
+  const int64_t n = D ? D : dim;
+  v8 acc = set8(0.0f);
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) acc += load8(a + i) * load8(b + i);
+  float rest = 0.0f;
+  for (; i < n; ++i) rest += a[i] * b[i];
+  return sum8(acc) + rest;
+}
+
+template <int D>
+static inline void add_scaled(float* out, float weight, const float* x, int64_t dim) {
+  const int64_t n = D ? D : dim;
+  const v8 w = set8(weight);
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) store8(out + i, load8(out + i) + w * load8(x + i));
+  for (; i < n; ++i) out[i] += weight * x[i];
+}
+
+// scores[0:n] -> exp(score - max); returns 1 / sum. The row is padded to a multiple of 8 with zeros.
+static float softmax_row(float* scores, int64_t n, const Attention& a, int64_t head) {
+  if (a.softcap != 0.0f)
+    for (int64_t i = 0; i < n; ++i) scores[i] = a.softcap * std::tanh(scores[i] / a.softcap);
+  const int64_t padded = (n + 7) & ~int64_t(7);
+  for (int64_t i = n; i < padded; ++i) scores[i] = -INFINITY;
+  v8 top = load8(scores);
+  for (int64_t i = 8; i < padded; i += 8) {
+    v8 x = load8(scores + i);
+    top = x > top ? x : top;
+  }
+  float max = a.sinks ? a.sinks[head] : top[0];
+  for (int k = 0; k < 8; ++k) max = top[k] > max ? top[k] : max;
+  v8 sum = set8(0.0f);
+  for (int64_t i = 0; i < padded; i += 8) {
+    v8 e = exp8(load8(scores + i) - set8(max));
+    if (i + 8 > n)
+      for (int k = 0; k < 8; ++k) e[k] = i + k < n ? e[k] : 0.0f;
+    store8(scores + i, e);
+    sum += e;
+  }
+  float total = sum8(sum);
+  if (a.sinks) total += exp1(a.sinks[head] - max);
+  return 1.0f / total;
+}
+
+template <int D, int E>
+static void attend(const Tokens& t, const Attention& a, int64_t token, int64_t kv_head) {
+  const int64_t group = a.heads / a.kv_heads, row = t.row[token], last = t.position[token];
+  const int64_t first = a.window > 0 && last >= a.window ? last - a.window + 1 : 0;
+  const int64_t page = int64_t(1) << t.page_shift;
+  const float* query = a.query + token * a.query_token + kv_head * group * a.query_head;
+  const int64_t key_dim = D ? D : a.key_dim, value_dim = E ? E : a.value_dim;
+  const int64_t key_step = a.kv_heads * key_dim, value_step = a.kv_heads * value_dim;
+  for (int64_t p = first; p <= last;) {
+    const int64_t end = ((p >> t.page_shift) << t.page_shift) + (page - 1) < last
+                            ? ((p >> t.page_shift) << t.page_shift) + (page - 1) : last;
+    const float* key = a.key_pool + locate(t, row, p) * key_step + kv_head * key_dim;
+    for (; p <= end; ++p, key += key_step)
+      for (int64_t g = 0; g < group; ++g)
+        a.scratch[g * a.scratch_row + p - first] = a.scale * dot<D>(query + g * a.query_head, key, key_dim);
+  }
+  float* out = a.out + (token * a.heads + kv_head * group) * value_dim;
+  std::memset(out, 0, sizeof(float) * group * value_dim);
+  for (int64_t g = 0; g < group; ++g) {
+    float* scores = a.scratch + g * a.scratch_row;
+    const float inverse = softmax_row(scores, last - first + 1, a, kv_head * group + g);
+    for (int64_t i = 0; i <= last - first; ++i) scores[i] *= inverse;
+  }
+  for (int64_t p = first; p <= last;) {
+    const int64_t end = ((p >> t.page_shift) << t.page_shift) + (page - 1) < last
+                            ? ((p >> t.page_shift) << t.page_shift) + (page - 1) : last;
+    const float* value = a.value_pool + locate(t, row, p) * value_step + kv_head * value_dim;
+    for (; p <= end; ++p, value += value_step)
+      for (int64_t g = 0; g < group; ++g)
+        add_scaled<E>(out + g * value_dim, a.scratch[g * a.scratch_row + p - first], value, value_dim);
+  }
+}
+
+static void write_kv(const Tokens& t, const Attention& a) {
+  for (int64_t i = 0; i < t.count; ++i) {
+    const int64_t at = locate(t, t.row[i], t.position[i]);
+    for (int64_t h = 0; h < a.kv_heads; ++h) {
+      std::memcpy(a.key_pool + (at * a.kv_heads + h) * a.key_dim, a.key + i * a.key_token + h * a.key_head,
+                  sizeof(float) * a.key_dim);
+      std::memcpy(a.value_pool + (at * a.kv_heads + h) * a.value_dim, a.value + i * a.value_token + h * a.value_head,
+                  sizeof(float) * a.value_dim);
+    }
+  }
+}
+
+template <int D, int E>
+static void attend_all(const Tokens& t, const Attention& a) {
+  for (int64_t i = 0; i < t.count; ++i)
+    for (int64_t h = 0; h < a.kv_heads; ++h) attend<D, E>(t, a, i, h);
+}
+
+extern "C" {
+
+// Writes the step's keys and values to the pool, then attends from each token to its row's keys up to its own.
+void attention(const Tokens* t, const Attention* a) {
+  write_kv(*t, *a);
+  if (a->key_dim == 16 && a->value_dim == 16) attend_all<16, 16>(*t, *a);
+  else if (a->key_dim == 32 && a->value_dim == 32) attend_all<32, 32>(*t, *a);
+  else if (a->key_dim == 64 && a->value_dim == 64) attend_all<64, 64>(*t, *a);
+  else if (a->key_dim == 128 && a->value_dim == 128) attend_all<128, 128>(*t, *a);
+  else attend_all<0, 0>(*t, *a);
+}
+
+// Draws one token a row from softmax(logits / temperature) by inverse CDF; the sums are double.
+void sample(const Sampling* s) {
+  for (int64_t i = 0; i < s->count; ++i) {
+    const float* x = s->logits + i * s->stride;
+    int64_t best = 0;
+    for (int64_t k = 1; k < s->vocab; ++k) best = x[k] > x[best] ? k : best;
+    const bool greedy = s->temperature[i] == 0.0f;
+    const float inverse = greedy ? 1.0f : 1.0f / s->temperature[i], max = x[best];
+    const int64_t blocks = (s->vocab + 63) / 64;
+    double total = 0.0;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t start = b * 64, end = start + 64 < s->vocab ? start + 64 : s->vocab;
+      v8 acc = set8(0.0f);
+      int64_t k = start;
+      for (; k + 8 <= end; k += 8) acc += exp8((load8(x + k) - set8(max)) * set8(inverse));
+      float rest = 0.0f;
+      for (; k < end; ++k) rest += exp1((x[k] - max) * inverse);
+      total += double(sum8(acc) + rest);
+      s->scratch[b] = total;
+    }
+    int64_t token = best;
+    if (!greedy) {
+      const double target = s->uniform[i] * total;
+      int64_t b = 0;
+      while (b < blocks - 1 && s->scratch[b] <= target) ++b;
+      double mass = b ? s->scratch[b - 1] : 0.0;
+      const int64_t start = b * 64, end = start + 64 < s->vocab ? start + 64 : s->vocab;
+      token = start;
+      // The last candidate with any mass is kept where rounding leaves the target beyond the block's sum.
+      for (int64_t k = start; k < end && mass <= target; ++k) {
+        const float e = exp1((x[k] - max) * inverse);
+        mass += e;
+        if (e > 1e-37f) token = k;
+      }
+    }
+    s->token[i] = token;
+    s->logprob[i] = std::isfinite(max) && std::isfinite(total) ? (x[token] - max) * inverse - float(std::log(total)) : NAN;
+  }
+}
+}

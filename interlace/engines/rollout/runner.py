@@ -1,0 +1,53 @@
+"""One forward pass over the tokens of a step, whatever rows they are from."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from interlace.engines.rollout.attention import AttentionBackend, AttentionHub
+from interlace.engines.rollout.kv_store import Int64Array
+
+PAD_ROWS = 4
+"""A matrix product gives a row the same bits for any number of rows from here on (on the BLAS seen; verified at start)."""
+
+
+def pad(array: Int64Array, fill: int) -> Int64Array:
+    """[N] -> [max(N, PAD_ROWS)]."""
+    return array if len(array) >= PAD_ROWS else np.pad(array, (0, PAD_ROWS - len(array)), constant_values=fill)
+
+
+class Runner(Protocol):
+    """Turns the step's tokens into logits."""
+
+    def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
+        """token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N]: tokens whose logits are returned.
+
+        Returns [at least N, vocabulary]; what follows the first N rows is padding.
+        """
+        ...
+
+
+class ModelRunner:
+    """The transformers model itself, its attention served by a backend."""
+
+    def __init__(self, model: PreTrainedModel, hub: AttentionHub, backend: AttentionBackend, spare_row: int) -> None:
+        self._model, self._hub, self._backend, self._spare_row = model, hub, backend, spare_row
+
+    def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
+        device = self._model.device
+        padding = np.arange(PAD_ROWS)[: max(PAD_ROWS - len(rows), 0)]
+        # Padding tokens write to the spare row, which nobody reads.
+        positions = np.r_[positions, padding] if len(padding) else positions
+        rows, token_ids = pad(rows, self._spare_row), pad(token_ids, 0)
+        self._hub.backend = self._backend
+        self._backend.begin(rows, positions)
+        out = self._model(
+            input_ids=torch.from_numpy(token_ids)[None].to(device),
+            position_ids=torch.from_numpy(positions)[None].to(device),
+            use_cache=False,
+            logits_to_keep=torch.from_numpy(pad(wanted, 0)).to(device),
+        )
+        return out.logits[0]

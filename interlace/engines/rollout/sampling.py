@@ -1,0 +1,86 @@
+"""Drawing tokens from logits, with noise that depends on the request and the position alone."""
+
+import ctypes
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from interlace.core.errors import InterlaceError
+from interlace.engines.rollout import kernels
+from interlace.engines.rollout.kv_store import Int64Array
+
+FloatRows = NDArray[np.float32]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def keyed_uniform(keys: NDArray[np.uint64], positions: Int64Array) -> NDArray[np.float64]:
+    """[N] numbers in (0, 1), one for each key and position: splitmix64 (Steele et al., OOPSLA 2014) as a hash."""
+    x = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+class PlainSampler(Protocol):
+    """Draws from softmax(logits / temperature) by inverse CDF."""
+
+    def draw(
+        self, logits: Tensor, temperature: FloatRows, uniform: NDArray[np.float64]
+    ) -> tuple[Int64Array, FloatRows]:
+        """Logits [N, V]; temperature [N], 0 is greedy; uniform [N]. Returns tokens [N] and their log-probs [N].
+
+        The log-prob of a greedy token is that under temperature 1.
+        """
+        ...
+
+
+class KernelSampler:
+    """The C++ kernel: one pass over float32 logits."""
+
+    def __init__(self) -> None:
+        self._library = kernels.load()
+        self._scratch = np.zeros(0, np.float64)
+
+    def draw(
+        self, logits: Tensor, temperature: FloatRows, uniform: NDArray[np.float64]
+    ) -> tuple[Int64Array, FloatRows]:
+        count, vocab = len(temperature), logits.shape[1]
+        if len(self._scratch) < vocab // 64 + 1:
+            self._scratch = np.zeros(vocab // 64 + 1, np.float64)
+        tokens, logprobs = np.empty(count, np.int64), np.empty(count, np.float32)
+        arguments = kernels.Sampling(
+            count, vocab, logits.stride(0), logits.data_ptr(), temperature.ctypes.data, uniform.ctypes.data,
+            tokens.ctypes.data, logprobs.ctypes.data, self._scratch.ctypes.data,
+        )  # fmt: skip
+        self._library.sample(ctypes.byref(arguments))
+        return tokens, logprobs
+
+
+class TorchSampler:
+    """Plain torch operations: any device."""
+
+    def draw(
+        self, logits: Tensor, temperature: FloatRows, uniform: NDArray[np.float64]
+    ) -> tuple[Int64Array, FloatRows]:
+        scale = torch.from_numpy(temperature).to(logits.device)
+        greedy = scale == 0
+        logprobs = (logits.float() / scale.masked_fill(greedy, 1.0)[:, None]).log_softmax(-1)
+        cdf = logprobs.double().exp().cumsum(-1)
+        target = torch.from_numpy(uniform).to(logits.device)[:, None] * cdf[:, -1:]
+        drawn = torch.searchsorted(cdf, target, right=True).clamp_(max=logits.shape[1] - 1)[:, 0]
+        tokens = torch.where(greedy, logits.argmax(-1), drawn)
+        chosen = logprobs.gather(1, tokens[:, None])[:, 0]
+        return tokens.cpu().numpy(), chosen.cpu().numpy()
+
+
+def check_finite(logprobs: FloatRows) -> None:
+    """Raises where the model gave logits that are no numbers: sampling on would produce garbage in silence."""
+    if not np.isfinite(logprobs).all():
+        raise InterlaceError(
+            "the model's logits are not finite: its weights have probably diverged. Look at the last weight update"
+            " (grad norm, learning rate), or load an earlier checkpoint."
+        )

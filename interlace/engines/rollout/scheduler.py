@@ -1,0 +1,136 @@
+"""Which rows run in a step and how many tokens of each: admission, chunked prefill, preemption. Knows no tensor."""
+
+import bisect
+from dataclasses import dataclass
+
+import numpy as np
+
+from interlace.engines.rollout.kv_store import Int64Array, KVStore
+from interlace.engines.rollout.prefix import PrefixIndex
+from interlace.engines.rollout.sequence import Sequence, SequenceTable
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step's work."""
+
+    rows: Int64Array
+    """[N] rows that run, oldest sequence first."""
+    counts: Int64Array
+    """[N] tokens of each."""
+    all_decode: bool
+    """Whether each row runs its last token alone."""
+
+
+class Scheduler:
+    """Continuous batching: a row runs from the step after there is room for it to the step it ends in.
+
+    A sequence is its tokens and how many of them are computed; prefill, decoding, resumption and recomputation differ
+    only in how many are left. When the KV store is full the youngest sequence gives its cells back and waits.
+    """
+
+    def __init__(self, table: SequenceTable, store: KVStore, prefixes: PrefixIndex, *, max_batch_tokens: int) -> None:
+        self._table, self._store, self._prefixes = table, store, prefixes
+        self._max_batch_tokens = max_batch_tokens
+        self.waiting: list[Sequence] = []
+        """By arrival."""
+        self.running: list[Sequence] = []
+        """By arrival."""
+        self.num_preemptions = 0
+        self._rows = np.zeros(0, np.int64)
+        self._stale = True
+
+    def add(self, sequence: Sequence) -> None:
+        """Queues a sequence."""
+        bisect.insort(self.waiting, sequence, key=lambda other: other.arrival)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a sequence out, wherever it is; its tokens are in it afterwards."""
+        if sequence.row < 0:
+            self.waiting.remove(sequence)
+            return
+        self._release(sequence)
+
+    def schedule(self, lookahead: int = 1) -> Plan:
+        """The next step's plan, with room for `lookahead` tokens a decoding row."""
+        if self.waiting and self._table.num_free:
+            self._admit()
+        self._make_room(lookahead)
+        table, rows = self._table, self._running_rows()
+        left = table.num_tokens[rows] + table.num_drafts[rows] - table.num_computed[rows]
+        total = int(left.sum())
+        if total == len(rows):
+            return Plan(rows, left, True)
+        if total <= self._max_batch_tokens:
+            return Plan(rows, left, False)
+        # Decoding rows first, whole; what is left of the budget is cut from the prompts, oldest first.
+        prompts = left > 1 + table.num_drafts[rows]
+        budget = max(self._max_batch_tokens - int(left[~prompts].sum()), 16)
+        before = np.cumsum(np.where(prompts, left, 0)) - np.where(prompts, left, 0)
+        counts = np.where(prompts, np.clip(budget - before, 0, left), left)
+        return Plan(rows[counts > 0], counts[counts > 0], False)
+
+    def forget_computed(self) -> None:
+        """All keys and values are to be computed anew."""
+        for sequence in self.running:
+            self._table.num_computed[sequence.row] = 0
+
+    def _admit(self) -> None:
+        """Moves waiting sequences to rows, oldest first, while rows and cells last."""
+        admitted: list[Sequence] = []
+        for sequence in self.waiting:
+            if not self._table.num_free:
+                break
+            if self._prefixes.is_coming(sequence):
+                continue  # its prompt is being computed for a sibling: next step it is forked
+            if not self._enter(sequence):
+                break
+            admitted.append(sequence)
+        if admitted:
+            self.waiting = [sequence for sequence in self.waiting if sequence.row < 0]
+            for sequence in admitted:
+                bisect.insort(self.running, sequence, key=lambda other: other.arrival)
+            self._stale = True
+
+    def _enter(self, sequence: Sequence) -> bool:
+        table, total = self._table, len(sequence.token_ids)
+        table.enter(sequence)
+        room = total + min(sequence.limit - total, max(total, 32))
+        forked = self._prefixes.fork(sequence, room) or self._prefixes.fork(sequence, total + 1)
+        if not forked:
+            while not (self._store.reserve(sequence.row, room) or self._store.reserve(sequence.row, total + 1)):
+                if not self._prefixes.evict():
+                    table.leave(sequence)
+                    return False
+        table.num_computed[sequence.row] = forked
+        self._prefixes.announce(sequence)
+        return True
+
+    def _make_room(self, lookahead: int) -> None:
+        """Reserves the cells of the step; preempts the youngest until they suffice."""
+        table, store, rows = self._table, self._store, self._running_rows()
+        needed = np.minimum(table.num_tokens[rows] + table.num_drafts[rows] + lookahead - 1, table.limit[rows])
+        if not (needed > store.capacity[rows]).any():
+            return
+        for sequence, tokens in zip(list(self.running), needed.tolist(), strict=True):
+            while sequence.row >= 0 and not store.reserve(sequence.row, tokens):
+                if not self._prefixes.evict():
+                    self._preempt(self.running[-1])
+
+    def _running_rows(self) -> Int64Array:
+        if self._stale:
+            self._rows = np.asarray([sequence.row for sequence in self.running], np.int64)
+            self._stale = False
+        return self._rows
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        self.add(sequence)
+        self.num_preemptions += 1
+
+    def _release(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._prefixes.retire(sequence)
+        self._store.free(sequence.row)
+        self._table.leave(sequence)
+        self._stale = True

@@ -1,0 +1,106 @@
+"""The sequences an engine holds: one object each, and the running ones' numbers as arrays with a row each."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.random import stable_hash
+from interlace.core.types import Request
+from interlace.engines.rollout.kv_store import Int64Array
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request on its way. While it has a row, the table's numbers are the true ones."""
+
+    request: Request
+    arrival: int
+    """Order of submission: the youngest is preempted first, the oldest admitted first."""
+    limit: int
+    """Tokens, prompt included, at which it ends."""
+    row: int = -1
+    """-1: waiting."""
+    token_ids: list[int] = field(default_factory=list)
+    """Prompt and generated so far."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of the generated ones."""
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
+
+
+class SequenceTable:
+    """Arrays over rows, so that a decode step costs a few vector operations however many sequences run."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self._seed = seed
+        self.token_ids = np.zeros((rows, 64), np.int64)
+        """[rows, columns] prompt and generated tokens; beyond num_tokens, drafts."""
+        self.logprobs = np.zeros((rows, 64), np.float32)
+        """[rows, columns] by the position of the token; the prompt's columns mean nothing."""
+        self.versions = np.zeros((rows, 64), np.int32)
+        self.num_tokens = np.zeros(rows, np.int64)
+        self.num_computed = np.zeros(rows, np.int64)
+        """Tokens whose keys and values are in the store."""
+        self.num_drafts = np.zeros(rows, np.int64)
+        self.num_prompt = np.zeros(rows, np.int64)
+        self.limit = np.zeros(rows, np.int64)
+        self.noise_key = np.zeros(rows, np.uint64)
+        self.temperature = np.zeros(rows, np.float32)
+        self.stop_ids = np.full((rows, 1), -1, np.int64)
+        self.sequences: list[Sequence | None] = [None] * rows
+        self._free = list(range(rows - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Rows that no sequence has."""
+        return len(self._free)
+
+    def enter(self, sequence: Sequence) -> None:
+        """Gives a sequence a row, with nothing computed."""
+        row = self._free.pop()
+        sequence.row, self.sequences[row] = row, sequence
+        request, params = sequence.request, sequence.request.params
+        self._grow(sequence.limit, len(params.stop_token_ids))
+        prompt, total = sequence.num_prompt, len(sequence.token_ids)
+        self.token_ids[row, :total] = sequence.token_ids
+        self.logprobs[row, prompt:total] = sequence.logprobs
+        self.versions[row, prompt:total] = sequence.versions
+        self.num_tokens[row], self.num_prompt[row], self.limit[row] = total, prompt, sequence.limit
+        self.num_computed[row] = self.num_drafts[row] = 0
+        self.noise_key[row] = stable_hash(self._seed, request.id)
+        self.temperature[row] = params.temperature
+        self.stop_ids[row] = -1
+        self.stop_ids[row, : len(params.stop_token_ids)] = params.stop_token_ids
+
+    def leave(self, sequence: Sequence) -> None:
+        """Copies the row back into the sequence and frees the row."""
+        row, prompt = sequence.row, sequence.num_prompt
+        total = int(self.num_tokens[row])
+        sequence.token_ids = self.token_ids[row, :total].tolist()
+        sequence.logprobs = self.logprobs[row, prompt:total].tolist()
+        sequence.versions = self.versions[row, prompt:total].tolist()
+        sequence.row, self.sequences[row] = -1, None
+        self._free.append(row)
+
+    def append(self, rows: Int64Array, token_ids: Int64Array, logprobs: NDArray[np.float32], version: int) -> None:
+        """Adds one token to each row."""
+        at = self.num_tokens[rows]
+        self.token_ids[rows, at] = token_ids
+        self.logprobs[rows, at] = logprobs
+        self.versions[rows, at] = version
+        self.num_tokens[rows] = at + 1
+
+    def _grow(self, columns: int, stops: int) -> None:
+        have = self.token_ids.shape[1]
+        if columns > have:
+            more = ((0, 0), (0, max(columns, 2 * have) - have))
+            self.token_ids = np.pad(self.token_ids, more)
+            self.logprobs = np.pad(self.logprobs, more)
+            self.versions = np.pad(self.versions, more)
+        if stops > self.stop_ids.shape[1]:
+            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, stops - self.stop_ids.shape[1])), constant_values=-1)
