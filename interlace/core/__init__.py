@@ -1,1 +1,1 @@
-"""The shared vocabulary: types, configuration, errors. Imports nothing of interlace above it, and neither torch nor ray."""
+"""The shared vocabulary: types, configuration, errors. Imports nothing above it, and neither torch nor ray."""

@@ -28,7 +28,7 @@ class RemoteError(InterlaceError):
 
 
 def nearest(given: str, options: Iterable[str]) -> str:
-    """' Did you mean X?' where an option is close to what was given, then the options: the tail of an unknown-name error."""
+    """The tail of an unknown-name error: ' Did you mean X?' where an option is close, then the options."""
     names = sorted(options)
     close = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""

@@ -41,7 +41,9 @@ def load_object(kind: str, spec: str) -> object:
     except ImportError as error:
         raise UserError(f"{kind} {spec!r}: cannot import {module_name!r}: {error}.") from error
     if not hasattr(module, attribute):
-        raise UserError(f"{kind} {spec!r}: module {module_name!r} has no {attribute!r}.{nearest(attribute, dir(module))}")
+        raise UserError(
+            f"{kind} {spec!r}: module {module_name!r} has no {attribute!r}.{nearest(attribute, dir(module))}"
+        )
     return getattr(module, attribute)
 
 

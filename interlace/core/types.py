@@ -28,7 +28,7 @@ class SampleKey(NamedTuple):
     """Names one admitted sample for the whole run."""
 
     gid: int
-    index: int
+    index: int  # type: ignore[assignment]  # nobody asks a key for tuple.index()
 
 
 class FinishReason(StrEnum):

@@ -1,10 +1,10 @@
 """Policy optimization for language models: the whole loop, written once, as the on-policy algorithm.
 
-            prompts                samples                      groups               batches
-    gate ----------> rollout ----------------> reward --> select --> reference --> critic --> advantages --> actor, critic
-     ^                  ^                                                                                       |
-     |                  +------------------------------- weights ------------------------------------ publish <-+
-     +---------------------------------------------- slots --------------------------------------------+
+         prompts           samples                                          groups          batches
+    gate -------> rollout ---------> reward > select > reference > critic > advantages ---------> actor, critic
+     ^               ^                                                                                 |
+     |               +----------------------------- weights ----------------------------- publish <----+
+     +-------------------------------------------- slots ----------------------------------+
 
 Every stage starts at once. Two things hold it back: the gate (how far generation may run ahead of training) and its
 devices. Which way of running this is, synchronous or stale, in turns or as a pipeline, is the schedule's business.

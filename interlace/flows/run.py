@@ -102,17 +102,26 @@ class PolicyRun:
         self._cluster, self._settings, self._algorithm, self._observer = cluster, settings, algorithm, observer
         self._ended: list[Ended] = []
         self._failures: dict[SampleKey, str] = {}
-        channel: Channel[SampleKey, Sample] = Channel("samples", Sample, cluster.waits, marks=MARKS, on_end=self._on_end)
+        channel: Channel[SampleKey, Sample] = Channel(
+            "samples", Sample, cluster.waits, marks=MARKS, on_end=self._on_end
+        )
         self._channel = channel
         self.admission: Admission = stages.admission(prompts, channel)
         self._batches = Batches(self.admission, cluster.waits)
         self._meter = StepMeter(cluster)
+        self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission)
         self.reward = RewardRole(stages, groups.reward, self._failures)
         self.reference = ReferenceRole(stages, groups.reference)
         whole = algorithm.needs.batch_statistics
         self.critic = CriticRole(stages, groups.critic, minibatches=settings.minibatches, whole_batch=whole)
-        self.actor = stages.train_stage("actor", groups.actor, minibatches=settings.minibatches, whole_batch=whole)
+        self.actor = stages.train_stage(
+            "actor",
+            groups.actor,
+            minibatches=settings.minibatches,
+            whole_batch=whole,
+            recompute_proximal=algorithm.needs.proximal_logprobs,
+        )
         self._publisher = stages.publisher(groups.actor, self.rollout.generator)
         stages.watch_stalls()
 
@@ -193,8 +202,6 @@ class PolicyRun:
         if not self._stopped:
             self.admission.pump()
 
-    _stopped = False
-
     @property
     def _min_samples(self) -> int:
         return 2 if self._algorithm.is_group_relative else 1
@@ -212,7 +219,9 @@ class PolicyRun:
 class RolloutRole:
     """Generation."""
 
-    def __init__(self, stages: StageFactory, engines: Sequence[WorkerGroup[Any]], params: SamplingParams, admission: Admission) -> None:
+    def __init__(
+        self, stages: StageFactory, engines: Sequence[WorkerGroup[Any]], params: SamplingParams, admission: Admission
+    ) -> None:
         self.generator = stages.generator(engines, params)
         self._admission = admission
 
@@ -279,7 +288,9 @@ class ReferenceRole:
 class CriticRole:
     """Values and their training, where they are needed."""
 
-    def __init__(self, stages: StageFactory, group: WorkerGroup[Any] | None, *, minibatches: int, whole_batch: bool) -> None:
+    def __init__(
+        self, stages: StageFactory, group: WorkerGroup[Any] | None, *, minibatches: int, whole_batch: bool
+    ) -> None:
         def columns(values: FloatArray) -> Columns:
             return {"values": values}
 

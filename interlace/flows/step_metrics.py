@@ -52,7 +52,11 @@ class StepMeter:
 
         def of(role: str, operations: tuple[str, ...] | None = None) -> list[Span]:
             apart = (*SYNC_OPERATIONS, *SWITCH_OPERATIONS)
-            return [s for s in spans if s.role == role and (s.operation in operations if operations else s.operation not in apart)]
+            return [
+                s
+                for s in spans
+                if s.role == role and (s.operation in operations if operations else s.operation not in apart)
+            ]
 
         return {
             "timing_s/step": step_s,

@@ -1,1 +1,1 @@
-"""The runtime: single controller on asyncio, worker groups, channels, device locks, stages. Imports neither torch nor ray."""
+"""The runtime: a single asyncio controller, worker groups, channels, device locks, stages. Imports no torch."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def deal(loads: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Indices of the items for each rank: longest first to the least loaded rank (LPT, within 4/3 of the best makespan)."""
+    """Indices of the items for each rank: longest first to the least loaded one (LPT, within 4/3 of the optimum)."""
     if num_ranks == 1:
         return [list(range(len(loads)))]
     ranks: list[list[int]] = [[] for _ in range(num_ranks)]

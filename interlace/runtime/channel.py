@@ -21,7 +21,7 @@ class ChannelFull(InterlaceError):
 class Channel(Generic[K, R]):
     """A table that fills while it is read.
 
-    A row is opened, its columns are put (each once), and it ends with every reader's acknowledgement or with a tombstone.
+    A row is opened, its columns are put (each once), and it ends when every reader acknowledged it, or by a tombstone.
     Puts never block: the gate is the bound of a policy run. A bound of the channel's own refuses instead (ChannelFull).
     """
 
@@ -73,7 +73,7 @@ class Channel(Generic[K, R]):
         return cursor
 
     def open(self, key: K, record: R, columns: Sequence[str]) -> None:
-        """Adds a row of which `columns` are there. Raises ChannelFull at the bound, ValueError for a key that is open."""
+        """Adds a row of which `columns` are there. ChannelFull at the bound, ValueError for a key that is open."""
         if self._closed:
             raise ValueError(f"channel {self.name!r} is closed; row {key} comes too late")
         if key in self._rows:
@@ -189,8 +189,10 @@ class Cursor(Generic[K, R]):
         """Nothing is live above this reader and nothing new may be opened: what is ready now is all there is."""
         return not self._above and not self._channel.may_open()
 
-    def lease(self, max_rows: int | None = None, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None) -> list[R]:
-        """Takes rows in the order in which they became ready: at most `max_rows`, or up to a sum of `weight` (at least one)."""
+    def lease(
+        self, max_rows: int | None = None, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None
+    ) -> list[R]:
+        """Takes rows in the order in which they became ready: at most `max_rows`, or up to a sum of `weight`."""
         rows: list[R] = []
         total = 0
         while self._ready and (max_rows is None or len(rows) < max_rows):
@@ -204,7 +206,9 @@ class Cursor(Generic[K, R]):
             rows.append(row)
         return rows
 
-    async def get(self, num_rows: int, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None) -> list[R]:
+    async def get(
+        self, num_rows: int, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None
+    ) -> list[R]:
         """Leases once `num_rows` are ready, or fewer once no more can come; [] is the end of the stream."""
         while self.num_ready < num_rows and not self._channel.closed:
             await self.changed.wait(who=self.name, what=f"{num_rows} rows of channel {self._channel.name}")

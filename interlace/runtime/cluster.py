@@ -37,8 +37,10 @@ class WorkerSpec:
 class Cluster(ABC):
     """Devices, workers on them, and the tasks of a run."""
 
-    def __init__(self, devices: Sequence[Device], *, switch: Literal["when_idle", "when_ready"], hang_after_s: float) -> None:
-        """Must be constructed on a running event loop. hang_after_s: seconds without any progress before it is an error."""
+    def __init__(
+        self, devices: Sequence[Device], *, switch: Literal["when_idle", "when_ready"], hang_after_s: float
+    ) -> None:
+        """Made on a running event loop. hang_after_s: seconds without any progress before it is an error."""
         self.devices = tuple(devices)
         self.clock: Clock = LoopClock(asyncio.get_running_loop())
         self.waits = WaitRegistry(self.clock)
@@ -50,7 +52,7 @@ class Cluster(ABC):
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
-        """Starts the ranks of a group. Raises what the workers' constructors raise, and UserError where memory is short."""
+        """Starts a group. Raises RemoteError where a constructor does, UserError where memory is short."""
         contexts = [
             WorkerContext(
                 group=spec.name,
@@ -93,17 +95,21 @@ class Cluster(ABC):
     async def run(self, main: Awaitable[T]) -> T:
         """Awaits `main`; the first exception of any spawned task, or a hang, ends it with that exception."""
         flow = asyncio.ensure_future(main)
-        self.spawn(self.watchdog.run(), name="watchdog")
+        self._watch()
         try:
-            await asyncio.wait({flow, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+            outcomes: set[asyncio.Future[Any]] = {flow, self._failed}
+            await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
             if not flow.done():
                 self._failed.result()
             return flow.result()
         finally:
             await self._cancel(flow)
 
+    def _watch(self) -> None:
+        self.spawn(self.watchdog.run(), name="watchdog")
+
     async def _cancel(self, flow: "asyncio.Future[T]") -> None:
-        tasks = [flow, *self._tasks]
+        tasks: list[asyncio.Future[Any]] = [flow, *self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

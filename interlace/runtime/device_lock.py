@@ -42,7 +42,9 @@ class DeviceLock:
     waits for a channel, the gate or a handle of another group while it holds.
     """
 
-    def __init__(self, devices: Sequence[Device], waits: WaitRegistry, *, switch: Literal["when_idle", "when_ready"]) -> None:
+    def __init__(
+        self, devices: Sequence[Device], waits: WaitRegistry, *, switch: Literal["when_idle", "when_ready"]
+    ) -> None:
         self._devices, self._waits = tuple(devices), waits
         self._arbiter = Arbiter(len(devices), switch)
         self._residents: list[OrderedDict[str, Tenant]] = [OrderedDict() for _ in devices]
@@ -59,14 +61,17 @@ class DeviceLock:
             device = self._devices[index]
             if need > device.memory_bytes:
                 raise UserError(
-                    f"{tenant.name} needs {need / 2**30:.1f} GiB on {device.name}, which has {device.memory_bytes / 2**30:.1f}. "
+                    f"{tenant.name} needs {need / 2**30:.1f} GiB on {device.name}, which has "
+                    f"{device.memory_bytes / 2**30:.1f}. "
                     f"Use a smaller model, fewer tokens, or more devices for it (placement)."
                 )
 
     @asynccontextmanager
     async def hold(self, tenant: Tenant) -> AsyncIterator[None]:
         """All devices of a tenant, loaded and exclusively its own."""
-        claim = Claim(owner=tenant.name, devices=tenant.device_indices, stage=tenant.stage, preemptible=tenant.preemptible)
+        claim = Claim(
+            owner=tenant.name, devices=tenant.device_indices, stage=tenant.stage, preemptible=tenant.preemptible
+        )
         self._tenants[tenant.name] = tenant
         await self._acquire(claim)
         try:
@@ -91,7 +96,9 @@ class DeviceLock:
         self._arbiter.request(claim)
         self._pump()
         try:
-            await self._waits.wait_for(granted, who=claim.owner, what=f"devices {list(claim.devices)} ({self._holders(claim)})")
+            await self._waits.wait_for(
+                granted, who=claim.owner, what=f"devices {list(claim.devices)} ({self._holders(claim)})"
+            )
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
                 self._arbiter.release(claim)

@@ -102,7 +102,9 @@ class WorkerGroup(Generic[W_co]):
         """Runs a concurrent operation on all ranks beside whatever runs there."""
         how = operation_of(self._class, method)
         if how is None or not how.concurrent:
-            raise InterlaceError(f"{self._class.__name__}.{method} is not declared concurrent; call it and await the handle.")
+            raise InterlaceError(
+                f"{self._class.__name__}.{method} is not declared concurrent; call it and await the handle."
+            )
         for rank in self._ranks:
             rank.call_now(method, args)
 
@@ -131,20 +133,26 @@ class WorkerGroup(Generic[W_co]):
         task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}.{method}")
         return Handle(task, durations, f"{self.name}.{method}()")
 
-    async def _run(self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], durations: list[float]) -> Any:
+    async def _run(
+        self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], durations: list[float]
+    ) -> Any:
         if how.on_device:
             async with self.hold():
                 return await self._on_ranks(method, how, args, kwargs, durations)
         return await self._on_ranks(method, how, args, kwargs, durations)
 
-    async def _on_ranks(self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], durations: list[float]) -> Any:
+    async def _on_ranks(
+        self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], durations: list[float]
+    ) -> Any:
         order, per_rank = self._split(how, args)
         calls = [self._on_rank(number, method, how, rank_args, kwargs) for number, rank_args in enumerate(per_rank)]
         outcomes = await asyncio.gather(*calls)
         durations.extend(seconds for _, seconds in outcomes)
         return _collect(how, [result for result, _ in outcomes], order)
 
-    async def _on_rank(self, number: int, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float]:
+    async def _on_rank(
+        self, number: int, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, float]:
         services = self._services
         services.waits.num_running += 1
         start = services.clock.now()

@@ -25,7 +25,9 @@ class Handle(Generic[T]):
         """The result, or InterlaceError once `timeout_s` have passed; the operation itself goes on."""
         done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
         if not done:
-            raise InterlaceError(f"{self._name} is not done after {timeout_s} s; it goes on and can be waited for again.")
+            raise InterlaceError(
+                f"{self._name} is not done after {timeout_s} s; it goes on and can be waited for again."
+            )
         return self._task.result()
 
     def done(self) -> bool:

@@ -45,7 +45,9 @@ class WaitRegistry:
     def graph(self) -> str:
         """The wait-for graph as lines, oldest first."""
         now = self._clock.now()
-        lines = [f"  {wait.who} waits for {wait.what} since {now - wait.since_s:.1f} s" for wait in self._waits.values()]
+        lines = [
+            f"  {wait.who} waits for {wait.what} since {now - wait.since_s:.1f} s" for wait in self._waits.values()
+        ]
         return "\n".join([f"{self.num_running} operations running, {len(lines)} waits:", *lines])
 
 

@@ -10,8 +10,8 @@ from interlace.runtime.waits import WaitRegistry
 class Watchdog:
     """Sees a stall: no operation runs and nothing ended since the last look.
 
-    A stall first asks those registered, in order, to move something (resume what is suspended, flush a partial granule).
-    If nobody can, it is a bug and the run ends. An operation that runs on without any other progress ends it too, later.
+    A stall first asks those registered, in order, to move something (resume what is suspended, flush a partial
+    granule). If nobody can, it is a bug and the run ends. So does an operation that runs on for too long.
     """
 
     LOOK_EVERY_S = 0.25
@@ -25,10 +25,12 @@ class Watchdog:
         """Registers somebody who may move something at a stall; True where it did."""
         self._resolvers.append(resolver)
 
-    def resolve(self) -> bool:
-        """Asks the resolvers in order until one moved something."""
+    def resolve_or_raise(self) -> bool:
+        """At a stall: asks the resolvers in order until one moved something. HangError where none did."""
         self.num_stalls += 1
-        return any(resolver() for resolver in self._resolvers)
+        if not any(resolver() for resolver in self._resolvers):
+            raise HangError(f"nothing can go on; this is a bug.\n{self._waits.graph()}")
+        return True
 
     async def run(self) -> None:
         """Looks now and then, for ever. Raises HangError."""
@@ -41,7 +43,9 @@ class Watchdog:
             if self._waits.num_running == 0:
                 quiet_looks += 1
             # Two looks in a row, since a look can fall between the end of a wait and the next operation's start.
-            if quiet_looks >= 2 and not self.resolve():
-                raise HangError(f"nothing can go on; this is a bug.\n{self._waits.graph()}")
+            if quiet_looks >= 2:
+                self.resolve_or_raise()
             if self._clock.now() - since > self._hang_after_s:
-                raise HangError(f"no progress for {self._hang_after_s:.0f} s (cluster.hang_after_s).\n{self._waits.graph()}")
+                raise HangError(
+                    f"no progress for {self._hang_after_s:.0f} s (cluster.hang_after_s).\n{self._waits.graph()}"
+                )

@@ -14,9 +14,9 @@ class Operation:
     """How the runtime calls a method on the ranks of a group."""
 
     split: Split = "broadcast"
-    """broadcast: every rank gets the same arguments. samples: the first argument, a sequence, is dealt to the ranks by load."""
+    """broadcast: every rank gets the same. samples: the first argument, a sequence, is dealt to the ranks by load."""
     collect: Collect = "first"
-    """first: rank 0's result. all: a list, one a rank. concat: the ranks' sequences put back into the argument's order."""
+    """first: rank 0's result. all: a list, one a rank. concat: the ranks' sequences, back in the argument's order."""
     on_device: bool = True
     """The runtime takes the group's devices for it (lock, onload, run)."""
     concurrent: bool = False
@@ -40,7 +40,7 @@ def operation(
 
 
 def operation_of(worker_class: type, name: str) -> Operation | None:
-    """The declaration of a method; a plain public method is a broadcast on the device. None where there is no such method."""
+    """A method's declaration; a plain public method is a broadcast on the device. None where there is none."""
     method = getattr(worker_class, name, None)
     if name.startswith("_") or not callable(method):
         return None

@@ -26,7 +26,7 @@ class Decision:
 
 
 class Arbiter:
-    """Grants all devices of a claim or none: most-downstream first, then first come. A waiting claim reserves its devices.
+    """Grants all devices of a claim or none: most-downstream first, then first come; who waits reserves.
 
     One-by-one acquisition deadlocks, and without reservation a wide claim starves behind narrow ones.
     """

@@ -80,7 +80,7 @@ class Batcher:
     def _allowed_queue(self, step: int) -> deque[tuple[int, Ticket]] | None:
         if self._mode == "step":
             return self._ready.get(step) or None
-        # One queue a deadline: at most ceil(K) + 1 of them, so the oldest arrival that may go is found without a scan of all.
+        # One queue a deadline, at most ceil(K) + 1 of them: the oldest arrival that may go is found without a scan.
         waiting = [(queue[0][0], deadline) for deadline, queue in self._ready.items() if queue]
         heapq.heapify(waiting)
         while waiting:

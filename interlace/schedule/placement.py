@@ -65,13 +65,14 @@ def _share(low: int, high: int, spec: str, size: int, role: str) -> range:
     first, end = math.floor(size * low / 100 + 0.5), math.floor(size * high / 100 + 0.5)
     if first == end:
         raise UserError(
-            f"placement.{role} = {spec!r} is no whole device of {size}. Give the cluster more (cluster.devices) or widen it."
+            f"placement.{role} = {spec!r} is no whole device of {size}. Give the cluster more (cluster.devices) "
+            f"or widen it."
         )
     return range(first, end)
 
 
 def cut(devices: tuple[Device, ...], per_instance: int | None, *, role: str) -> tuple[tuple[Device, ...], ...]:
-    """Cuts a role's devices into instances of equal size; None makes one instance of all. Raises UserError if uneven."""
+    """Cuts a role's devices into instances of equal size; None makes one of all. Raises UserError if uneven."""
     size = per_instance or len(devices)
     if len(devices) % size:
         raise UserError(

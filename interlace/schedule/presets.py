@@ -24,7 +24,9 @@ def preset_path(name: str) -> Path:
             raise UserError(f"schedule {name!r}: there is no such file.")
         return Path(name)
     if name not in preset_names():
-        raise UserError(f"unknown schedule {name!r}.{nearest(name, preset_names())} Your own is written as a path to a YAML file.")
+        raise UserError(
+            f"unknown schedule {name!r}.{nearest(name, preset_names())} Your own is written as a path to a YAML file."
+        )
     return FOLDER / f"{name}.yaml"
 
 

@@ -1,1 +1,1 @@
-""""""
+"""The cluster in this process."""

@@ -5,6 +5,7 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 from interlace.core.errors import RemoteError, UserError
@@ -65,7 +66,9 @@ class LocalCluster(Cluster):
         return rank
 
 
-def local_cluster(devices: Sequence[Device], *, switch: Literal["when_idle", "when_ready"], hang_after_s: float) -> LocalCluster:
+def local_cluster(
+    devices: Sequence[Device], *, switch: Literal["when_idle", "when_ready"], hang_after_s: float
+) -> LocalCluster:
     """A cluster on the running event loop."""
     return LocalCluster(devices, switch=switch, hang_after_s=hang_after_s)
 
@@ -74,8 +77,7 @@ def host_memory_bytes() -> int:
     """Memory of this machine, bounded by the container's limit where there is one."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        with open("/sys/fs/cgroup/memory.max") as file:
-            limit = file.read().strip()
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
     except OSError:
         return total
     return min(total, int(limit)) if limit.isdigit() else total

@@ -1,1 +1,1 @@
-""""""
+"""The runtime on a virtual clock."""

@@ -42,7 +42,7 @@ class Admission:
         self.samples_per_prompt = samples_per_prompt
         self.changed = Signal(waits)
         """Fires whenever the gate or the set of live groups changed."""
-        self.on_admit: Callable[[Sequence[Sample]], None] = lambda wave: None
+        self.on_admit: Callable[[Sequence[Sample]], None] = lambda _wave: None
         self._source = source
         self._live: dict[int, tuple[Ticket, Prompt]] = {}
         self._vacancies: list[int] = []

@@ -31,7 +31,7 @@ class Job:
 
 
 class EngineDriver:
-    """One rollout instance. run() is its loop: devices, then requests, until nothing is left or others need the devices."""
+    """One rollout instance. run(): devices, then requests, until nothing is left or others need the devices."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class EngineDriver:
         on_swapped: Callable[[], None],
         on_requeue: Callable[[list[Job]], None],
     ) -> None:
-        """on_swapped: told when new weights serve. on_requeue: gets the partials of an abort_resume, to dispatch anew."""
+        """on_swapped: told when new weights serve. on_requeue: gets the partials of an abort_resume."""
         self.group = group
         self.version = -1
         self._on_update, self._concurrency = on_update, concurrency

@@ -76,7 +76,15 @@ class StageFactory:
         self._resolvers.insert(0, stage.flush)
         return stage
 
-    def train_stage(self, name: str, group: WorkerGroup[Any], *, minibatches: int, whole_batch: bool) -> TrainStage:
+    def train_stage(
+        self,
+        name: str,
+        group: WorkerGroup[Any],
+        *,
+        minibatches: int,
+        whole_batch: bool,
+        recompute_proximal: bool = False,
+    ) -> TrainStage:
         """A trained role."""
         stage = TrainStage(
             group,
@@ -84,6 +92,7 @@ class StageFactory:
             samples_per_prompt=self._samples_per_prompt,
             minibatches=minibatches,
             whole_batch=whole_batch,
+            recompute_proximal=recompute_proximal,
         )
         self._resolvers.append(stage.flush)
         return stage
@@ -101,5 +110,3 @@ class StageFactory:
         return self._schedule.granule_samples(
             stage, prompts_per_step=self._prompts_per_step, samples_per_prompt=self._samples_per_prompt
         )
-
-

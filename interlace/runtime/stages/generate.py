@@ -23,7 +23,9 @@ EVALUATION_ORDER = -1
 class Generator:
     """All rollout instances behind one dispatch policy."""
 
-    def __init__(self, cluster: Cluster, engines: Sequence[WorkerGroup[Any]], schedule: Schedule, params: SamplingParams) -> None:
+    def __init__(
+        self, cluster: Cluster, engines: Sequence[WorkerGroup[Any]], schedule: Schedule, params: SamplingParams
+    ) -> None:
         self._cluster, self._params = cluster, params
         self._policy: DispatchPolicy = create_dispatch(schedule.dispatch)
         self._swapped = Signal(cluster.waits)
@@ -60,7 +62,12 @@ class Generator:
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Response]] = [loop.create_future() for _ in requests]
         jobs = [
-            Job(request=request, order=EVALUATION_ORDER, expected_tokens=self._expected(request), deliver=future.set_result)
+            Job(
+                request=request,
+                order=EVALUATION_ORDER,
+                expected_tokens=self._expected(request),
+                deliver=future.set_result,
+            )
             for request, future in zip(requests, futures, strict=True)
         ]
         self._dispatch(jobs)

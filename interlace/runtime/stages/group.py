@@ -10,8 +10,10 @@ from interlace.runtime.stages.stream import Stream
 class GroupStage:
     """Calls back as soon as the last sample of a group is here or has ended; it runs on the controller, at once."""
 
-    def __init__(self, name: str, admission: Admission, *, min_samples: int, on_group: Callable[[SampleGroup], None]) -> None:
-        """min_samples: a group with fewer survivors is dropped as `filtered` (one sample alone has no group advantage)."""
+    def __init__(
+        self, name: str, admission: Admission, *, min_samples: int, on_group: Callable[[SampleGroup], None]
+    ) -> None:
+        """min_samples: a group with fewer survivors is dropped as `filtered`: one alone has no group advantage."""
         self._name, self._admission = name, admission
         self._min_samples, self._on_group = min_samples, on_group
         self._arrived: dict[int, dict[int, Sample]] = {}
@@ -21,7 +23,7 @@ class GroupStage:
         """Starts collecting."""
         cursor = stream.subscribe(self._name)
         cursor.on_ready = self._sample_arrived
-        cursor.on_tombstone = lambda sample, event: self._sample_ended(sample.key)
+        cursor.on_tombstone = lambda sample, _event: self._sample_ended(sample.key)
 
     def _sample_arrived(self, sample: Sample) -> None:
         self._arrived.setdefault(sample.key.gid, {})[sample.key.index] = sample

@@ -36,7 +36,7 @@ class MapStage:
         granule: int,
         on_failed: OnFailed,
     ) -> None:
-        """operation: called with a list of Samples, returns one result each. to_columns: a result as columns of the row.
+        """operation: takes a list of Samples, returns one result each. to_columns: a result as columns of its row.
 
         granule: samples it waits for. on_failed: told of each failure, with its reason.
         """

@@ -1,6 +1,8 @@
 """The training stage of one trained role (actor, critic)."""
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from interlace.core.types import Sample, SampleGroup
@@ -13,7 +15,7 @@ def slices(groups: list[SampleGroup], count: int) -> list[list[SampleGroup]]:
     ordered = sorted(groups, key=lambda group: group.gid)
     count = min(count, len(ordered))
     bounds = [round(place * len(ordered) / count) for place in range(count + 1)] if count else []
-    return [ordered[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [ordered[low:high] for low, high in pairwise(bounds)]
 
 
 def _samples(groups: list[SampleGroup]) -> list[Sample]:
@@ -27,12 +29,24 @@ class TrainStage:
     the result does not depend on the granules. Several minibatches, or statistics of the batch, need it whole first.
     """
 
-    def __init__(self, group: WorkerGroup[Any], *, granule: int, samples_per_prompt: int, minibatches: int, whole_batch: bool) -> None:
-        """granule: samples it waits for before it asks for its devices."""
-        self._group = group
+    def __init__(
+        self,
+        group: WorkerGroup[Any],
+        *,
+        granule: int,
+        samples_per_prompt: int,
+        minibatches: int,
+        whole_batch: bool,
+        recompute_proximal: bool,
+    ) -> None:
+        """granule: samples it waits for before it asks for its devices.
+
+        recompute_proximal: log-probs under the weights at the start of the step are computed before the first update.
+        """
+        self._group, self._recompute_proximal = group, recompute_proximal
         self._granule_groups = math.ceil(granule / samples_per_prompt)
         self._minibatches = minibatches
-        self._whole_batch = whole_batch or minibatches > 1
+        self._whole_batch = whole_batch or minibatches > 1 or recompute_proximal
         self._flush = False
         self._waiting_for: Batch | None = None
         self._position = 0
@@ -42,10 +56,12 @@ class TrainStage:
         self._position = 0
         if self._whole_batch:
             await self._until_ready(batch, batch.size)
-            parts = slices(batch.groups, self._minibatches)
+            parts = [_samples(part) for part in slices(batch.groups, self._minibatches)]
             async with self._group.hold(f"step {batch.step}"):
+                if self._recompute_proximal:
+                    parts = [await self._with_proximal(part) for part in parts]
                 for part in parts:
-                    await self._group.accumulate(_samples(part))
+                    await self._group.accumulate(part)
                     await self._group.optimizer_step()
         else:
             await self._stream(batch)
@@ -72,6 +88,10 @@ class TrainStage:
                 if is_last:
                     await self._group.optimizer_step()
                     return
+
+    async def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
+        logprobs = await self._group.logprobs(samples)
+        return [replace(sample, proximal_logprobs=found) for sample, found in zip(samples, logprobs, strict=True)]
 
     async def _until_ready(self, batch: Batch, num_groups: int) -> None:
         self._waiting_for = batch

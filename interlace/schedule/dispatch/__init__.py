@@ -30,8 +30,14 @@ def create_dispatch(spec: str) -> DispatchPolicy:
     """A built-in by name, or a user's `package.module:Name`; each run gets a policy of its own."""
     import interlace.schedule.dispatch as package
 
-    factory = load_callable("dispatch policy", spec) if ":" in spec else builtin_module("dispatch policy", package, spec).create
+    factory = (
+        load_callable("dispatch policy", spec)
+        if ":" in spec
+        else builtin_module("dispatch policy", package, spec).create
+    )
     policy = factory()
     if not hasattr(policy, "assign"):
-        raise UserError(f"dispatch = {spec!r} made a {type(policy).__name__}, which has no assign(expected_tokens, loads).")
+        raise UserError(
+            f"dispatch = {spec!r} made a {type(policy).__name__}, which has no assign(expected_tokens, loads)."
+        )
     return policy

@@ -1,0 +1,64 @@
+"""The same runtime on a virtual clock: ranks are objects on the event loop, and operations cost what they sleep."""
+
+import asyncio
+import traceback
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from interlace.core.errors import RemoteError, UserError
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.group import Rank
+from interlace.runtime.sim.loop import VirtualLoop
+from interlace.runtime.worker import Worker, WorkerContext
+from interlace.schedule.placement import Device
+
+
+class InlineRank:
+    """Operations of one rank one at a time, in the order of the calls."""
+
+    def __init__(self, worker: Worker, context: WorkerContext) -> None:
+        self._worker, self._context = worker, context
+        self._turn = asyncio.Lock()
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A coroutine function may sleep, which is its cost."""
+        try:
+            async with self._turn:
+                result = getattr(self._worker, method)(*args, **kwargs)
+                return await result if asyncio.iscoroutine(result) else result
+        except UserError:
+            raise
+        except Exception as error:
+            raise RemoteError(self._context.group, self._context.rank, method, traceback.format_exc()) from error
+
+    def call_now(self, method: str, args: tuple[Any, ...]) -> None:
+        """At once, whatever runs."""
+        getattr(self._worker, method)(*args)
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+
+class SimCluster(Cluster):
+    """Must be made on a running VirtualLoop."""
+
+    def __init__(
+        self, devices: Sequence[Device], *, switch: Literal["when_idle", "when_ready"], hang_after_s: float
+    ) -> None:
+        super().__init__(devices, switch=switch, hang_after_s=hang_after_s)
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, VirtualLoop):
+            raise ValueError(f"a SimCluster runs on a VirtualLoop, not on a {type(loop).__name__}")
+        self._loop = loop
+
+    def _watch(self) -> None:
+        # On a virtual clock a stall is an event, seen exactly; nobody has to look now and then.
+        self._loop.on_stall = self.watchdog.resolve_or_raise
+
+    async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
+        try:
+            return InlineRank(spec.factory(context), context)
+        except UserError:
+            raise
+        except Exception as error:
+            raise RemoteError(context.group, context.rank, "__init__", traceback.format_exc()) from error

@@ -1,0 +1,24 @@
+"""The reference policy, whose weights never change."""
+
+from collections.abc import Callable, Sequence
+
+from interlace.core.types import FloatArray, Sample
+from interlace.engines.train import LogprobEngine
+from interlace.runtime.worker import Worker, WorkerContext, operation
+
+
+class ReferenceWorker(Worker):
+    """Log-probs without gradient."""
+
+    def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], LogprobEngine]) -> None:
+        super().__init__(context)
+        self._engine = make_engine(context)
+
+    @operation(split="samples", collect="concat")
+    def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """[L] of each sample."""
+        return self._engine.logprobs(samples)
+
+    @operation(on_device=False)
+    def memory_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.model.state_dict().values())

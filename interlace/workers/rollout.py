@@ -1,0 +1,92 @@
+"""The rollout role: one engine, its tokenizer, and a loop that can be interrupted."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from interlace.core.training import WeightBundle
+from interlace.core.types import Completion, Metrics, Progress, Request, Response
+from interlace.engines.rollout.protocol import EngineReport, RolloutEngine
+from interlace.runtime.worker import Worker, WorkerContext, operation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class RolloutWorker(Worker):
+    """Serves requests until something is finished."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        make_engine: Callable[[WorkerContext], "tuple[RolloutEngine, PreTrainedTokenizerBase]"],
+    ) -> None:
+        super().__init__(context)
+        self._engine, self._tokenizer = make_engine(context)
+        self._interrupted = threading.Event()
+
+    @operation()
+    def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
+        """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left."""
+        if aborts:
+            self._engine.abort(aborts)
+        for request in submissions:
+            self._engine.submit(request)
+        num_new_tokens = 0
+        while True:
+            output = self._engine.step()
+            num_new_tokens += output.num_new_tokens
+            if output.finished or self._interrupted.is_set() or not output.num_running + output.num_waiting:
+                break
+        self._interrupted.clear()
+        return Progress(
+            responses=self._decoded(output.finished),
+            num_running=output.num_running,
+            num_waiting=output.num_waiting,
+            num_new_tokens=num_new_tokens,
+        )
+
+    @operation(on_device=False, concurrent=True)
+    def interrupt(self) -> None:
+        """Lets a serve() that runs return after its current step."""
+        self._interrupted.set()
+
+    @operation()
+    def abort(self) -> tuple[Response, ...]:
+        """Ends everything and returns what there is, to be resubmitted."""
+        return self._decoded(self._engine.abort())
+
+    @operation()
+    def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
+        """Swaps all weights between two decode steps."""
+        self._engine.update_weights(bundle.tensors, bundle.version, mode)
+
+    @operation(on_device=False)
+    def engine_metrics(self) -> Metrics:
+        """The engine's counters since the last call."""
+        return self._engine.metrics()
+
+    @operation(on_device=False)
+    def report(self) -> EngineReport:
+        """What the engine found out about the model."""
+        return self._engine.report()
+
+    def onload(self) -> None:
+        self._engine.onload()
+
+    def offload(self) -> None:
+        self._engine.offload()
+
+    @operation(on_device=False)
+    def memory_bytes(self) -> int:
+        memory = self._engine.memory()
+        return memory.weights + memory.kv_cache
+
+    def _decoded(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
+        return tuple(
+            Response(
+                completion=completion,
+                text=str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)),
+            )
+            for completion in completions
+        )
