@@ -1,0 +1,74 @@
+"""Settings of the prompts: one source, and how a row of it is put to the model."""
+
+from typing import Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from interlace.core.config import Config
+
+Scalar: TypeAlias = bool | int | float | str
+Parameter: TypeAlias = Scalar | tuple[Scalar, ...]
+
+
+class ReasoningGymSource(Config):
+    """A dataset of the reasoning-gym library, which draws questions without end and scores their answers."""
+
+    name: str
+    """As in reasoning_gym.create_dataset, such as number_sorting."""
+    parameters: dict[str, Parameter] = Field(default_factory=dict)
+    """Fields of that dataset's config, without seed and size."""
+    train_size: int = Field(default=4096, ge=1)
+    """Distinct prompts to train on."""
+    heldout_size: int = Field(default=256, ge=0)
+    """Distinct prompts to evaluate on; never among those trained on."""
+    seed: int = Field(default=0, ge=0, lt=1024)
+    """Which questions are drawn; apart from the run's seed, so that runs are compared on the same held-out prompts."""
+
+
+class FileSource(Config):
+    """Rows of a .jsonl or .parquet file. Columns beside prompt and answer reach the reward function as metadata."""
+
+    train: str
+    """Path."""
+    heldout: str | None = None
+    """Path. Rows of `train` with a prompt of this file are left out."""
+    heldout_size: int = Field(default=0, ge=0)
+    """Without a held-out file: how many distinct prompts of `train` are kept back, chosen by a keyed shuffle."""
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+
+    @model_validator(mode="after")
+    def _one_heldout(self) -> Self:
+        if self.heldout is not None and self.heldout_size:
+            raise ValueError("heldout names a file and heldout_size keeps rows back from train; remove one of them")
+        return self
+
+
+class PromptFormat(Config):
+    """How a row becomes the text of a prompt."""
+
+    template: str = "{prompt}"
+    """Braces name `prompt` or a column of the row's metadata; a list's items are written one after another."""
+    replace: dict[str, str] = Field(default_factory=dict)
+    """What to write instead of parts of a filled-in value, in order; the template's own text stays as it is."""
+    join: str = ""
+    """Stands between the items of a list."""
+    system: str | None = None
+    """System message; without a chat template it stands before the prompt, a blank line between."""
+    chat_template: bool = True
+    """Apply the tokenizer's chat template where it has one."""
+
+
+class DataConfig(Config):
+    """Exactly one source, and the format of its prompts."""
+
+    reasoning_gym: ReasoningGymSource | None = None
+    files: FileSource | None = None
+    format: PromptFormat = PromptFormat()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.reasoning_gym is None) == (self.files is None):
+            given = "both" if self.files else "none"
+            raise ValueError(f"give one source of prompts, reasoning_gym or files; {given} of them is here")
+        return self

@@ -1,0 +1,88 @@
+"""Rows from JSON Lines and Parquet files. Every mistake is named by file and line."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from interlace.core.errors import UserError, nearest
+from interlace.core.types import JSON
+from interlace.data.config import FileSource
+from interlace.data.rows import Row, Split
+
+
+def file_rows(source: FileSource, split: Split) -> list[Row]:
+    """All rows of a split's file, in order.
+
+    Raises UserError where the file is missing, empty or of another kind, a line is not JSON, or a column is missing.
+    """
+    given = source.train if split == "train" else source.heldout
+    if given is None:
+        return []
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise UserError(f"data file {given!r} does not exist (looked in {path.parent.resolve()}).")
+    readers = {".jsonl": _jsonl, ".parquet": _parquet}
+    if path.suffix not in readers:
+        raise UserError(f"data file {given!r} is neither .jsonl nor .parquet; convert it to one of them.")
+    rows = [_row(source, split, path, number, values) for number, values in readers[path.suffix](path)]
+    if not rows:
+        raise UserError(f"data file {given!r} is empty: it needs one row a prompt.")
+    return rows
+
+
+def _row(source: FileSource, split: Split, path: Path, number: int, values: Mapping[str, JSON]) -> Row:
+    origin = f"{path}:{number}"
+    prompt, answer = (_column(values, name, origin) for name in (source.prompt_column, source.answer_column))
+    if not isinstance(prompt, str):
+        raise UserError(f"{origin}: column {source.prompt_column!r} is {_kind(prompt)}, it must be text.")
+    if not isinstance(answer, str | int | float):
+        raise UserError(f"{origin}: column {source.answer_column!r} is {_kind(answer)}, it must be text or a number.")
+    used = (source.prompt_column, source.answer_column)
+    return Row(
+        uid=f"{split}/{path.name}:{number}",
+        origin=origin,
+        prompt=prompt,
+        answer=str(answer),
+        metadata={name: value for name, value in values.items() if name not in used},
+    )
+
+
+def _column(values: Mapping[str, JSON], name: str, origin: str) -> JSON:
+    if name not in values:
+        raise UserError(f"{origin}: there is no column {name!r}.{nearest(name, values)}")
+    return values[name]
+
+
+def _kind(value: JSON) -> str:
+    return "null" if value is None else f"a {type(value).__name__}"
+
+
+def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, JSON]]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line)
+            except ValueError as error:  # also what is not UTF-8
+                raise UserError(f"{path}:{number}: not JSON: {error}.") from None
+            if not isinstance(values, dict):
+                raise UserError(f"{path}:{number}: {_kind(values)}; each line must be a JSON object.")
+            yield number, values
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Mapping[str, JSON]]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(f"{path} needs pyarrow: pip install 'interlace[parquet]'.") from error
+    try:
+        table = pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{path} is not a Parquet file: {error}.") from None
+    number = 0
+    for batch in table.iter_batches():
+        for values in batch.to_pylist():
+            number += 1
+            yield number, values

