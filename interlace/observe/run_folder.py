@@ -89,8 +89,10 @@ class RunFolder:
         """What write_config wrote. Raises UserError where it is not there or not a mapping."""
         try:
             data = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise UserError(f"cannot read {self.config}: {error}. Is {self.path} a run folder?") from error
+        except OSError as error:
+            raise UserError(f"cannot read {self.config}: {error.strerror}. Is {self.path} a run folder?") from error
+        except yaml.YAMLError as error:
+            raise UserError(f"{self.config} is not YAML: {error}") from error
         if not isinstance(data, dict):
             raise UserError(f"{self.config} holds no settings. Is {self.path} a run folder?")
         return data

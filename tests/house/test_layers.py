@@ -62,5 +62,12 @@ def test_light_folders_import_without_heavy_libraries(folder: str) -> None:
         for path in sorted((PACKAGE / folder).rglob("*.py"))
         if path.name != "__init__.py" and "ray" not in path.relative_to(PACKAGE).parts
     ]
-    imports = f"import sys, importlib; [importlib.import_module(m) for m in {modules}]"
-    assert run_python(f"{imports}; print([m for m in {HEAVY} if m in sys.modules])") == "[]"
+    code = (
+        "import importlib, sys\n"
+        f"for module in {modules}:\n"
+        "    try: importlib.import_module(module)\n"
+        "    except ModuleNotFoundError as error:\n"  # an adapter to a package that is not installed
+        "        if error.name.startswith('interlace'): raise\n"
+        f"print([m for m in {HEAVY} if m in sys.modules])"
+    )
+    assert run_python(code) == "[]"

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, cast
 
@@ -14,8 +15,15 @@ from interlace.observe.loggers.base import MetricsLogger, RunInfo
 class MetricsLoggers:
     """All loggers of a run as one. `jsonl` is always among them: reports and resuming read it."""
 
-    def __init__(self, loggers: Sequence[MetricsLogger]) -> None:
-        self._loggers = tuple(loggers)
+    def __init__(self, info: RunInfo, names: Sequence[str]) -> None:
+        self._loggers: list[MetricsLogger] = []
+        self._open = ExitStack()
+        with self._open:  # closes those already open where a later one fails
+            for name in dict.fromkeys(["jsonl", *names]):
+                logger = _make(name, info)
+                self._open.callback(logger.close)
+                self._loggers.append(logger)
+            self._open = self._open.pop_all()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Once a step, with everything known of it."""
@@ -23,8 +31,8 @@ class MetricsLoggers:
             logger.log(step, metrics)
 
     def close(self) -> None:
-        for logger in self._loggers:
-            logger.close()
+        """Closes each, also where one of them raises."""
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self
@@ -42,15 +50,14 @@ def open_loggers(info: RunInfo, names: Sequence[str] | None = None) -> MetricsLo
     """
     if names is None:
         names = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
-    return MetricsLoggers([_open(name, info) for name in dict.fromkeys(["jsonl", *names])])
+    return MetricsLoggers(info, names)
 
 
-def _open(name: str, info: RunInfo) -> MetricsLogger:
+def _make(name: str, info: RunInfo) -> MetricsLogger:
     if ":" in name:
         return cast(MetricsLogger, load_callable("logger", name)(info))
-    module = builtin_module("logger", sys.modules[__name__], name)
-    make = cast("Callable[[RunInfo], MetricsLogger]", module.Logger)
     try:
-        return make(info)
+        module = builtin_module("logger", sys.modules[__name__], name)
     except ModuleNotFoundError as error:
         raise UserError(f"logger {name!r} needs the package {error.name!r}: pip install {error.name}.") from error
+    return cast("Callable[[RunInfo], MetricsLogger]", module.Logger)(info)

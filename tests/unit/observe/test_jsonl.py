@@ -1,0 +1,68 @@
+"""Every line is JSON that any reader accepts, and a cut file ends where it should."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlace.observe.jsonl import to_line, truncate_after
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+
+
+def strict(constant: str) -> float:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+@given(st.dictionaries(st.text(), VALUES | st.lists(VALUES)))
+def test_a_line_is_strict_json_and_one_line(row: dict[str, object]) -> None:
+    line = to_line(row)
+    assert line.count("\n") == 1
+    assert set(json.loads(line, parse_constant=strict)) == set(row)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_float_comes_back_bit_for_bit(value: float) -> None:
+    assert json.loads(to_line({"x": value}))["x"] == value
+
+
+def test_what_json_cannot_say_is_null() -> None:
+    row = {"nan": math.nan, "inf": math.inf, "numpy": np.float32("nan"), "array": np.array([1.0, math.nan])}
+    assert json.loads(to_line(row)) == {"nan": None, "inf": None, "numpy": None, "array": [1.0, None]}
+
+
+def test_numpy_becomes_plain_numbers() -> None:
+    assert to_line({"a": np.int32(3), "b": np.arange(2, dtype=np.int32)}) == '{"a": 3, "b": [0, 1]}\n'
+
+
+def test_what_it_cannot_hold_is_named() -> None:
+    with pytest.raises(TypeError, match="is a object, which JSON cannot hold"):
+        to_line({"a": object()})
+
+
+@given(st.lists(st.integers(0, 20), max_size=12), st.integers(-1, 20))
+def test_truncation_keeps_exactly_the_steps_up_to_one(steps: list[int], last: int) -> None:
+    lines = [to_line({"step": step, "n": n}) for n, step in enumerate(steps)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        path.write_text("".join(lines))
+        truncate_after(path, last)
+        assert path.read_text() == "".join(line for line, step in zip(lines, steps, strict=True) if step <= last)
+
+
+@pytest.mark.parametrize("torn", ['{"step": 2, "los', '{"step": 2}', "{"])
+def test_a_line_torn_by_a_kill_is_dropped(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + torn)
+    truncate_after(path, 5)
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def test_a_missing_file_stays_missing(tmp_path: Path) -> None:
+    truncate_after(tmp_path / "metrics.jsonl", 3)
+    assert list(tmp_path.iterdir()) == []

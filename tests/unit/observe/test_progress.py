@@ -1,0 +1,82 @@
+"""The same run on a terminal, in a log file, and with --quiet."""
+
+import io
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from interlace.observe.progress import Progress, open_progress
+from interlace.observe.step_line import StepLine, duration, short
+
+METRICS = {
+    "reward/mean": 1.25,
+    "response_length/mean": 14.2,
+    "sched/staleness_mean": 0.5,
+    "perf/throughput": 3210.0,
+    "timing_s/step": 2.0,
+    "timing_s/rollout": 1.5,
+    "timing_s/train": 0.5,
+}
+
+
+def shown(*, terminal: bool, quiet: bool = False) -> str:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
+    with open_progress(console, num_steps=4, quiet=quiet) as progress:
+        run(progress)
+    return file.getvalue()
+
+
+def run(progress: Progress) -> None:
+    for done in range(11):
+        progress.stage("warm-up", done, 10, f"loss {done}")
+    progress.step(1, METRICS)
+    progress.say("a [bold] word")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_every_view_shows_the_step_and_where_its_time_went(terminal: bool) -> None:
+    text = shown(terminal=terminal)
+    for part in ("1/4", "1.25", "14.2", "0.5", "3.2k", "rollout 75%", "train 25%", "a [bold] word"):
+        assert part in text
+
+
+def test_plain_lines_are_one_a_step_and_few_a_stage() -> None:
+    text = shown(terminal=False)
+    assert "\x1b" not in text
+    assert sum(line.startswith("step") for line in text.splitlines()) == 1
+    stages = [line for line in text.splitlines() if line.startswith("warm-up")]
+    assert stages[0] == "warm-up 0/10 loss 0"
+    assert stages[-1] == "warm-up 10/10 loss 10"
+    assert len(stages) == 5
+
+
+def test_quiet_shows_nothing() -> None:
+    assert shown(terminal=True, quiet=True) == ""
+
+
+def test_a_step_with_nothing_known_is_shown_with_dashes() -> None:
+    line = StepLine.of(7, {})
+    assert line.shares == ()
+    assert line.cells() == ("-", "-", "-", "-", "-")
+
+
+@given(st.dictionaries(st.sampled_from(["rollout", "reward", "train", "weight_sync"]), st.floats(0, 1e6), min_size=1))
+def test_shares_add_up_to_the_whole(times: dict[str, float]) -> None:
+    shares = StepLine.of(1, {f"timing_s/{name}": value for name, value in times.items()}).shares
+    assert sum(share for _, share in shares) == pytest.approx(1) or sum(times.values()) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (949.6, "950"), (3210, "3.2k"), (14000, "14k"), (1.3e6, "1.3M"), (math.nan, "-")]
+)
+def test_counts_are_short(value: float, text: str) -> None:
+    assert short(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(45.2, "45 s"), (150, "2 min"), (9000, "2.5 h"), (math.nan, "-")])
+def test_durations_are_readable(value: float, text: str) -> None:
+    assert duration(value) == text

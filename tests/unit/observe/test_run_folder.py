@@ -1,0 +1,108 @@
+"""A run's folder is its own: never shared, never overwritten by accident."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.observe.run_folder import RunFolder, default_name, latest_name
+
+
+class Settings(Config):
+    zeta: int = 1
+    alpha: tuple[float, ...] = (0.9, 0.95)
+    text: str = "größer"
+
+
+def test_a_name_that_is_taken_is_refused_with_the_ways_out(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "a")
+    with pytest.raises(UserError, match=r"'a' exists already.*--resume.*--overwrite.*--name"):
+        RunFolder.create(tmp_path, "a")
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
+    old = RunFolder.create(tmp_path, "a")
+    old.write_config(Settings())
+    old.metrics.write_text("{}\n")
+    new = RunFolder.create(tmp_path, "a", overwrite=True)
+    assert not new.metrics.exists()
+    assert not new.config.exists()
+    assert new.samples.is_dir()
+
+
+def test_overwriting_spares_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "final.tex").write_text("years of work")
+    with pytest.raises(UserError, match="not a run folder"):
+        RunFolder.create(tmp_path, "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "final.tex").exists()
+
+
+def test_overwriting_replaces_a_run_that_died_before_its_config(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "a")
+    assert RunFolder.create(tmp_path, "a", overwrite=True).checkpoints.is_dir()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "/etc", "-flag", "a b"])
+def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="cannot name a folder"):
+        RunFolder.create(tmp_path, name, overwrite=True)
+
+
+def test_resuming_needs_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run 'a' to resume"):
+        RunFolder.resume(tmp_path, "a")
+    RunFolder.create(tmp_path, "a").write_config(Settings())
+    assert RunFolder.resume(tmp_path, "a").name == "a"
+
+
+def test_config_comes_back_and_keeps_the_order_of_its_fields(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "a")
+    run.write_config(Settings(zeta=5))
+    assert Settings.parse(run.read_config()) == Settings(zeta=5)
+    assert run.config.read_text().startswith("zeta: 5\nalpha:")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(None, "run folder?"), ("", "run folder?"), ("- a\n", "run folder?"), ("a: [\n", "is not YAML")],
+)
+def test_a_config_that_is_none_is_an_error_with_its_path(tmp_path: Path, text: str | None, problem: str) -> None:
+    run = RunFolder.create(tmp_path, "a")
+    if text is not None:
+        run.config.write_text(text)
+    with pytest.raises(UserError) as raised:
+        run.read_config()
+    assert str(run.config) in str(raised.value)
+    assert problem in str(raised.value)
+
+
+def test_truncation_drops_later_metrics_and_samples(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "a")
+    run.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 6)))
+    for step in range(1, 6):
+        (run.samples / f"step_{step:06d}.jsonl").write_text("")
+    run.truncate_after(3)
+    assert run.metrics.read_text().count("\n") == 3
+    assert sorted(path.name for path in run.samples.iterdir()) == [f"step_00000{step}.jsonl" for step in (1, 2, 3)]
+
+
+def test_default_names_count_up_and_the_latest_is_found(tmp_path: Path) -> None:
+    assert default_name(tmp_path / "runs", "quick") == "quick"
+    for expected in ("quick", "quick-2", "quick-3"):
+        assert default_name(tmp_path, "quick") == expected
+        RunFolder.create(tmp_path, expected)
+    RunFolder.create(tmp_path, "quick-start")
+    RunFolder.create(tmp_path, "quick-10")
+    assert default_name(tmp_path, "quick") == "quick-11"
+    assert latest_name(tmp_path, "quick") == "quick-10"
+    with pytest.raises(UserError, match="no run of 'slow'"):
+        latest_name(tmp_path, "slow")
+
+
+def test_a_root_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=f"cannot make the run folder.*{os.sep}file"):
+        RunFolder.create(tmp_path / "file", "a")

@@ -1,0 +1,55 @@
+"""The tables say what they are given, brackets included."""
+
+import io
+
+from rich.console import Console
+from rich.table import Table
+
+from interlace.observe.tables import (
+    AccuracyRow,
+    AnswerRow,
+    DerivedNumber,
+    accuracy_table,
+    answers_table,
+    derived_numbers_table,
+)
+
+
+def printed(table: Table, width: int = 100) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None).print(table)
+    return file.getvalue()
+
+
+def test_accuracy_shows_both_and_the_change() -> None:
+    rows = [
+        AccuracyRow(decoding="greedy", num_prompts=200, before=0.1, after=0.875),
+        AccuracyRow(decoding="temperature 1", num_prompts=200, before=0.5, after=0.25),
+    ]
+    text = printed(accuracy_table(rows))
+    for part in ("greedy", "200", "0.100", "0.875", "+0.775", "-0.250"):
+        assert part in text
+
+
+def test_answers_are_shown_as_they_are_and_marked_right_or_wrong() -> None:
+    row = AnswerRow(
+        prompt="[3, 1]", answer="1 3", before="[red]3 1[/]", before_correct=False, after="1 3", after_correct=True
+    )
+    text = printed(answers_table([row]))
+    for part in ("[3, 1]", "✗ [red]3 1[/]", "✓ 1 3"):
+        assert part in text
+
+
+def test_a_long_answer_is_folded_and_not_cut() -> None:
+    response = "".join(chr(ord("a") + i % 26) for i in range(300))
+    row = AnswerRow(prompt="p", answer="a", before=response, before_correct=False, after="", after_correct=False)
+    text = printed(answers_table([row]), width=60)
+    assert "…" not in text
+    letters = [line.split("│")[3].strip(" ✗") for line in text.splitlines() if line.count("│") == 5]
+    assert "".join(letters) == response
+
+
+def test_derived_numbers_say_what_they_follow_from() -> None:
+    number = DerivedNumber(name="samples a step", value="128", how="prompts_per_step x samples_per_prompt")
+    text = printed(derived_numbers_table([number]))
+    assert all(part in text for part in (number.name, number.value, number.how))
