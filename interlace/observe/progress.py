@@ -26,7 +26,7 @@ _LOOKS = {
 }
 
 
-class Progress(Protocol):
+class ProgressView(Protocol):
     """Shows a run. Used as a context manager, from one thread."""
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
@@ -48,7 +48,7 @@ class Progress(Protocol):
     ) -> None: ...
 
 
-def open_progress(console: Console, *, num_steps: int, quiet: bool = False) -> Progress:
+def open_progress(console: Console, *, num_steps: int, quiet: bool = False) -> ProgressView:
     """The view that fits the console."""
     if quiet:
         return QuietProgress()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from interlace.observe.progress import Progress, open_progress
+from interlace.observe.progress import ProgressView, open_progress
 from interlace.observe.step_line import StepLine, duration, short
 
 METRICS = {
@@ -30,7 +30,7 @@ def shown(*, terminal: bool, quiet: bool = False) -> str:
     return file.getvalue()
 
 
-def run(progress: Progress) -> None:
+def run(progress: ProgressView) -> None:
     for done in range(11):
         progress.stage("warm-up", done, 10, f"loss {done}")
     progress.step(1, METRICS)
