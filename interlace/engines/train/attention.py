@@ -71,7 +71,7 @@ def register() -> None:
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 
-def packed_attention(  # noqa: PLR0913 - transformers calls it so
+def packed_attention(  # noqa: PLR0913 # house: the signature is that of transformers
     module: nn.Module,
     query: Tensor,
     key: Tensor,

@@ -7,7 +7,6 @@ metrics are plain sums, so samples may come in any pieces and any order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from interlace.core.config import Config
 from interlace.core.training import Aggregation, LossFn, LossInputs
 from interlace.engines.train.aggregation import Aggregator
-from interlace.engines.train.export import named_weights, save_model
+from interlace.engines.train.export import named_weights
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.minibatch import Minibatch, policy_values
 from interlace.engines.train.optimizer import Optimizer, OptimizerConfig, OptimizerState
@@ -25,7 +24,7 @@ from interlace.engines.train.packing import collate, column, row_length, split_b
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
     from interlace.core.types import BoolArray, FloatArray, Metrics, Sample
     from interlace.engines.train.packing import MicroBatch
@@ -147,10 +146,6 @@ class TrainEngine(LogprobEngine):
     def snapshot(self) -> Mapping[str, Tensor]:
         """A copy of `weights` that later steps do not touch."""
         return {name: tensor.clone() for name, tensor in self.weights().items()}
-
-    def save_model(self, path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-        """Writes a standard Hugging Face folder, tokenizer included."""
-        save_model(self.model, path, tokenizer)
 
     def state_dict(self) -> OptimizerState:
         """Optimizer, schedule and counters; the weights are saved apart. Aliases live tensors."""

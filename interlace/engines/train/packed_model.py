@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from interlace.core.errors import UserError
 from interlace.engines.train.attention import PACKED_ATTENTION, PackedLayout, register
 
 if TYPE_CHECKING:
@@ -58,11 +61,12 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
     so just the layers themselves are put there, and their own dropout rates are zeroed."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    for layer in model.modules():
-        if not isinstance(layer, GradientCheckpointingLayer):
-            continue
-        layer.training = True
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"{type(model).__name__} has no layers to recompute: set gradient_checkpointing=false.")
+    for layer in layers:
+        layer.gradient_checkpointing, layer.training = True, True
+        vars(layer)["_gradient_checkpointing_func"] = partial(checkpoint, use_reentrant=False)
         for name, value in vars(layer).items():
             if "dropout" in name and isinstance(value, float):
                 setattr(layer, name, 0.0)

@@ -1,0 +1,62 @@
+"""Chunked log-probs and entropy are the definitions, and cost no second table."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.core.errors import UserError
+from interlace.core.types import SamplingParams
+from interlace.engines.train import logprobs as module
+from interlace.engines.train import training_temperature
+from interlace.engines.train.logprobs import token_logprobs
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 99), tokens=st.integers(1, 9), chunk=st.integers(1, 50), heat=st.sampled_from([0.5, 1.0, 2.0])
+)
+def test_value_and_gradient(seed: int, tokens: int, chunk: int, heat: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(tokens, 11, generator=draw) * 3
+    targets = torch.randint(11, (tokens,), generator=draw)
+    up = torch.randn(2, tokens, generator=draw)
+    reference = logits.clone().requires_grad_()
+    scores = (reference / heat).log_softmax(-1)
+    expected = scores.gather(-1, targets[:, None])[:, 0], -(scores.exp() * scores).sum(-1)
+    (up[0] * expected[0] + up[1] * expected[1]).sum().backward()
+    ours = logits.clone().requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK_ELEMENTS", chunk)
+        found = token_logprobs(ours * 1, targets, heat)
+        (up[0] * found[0] + up[1] * found[1]).sum().backward()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(ours.grad, reference.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_the_gradient_takes_the_place_of_the_logits() -> None:
+    hidden = torch.randn(4, 3, requires_grad=True)
+    logits = hidden @ torch.randn(3, 7)
+    logprobs, _ = token_logprobs(logits, torch.tensor([1, 2, 3, 4]), 1.0)
+    logprobs.sum().backward()
+    probabilities_minus_one_hot = logits.detach()  # its memory holds the gradient now
+    torch.testing.assert_close(probabilities_minus_one_hot.sum(-1), torch.zeros(4), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        (SamplingParams(top_p=0.9), "top_p=0.9"),
+        (SamplingParams(top_k=20, min_p=0.1), "top_k=20, min_p=0.1"),
+        (SamplingParams(logit_bias=((3, 1.0),)), "logit_bias"),
+        (SamplingParams(temperature=0), "greedy"),
+    ],
+)
+def test_a_distribution_that_training_cannot_repeat_is_refused(params: SamplingParams, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        training_temperature(params)
+
+
+def test_temperature_is_shared() -> None:
+    assert training_temperature(SamplingParams(temperature=0.6)) == 0.6

@@ -1,0 +1,45 @@
+"""The optimizer takes sums and divides them; the rate follows its schedule."""
+
+import pytest
+import torch
+
+from interlace.core.errors import UserError
+from interlace.engines.train.optimizer import Optimizer, OptimizerConfig
+
+
+def test_learning_rate_over_time() -> None:
+    linear = OptimizerConfig(lr=1.0, warmup_steps=2, schedule="linear", total_steps=6)
+    assert [linear.lr_at(step) for step in range(8)] == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25, 0, 0])
+    cosine = OptimizerConfig(lr=1.0, schedule="cosine", total_steps=4, min_lr_ratio=0.2)
+    assert [cosine.lr_at(step) for step in (0, 2, 4)] == pytest.approx([1, 0.6, 0.2])
+    assert OptimizerConfig(lr=1.0).lr_at(10**6) == 1.0
+
+
+@pytest.mark.parametrize("mistake", [{"schedule": "linear"}, {"warmup_steps": 5, "total_steps": 5}])
+def test_a_schedule_without_an_end_is_refused(mistake: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="total_steps"):
+        OptimizerConfig.parse(mistake)
+
+
+def test_a_step_from_sums_is_torchs_step_from_means() -> None:
+    torch.manual_seed(0)
+    ours, theirs = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+    theirs.load_state_dict(ours.state_dict())
+    config = OptimizerConfig(lr=0.1, max_grad_norm=0.5, weight_decay=0.1)
+    optimizer = Optimizer(ours, config)
+    groups = [{"params": [theirs.weight], "weight_decay": 0.1}, {"params": [theirs.bias], "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups, lr=0.1, betas=config.betas, eps=config.eps)
+    for step in range(3):
+        inputs = torch.randn(7, 4)
+        ours(inputs).square().sum().backward()
+        theirs(inputs).square().sum().div(7).backward()
+        norm = optimizer.grad_norm(7.0)
+        expected = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        torch.testing.assert_close(norm, expected)
+        optimizer.step(7.0, norm.item())
+        reference.step()
+        optimizer.zero_grad()
+        reference.zero_grad()
+        torch.testing.assert_close(ours.weight, theirs.weight)
+        torch.testing.assert_close(ours.bias, theirs.bias)
+        assert optimizer.step_count == step + 1
