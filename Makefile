@@ -36,9 +36,11 @@ clean:
 
 # The stamps are newer than what they were made from, so a second run starts at once. One pip call each.
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) --editable .
+	@echo 'installing into .venv (a minute or two, once)'
+	@$(PIP) --editable .
 	@touch $@
 
 .venv/.installed-dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(PIP) --editable '.[dev]'
+	@echo 'installing into .venv (a minute or two, once)'
+	@$(PIP) --editable '.[dev]'
 	@touch $@ .venv/.installed
