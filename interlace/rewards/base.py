@@ -1,0 +1,115 @@
+"""What a reward function is, its settings, and how what it returns becomes a reward.
+
+A built-in is a module of this folder with a function `score` of the type RewardFn. Modules it needs that are slow to
+import stand in its tuple `PRELOAD`, so that worker processes share one import.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from interlace import rewards
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.plugins import builtin_module, load_callable
+from interlace.core.types import JSON, RewardResult
+
+HIDDEN = ("base", "scorer")
+"""Modules of this folder that are no rewards."""
+
+Score: TypeAlias = bool | float | Mapping[str, float]
+RewardFn: TypeAlias = Callable[[str, str, str, Mapping[str, JSON]], Score]
+"""Called as fn(prompt, response, answer, metadata). A bool is a verdict and becomes `correct` or `incorrect`; a number
+is the reward itself; a mapping's values are the reward's named parts, and their sum is the reward."""
+
+
+class RewardConfig(Config):
+    """Which function scores responses, and how."""
+
+    name: str = "exact"
+    """A built-in (exact, math_verify, reasoning_gym), or a function of your own as package.module:function."""
+    correct: float = 5.0
+    """Reward of a response that a verdict calls right."""
+    incorrect: float = -5.0
+    """Reward of one it calls wrong, or that lacks the tag."""
+    tag: str | None = None
+    """Score only what stands in a response's last <tag>...</tag>; one without it is wrong. None: the whole response."""
+    answer_format: Literal["text", "characters"] = "text"
+    """characters: what is scored is handed on as a JSON list of its characters, for scorers that want a list."""
+    workers: int = Field(default=1, ge=0)
+    """Processes that score. 0 scores in the run's own process, without a time limit: for functions that are quick
+    whatever a model writes."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """A sample whose scoring takes longer fails, and its worker process is replaced."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreRequest:
+    """What a reward function is shown of one sample."""
+
+    prompt: str
+    response: str
+    answer: str
+    metadata: Mapping[str, JSON]
+
+
+def load_reward(name: str) -> RewardFn:
+    """The function a name stands for. Raises UserError where there is none."""
+    if ":" in name:
+        return load_callable("reward", name)  # type: ignore[return-value]  # what it returns is checked at each call
+    found: RewardFn = builtin_module("reward", rewards, name, hidden=HIDDEN).score
+    return found
+
+
+def preload_modules(name: str) -> tuple[str, ...]:
+    """Modules that a worker process of this reward can share. Raises UserError where there is no such reward."""
+    if ":" in name:
+        return ()
+    return tuple(getattr(builtin_module("reward", rewards, name, hidden=HIDDEN), "PRELOAD", ()))
+
+
+def evaluate(function: RewardFn, config: RewardConfig, request: ScoreRequest) -> RewardResult:
+    """Scores one response. What the function raises comes back as a failure."""
+    response = _scored_text(request.response, config)
+    if response is None:
+        return _result(False, config)
+    try:
+        score = function(request.prompt, response, request.answer, request.metadata)
+        return _result(score, config)
+    except Exception as error:  # noqa: BLE001  # a reward function that raises fails its sample, not the run
+        return RewardResult(failure=f"{type(error).__name__}: {error}")
+
+
+def _scored_text(response: str, config: RewardConfig) -> str | None:
+    text = response
+    if config.tag is not None:
+        tag = re.escape(config.tag)
+        found = re.findall(f"<{tag}>(.*?)</{tag}>", response, flags=re.DOTALL)
+        if not found:
+            return None
+        text = found[-1].strip()
+    return json.dumps(list(text)) if config.answer_format == "characters" else text
+
+
+def _result(score: Score, config: RewardConfig) -> RewardResult:
+    if isinstance(score, bool):
+        return RewardResult(reward=config.correct if score else config.incorrect, parts={"accuracy": float(score)})
+    if isinstance(score, Mapping):
+        parts = {str(name): _number(value) for name, value in score.items()}
+        return RewardResult(reward=sum(parts.values()), parts=parts)
+    return RewardResult(reward=_number(score))
+
+
+def _number(value: object) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]  # whatever a user's function returned
+    except (TypeError, ValueError):
+        raise UserError(f"the reward function returned {value!r}, which is not a number") from None
+    if not math.isfinite(number):
+        raise UserError(f"the reward function returned {number}")
+    return number

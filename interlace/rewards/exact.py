@@ -1,0 +1,11 @@
+"""Right where the response is the answer, white space around both aside."""
+
+from collections.abc import Mapping
+
+from interlace.core.types import JSON
+
+
+def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> bool:
+    """The verdict."""
+    del prompt, metadata
+    return response.strip() == answer.strip()

@@ -1,0 +1,89 @@
+"""Scores samples in processes of their own, each call under a real time limit."""
+
+import asyncio
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import TimeoutError as ScoreTimeout
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from interlace.core.types import RewardResult, Sample
+from interlace.rewards.base import RewardConfig, RewardFn, ScoreRequest, evaluate, load_reward, preload_modules
+
+if TYPE_CHECKING:
+    from pebble import ProcessPool
+
+
+class Scorer:
+    """Scores responses by the configured function. Processes start with the first call and end with `close`."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        """Raises UserError where there is no such reward."""
+        self._config = config
+        self._function = load_reward(config.name)
+        self._pool: ProcessPool | None = None
+
+    async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
+        """One result a sample, in their order. A function that raises or takes too long fails its sample alone."""
+        requests = [
+            ScoreRequest(
+                prompt=sample.prompt.text,
+                response=sample.text,
+                answer=sample.prompt.answer,
+                metadata=sample.prompt.metadata,
+            )
+            for sample in samples
+        ]
+        if not self._config.workers:
+            return [evaluate(self._function, self._config, request) for request in requests]
+        pool = self._started()
+        # One task a sample costs about 0.1 ms and keeps each limit exact; a batch of samples a task would not.
+        futures = [
+            pool.schedule(_evaluate_here, args=(self._config, request), timeout=self._config.timeout_s)
+            for request in requests
+        ]
+        return list(await asyncio.gather(*(self._outcome(future) for future in futures)))
+
+    def close(self) -> None:
+        """Ends the processes, with what they are doing. Called twice, it does nothing the second time."""
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+            self._pool = None
+
+    async def _outcome(self, future: Any) -> RewardResult:
+        from pebble import ProcessExpired
+
+        try:
+            result: RewardResult = await asyncio.wrap_future(future)
+        except ScoreTimeout:
+            return RewardResult(failure=f"timed out after {self._config.timeout_s:g} s")
+        except ProcessExpired as error:
+            return RewardResult(failure=f"the reward function ended its process (exit code {error.exitcode})")
+        return result
+
+    def _started(self) -> "ProcessPool":
+        if self._pool is None:
+            from pebble import ProcessPool
+
+            # Forked from a clean server: a worker starts in milliseconds, also after a time limit ended the last one,
+            # and never inherits this process's torch threads or memory.
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["interlace.rewards.scorer", *preload_modules(self._config.name)])
+            self._pool = ProcessPool(
+                max_workers=self._config.workers,
+                context=context,
+                initializer=_function_here,
+                initargs=(self._config.name,),
+            )
+        return self._pool
+
+
+@cache
+def _function_here(name: str) -> RewardFn:
+    """A worker process finds its function once, before any time limit runs."""
+    return load_reward(name)
+
+
+def _evaluate_here(config: RewardConfig, request: ScoreRequest) -> RewardResult:
+    return evaluate(_function_here(config.name), config, request)
