@@ -186,7 +186,6 @@ class PolicyRun:
                 raise ValueError(f"step {batch.step} was left before its batch was closed")
             if self._stopped:
                 break
-        self._finish()
 
     async def publish(self, batch: Batch) -> None:
         """Ends the step: its samples are trained, maybe a new version is made, the observer is told, the gate opens."""
@@ -206,9 +205,12 @@ class PolicyRun:
     def _min_samples(self) -> int:
         return 2 if self._algorithm.is_group_relative else 1
 
-    def _finish(self) -> None:
-        """Whatever was admitted and not needed ends."""
+    def finish(self) -> Sequence[Ended]:
+        """After the flow: whatever was admitted and not needed ends as `surplus`. Returns it, with what ended since."""
+        for gid in self.admission.live_gids():
+            self.admission.retire(gid, TerminalEvent.SURPLUS)
         self._channel.close()
+        return self._ended
 
     def _on_end(self, sample: Sample, event: TerminalEvent | None) -> None:
         if event is None:

@@ -84,7 +84,7 @@ class Channel(Generic[K, R]):
         self._unread[key] = sum(cursor.bit for cursor in self._cursors)
         for cursor in self._cursors:
             cursor._opened(key)
-            cursor._offer(key, self._have[key])
+        self._offer_to_all(key)
 
     def put(self, key: K, values: Mapping[str, object], *, marks: Sequence[str] = ()) -> bool:
         """Writes columns of a row. False where the row has ended meanwhile (a late result of a dropped sample)."""
@@ -96,17 +96,17 @@ class Channel(Generic[K, R]):
         if values:
             self._rows[key] = dataclasses.replace(self._rows[key], **values)  # type: ignore[type-var]
         self._have[key] |= added
-        for cursor in self._cursors:
-            cursor._offer(key, self._have[key])
+        self._offer_to_all(key)
         return True
 
     def end(self, key: K, event: TerminalEvent) -> bool:
         """Ends a row: its tombstone reaches every reader that has not acknowledged it. False where it had ended."""
         if key not in self._rows:
             return False
+        # Removed first: what a tombstone sets off may end the same row again.
+        record = self._remove(key, event)
         for cursor in self._cursors:
-            cursor._bury(key, event)
-        self._remove(key, event)
+            cursor._bury(key, record, event)
         return True
 
     def close(self) -> None:
@@ -128,6 +128,12 @@ class Channel(Generic[K, R]):
         """A row as it stands. KeyError where it has ended."""
         return self._rows[key]
 
+    def _offer_to_all(self, key: K) -> None:
+        have = self._have[key]
+        for cursor in self._cursors:
+            # A reader may end the row at once; the others have had its tombstone then, and pass over this.
+            cursor._offer(key, have)
+
     def _acknowledged(self, key: K, bit: int) -> None:
         if key not in self._rows:
             return
@@ -135,12 +141,13 @@ class Channel(Generic[K, R]):
         if not self._unread[key]:
             self._remove(key, None)
 
-    def _remove(self, key: K, event: TerminalEvent | None) -> None:
+    def _remove(self, key: K, event: TerminalEvent | None) -> R:
         record = self._rows.pop(key)
         del self._have[key], self._unread[key]
         self._room.fire()
         if self._on_end:
             self._on_end(record, event)
+        return record
 
     def _mask(self, columns: Sequence[str]) -> int:
         mask = 0
@@ -244,11 +251,11 @@ class Cursor(Generic[K, R]):
             self._ready[key] = None
         self.changed.fire()
 
-    def _bury(self, key: K, event: TerminalEvent) -> None:
+    def _bury(self, key: K, record: R, event: TerminalEvent) -> None:
         if key in self._above:
             del self._above[key]
         self._ready.pop(key, None)
         self._leased.pop(key, None)
         if self.on_tombstone:
-            self.on_tombstone(self._channel.record(key), event)
+            self.on_tombstone(record, event)
         self.changed.fire()

@@ -89,7 +89,12 @@ class Cluster(ABC):
 
     def _task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) and not self._failed.done():
+        if not task.cancelled() and (error := task.exception()):
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the run with this error; the first one counts."""
+        if not self._failed.done():
             self._failed.set_exception(error)
 
     async def run(self, main: Awaitable[T]) -> T:

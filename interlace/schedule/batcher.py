@@ -27,6 +27,7 @@ class Batcher:
     def __init__(self, gate: Gate, mode: Literal["step", "arrival"]) -> None:
         self._gate, self._mode = gate, mode
         self._outstanding: dict[int, int] = {}
+        self._of_step: dict[int, int] = {}
         self._ready: dict[int, deque[tuple[int, Ticket]]] = {}
         self._num_ready = self._arrivals = 0
 
@@ -38,6 +39,7 @@ class Batcher:
     def admit(self, ticket: Ticket) -> None:
         """A group passed the gate."""
         self._outstanding[ticket.deadline] = self._outstanding.get(ticket.deadline, 0) + 1
+        self._of_step[ticket.step] = self._of_step.get(ticket.step, 0) + 1
 
     def drop(self, ticket: Ticket) -> None:
         """An admitted group that is not ready ended untrained."""
@@ -72,10 +74,15 @@ class Batcher:
     def _queue_of(self, ticket: Ticket) -> int:
         return ticket.step if self._mode == "step" else ticket.deadline
 
+    def num_outstanding(self, step: int) -> int:
+        """Admitted groups, ready or not, that could still be taken for a step."""
+        return self._of_step.get(step, 0) if self._mode == "step" else sum(self._outstanding.values())
+
     def _leave(self, ticket: Ticket) -> None:
-        self._outstanding[ticket.deadline] -= 1
-        if not self._outstanding[ticket.deadline]:
-            del self._outstanding[ticket.deadline]
+        for counts, key in ((self._outstanding, ticket.deadline), (self._of_step, ticket.step)):
+            counts[key] -= 1
+            if not counts[key]:
+                del counts[key]
 
     def _allowed_queue(self, step: int) -> deque[tuple[int, Ticket]] | None:
         if self._mode == "step":

@@ -88,8 +88,8 @@ class Schedule(Config):
     def _consistent(self) -> "Schedule":
         if self.pipeline_depth is not None and self.pipeline_depth > self.max_staleness:
             raise ValueError(
-                f"pipeline_depth ({self.pipeline_depth}) is above max_staleness ({self.max_staleness}): generation would "
-                f"run further ahead than any sample may be stale. Lower the first or raise the second"
+                f"pipeline_depth ({self.pipeline_depth}) is above max_staleness ({self.max_staleness}): it would "
+                f"run generation further ahead than any sample may be stale. Lower the first or raise the second"
             )
         return self
 

@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from interlace.core.errors import RemoteError, UserError
+from interlace.core.errors import HangError, RemoteError, UserError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank
 from interlace.runtime.sim.loop import VirtualLoop
@@ -53,7 +53,14 @@ class SimCluster(Cluster):
 
     def _watch(self) -> None:
         # On a virtual clock a stall is an event, seen exactly; nobody has to look now and then.
-        self._loop.on_stall = self.watchdog.resolve_or_raise
+        self._loop.on_stall = self._stalled
+
+    def _stalled(self) -> bool:
+        try:
+            return self.watchdog.resolve_or_raise()
+        except HangError as error:
+            self.fail(error)
+            return True
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         try:

@@ -55,15 +55,14 @@ class Admission:
         """Whether no group can be admitted until a publication or a return gives slots back."""
         return self._source.exhausted or self.gate.room <= 0
 
-    @property
-    def num_live(self) -> int:
-        """Groups admitted and neither consumed nor dropped."""
-        return len(self._live)
-
     def ticket(self, gid: int) -> Ticket | None:
         """A live group's ticket; None once it was consumed or dropped."""
         entry = self._live.get(gid)
         return entry[0] if entry else None
+
+    def live_gids(self) -> list[int]:
+        """The live groups, in order of admission."""
+        return list(self._live)
 
     def unconsumed_prompts(self) -> list[Prompt]:
         """Prompts of the live groups, in order of admission: what a resumed run has to admit again."""

@@ -71,9 +71,9 @@ class Batches:
         tickets = self._admission.consume(batch.size - len(batch.groups), batch.step)
         for ticket in tickets:
             batch.add(self._complete.pop(ticket.gid), self._admission.gate.version)
-        batch.closed = len(batch.groups) == batch.size or self._nothing_comes()
+        batch.closed = len(batch.groups) == batch.size or self._nothing_comes(batch.step)
         if tickets or batch.closed:
             batch.changed.fire()
 
-    def _nothing_comes(self) -> bool:
-        return self._admission.num_live == 0 and self._admission.closed
+    def _nothing_comes(self, step: int) -> bool:
+        return self._admission.closed and not self._admission.batcher.num_outstanding(step)

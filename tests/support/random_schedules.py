@@ -1,0 +1,61 @@
+"""Random schedules, placements and workloads, each fixed by its seed."""
+
+import random
+
+from interlace.algorithms.base import Needs
+from interlace.schedule.schedule import Schedule
+from tests.support.cost_workers import Costs
+from tests.support.sim_run import Workload
+
+
+def _some_devices(rng: random.Random, size: int) -> str:
+    count = rng.randint(1, size)
+    first = rng.randint(0, size - count)
+    return rng.choice(["all", f"{first}-{first + count - 1}"])
+
+
+def random_schedule(rng: random.Random, num_devices: int, *, synchronous: bool = False) -> Schedule:
+    def granule() -> str | int:
+        return rng.choice(["step", "group", "sample", 1, 3, 7, 64])
+
+    placement = {role: _some_devices(rng, num_devices) for role in ("rollout", "reference", "actor")}
+    placement["critic"] = {"devices": _some_devices(rng, num_devices), "devices_per_instance": "all"}
+    staleness = 0.0 if synchronous else rng.choice([0, 0.3, 0.5, 1, 1, 1.7, 2, 3])
+    fields = {
+        "placement": placement,
+        "granularity": {stage: granule() for stage in ("reference", "critic", "actor")},
+        "max_staleness": staleness,
+        "pipeline_depth": rng.choice([None, None, staleness / 2]),
+        "sync_every": rng.choice([1, 1, 2, 3]),
+        "batching": rng.choice(["step", "arrival", "arrival"]),
+        "publish": rng.choice(["blocking", "background"]),
+        "on_update": rng.choice(["drain", "abort_resume", "keep", "recompute"]),
+        "weight_update": rng.choice(["all_at_once", "rolling"]),
+        "dispatch": rng.choice(["round_robin", "least_tokens"]),
+        "switch": rng.choice(["when_idle", "when_ready"]),
+        "concurrency": rng.choice([None, None, 1, 2, 5]),
+    }
+    return Schedule.parse(fields)
+
+
+def random_workload(rng: random.Random) -> Workload:
+    prompts_per_step, num_steps = rng.randint(1, 5), rng.randint(2, 5)
+    critic, reference = rng.random() < 0.3, rng.random() < 0.7
+    size = int(prompts_per_step * num_steps * rng.choice([0.5, 0.9, 1.0, 2.0, 4.0])) + 1
+    return Workload(
+        prompts_per_step=prompts_per_step,
+        samples_per_prompt=rng.randint(2, 4),
+        num_steps=num_steps,
+        num_prompts=rng.choice([None, size]),
+        minibatches=rng.choice([1, 1, 2]),
+        needs=Needs(reference=reference, critic=critic),
+        costs=Costs(
+            median_tokens=rng.choice([10, 40]),
+            train_token=rng.choice([1e-5, 1e-3]),
+            sync=rng.choice([0.01, 2.0]),
+            fail_share=rng.choice([0, 0, 0.1, 0.5]),
+            filter_share=rng.choice([0, 0, 0.3, 0.6]),
+        ),
+        num_devices=rng.randint(1, 6),
+        device_memory=rng.choice([10, 25, 100]),
+    )

@@ -1,0 +1,153 @@
+"""One policy optimization on the virtual clock, with cost workers."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from interlace.algorithms.base import Needs
+from interlace.core.types import SampleKey, SamplingParams, TerminalEvent
+from interlace.flows.policy import policy_optimization
+from interlace.flows.run import Ended, LoopSettings, PolicyRun, RoleGroups, StepResult
+from interlace.runtime.cluster import WorkerSpec
+from interlace.runtime.sim.cluster import SimCluster
+from interlace.runtime.sim.loop import VirtualLoop
+from interlace.runtime.stages.factory import StageFactory
+from interlace.runtime.worker import Worker
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+from tests.support.cost_workers import (
+    CostActor,
+    CostAlgorithm,
+    CostReference,
+    CostReward,
+    CostRollout,
+    Costs,
+    CountedPrompts,
+)
+
+
+@dataclass
+class Record:
+    """What happened."""
+
+    results: list[StepResult] = field(default_factory=list)
+    events: Counter[TerminalEvent] = field(default_factory=Counter)
+    ended: dict[SampleKey, TerminalEvent] = field(default_factory=dict)
+    trained: list[list[str]] = field(default_factory=list)
+    """Uids of the prompts of each step, sorted."""
+    staleness: list[float] = field(default_factory=list)
+    num_stalls: int = 0
+    seconds: float = 0.0
+    cluster: SimCluster | None = None
+
+    def add(self, entries: Sequence[Ended]) -> None:
+        for entry in entries:
+            assert entry.sample.key not in self.ended, f"{entry.sample.key} ended twice"
+            self.ended[entry.sample.key] = entry.event
+            self.events[entry.event] += 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    prompts_per_step: int = 4
+    samples_per_prompt: int = 3
+    num_steps: int = 5
+    num_prompts: int | None = None
+    minibatches: int = 1
+    needs: Needs = Needs(reference=True)
+    costs: Costs = Costs()
+    num_devices: int = 4
+    device_memory: int = 100
+    done_steps: int = 0
+
+
+class _Observer:
+    def __init__(self, record: Record, stop_after: int | None) -> None:
+        self._record, self._stop_after = record, stop_after
+
+    async def on_step(self, result: StepResult) -> bool:
+        record = self._record
+        record.results.append(result)
+        record.add(result.ended)
+        trained = {e.sample.prompt.uid for e in result.ended if e.event == TerminalEvent.TRAINED}
+        record.trained.append(sorted(trained))
+        record.staleness.append(result.metrics["sched/staleness_max"])
+        return result.step != self._stop_after
+
+
+def simulate(schedule: Schedule, work: Workload, *, stop_after: int | None = None) -> Record:
+    """Runs to the end on the virtual clock."""
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(_run(schedule, work, stop_after))
+    finally:
+        loop.on_stall = lambda: True
+        loop.close()
+        asyncio.set_event_loop(None)
+
+
+async def _run(schedule: Schedule, work: Workload, stop_after: int | None) -> Record:
+    devices = tuple(
+        Device(index=i, pool="cpu", pool_index=i, memory_bytes=work.device_memory) for i in range(work.num_devices)
+    )
+    cluster = SimCluster(devices, switch=schedule.switch, hang_after_s=1e6)
+    groups = await _launch(cluster, schedule, work)
+    stages = StageFactory(
+        cluster,
+        schedule,
+        prompts_per_step=work.prompts_per_step,
+        samples_per_prompt=work.samples_per_prompt,
+        num_steps=work.num_steps,
+        done_steps=work.done_steps,
+    )
+    settings = LoopSettings(
+        num_steps=work.num_steps,
+        prompts_per_step=work.prompts_per_step,
+        samples_per_prompt=work.samples_per_prompt,
+        minibatches=work.minibatches,
+        sampling=SamplingParams(max_new_tokens=work.costs.max_tokens),
+        done_steps=work.done_steps,
+    )
+    record = Record(cluster=cluster)
+    algorithm = CostAlgorithm(work.costs, work.needs)
+    prompts = CountedPrompts(work.num_prompts)
+    run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, _Observer(record, stop_after))
+
+    async def main() -> None:
+        await run.start()
+        await policy_optimization(run)
+
+    await cluster.run(main())
+    record.seconds = cluster.clock.now()
+    record.num_stalls = cluster.watchdog.num_stalls
+    record.add(run.finish())
+    return record
+
+
+async def _launch(cluster: SimCluster, schedule: Schedule, work: Workload) -> RoleGroups:
+    async def role(name: str, kind: type[Worker], stage: int, *, preemptible: bool = False) -> list:
+        found = []
+        for number, where in enumerate(schedule.placement.instances(name, cluster.devices)):
+            spec = WorkerSpec(
+                name=f"{name}/{number}",
+                factory=partial(kind, costs=work.costs),
+                worker_class=kind,
+                devices=where,
+                stage=stage,
+                preemptible=preemptible,
+            )
+            found.append(await cluster.launch(spec))
+        return found
+
+    reward = WorkerSpec(name="reward", factory=partial(CostReward, costs=work.costs), worker_class=CostReward, stage=1)
+    critic = await role("critic", CostActor, 3) if work.needs.critic else []
+    return RoleGroups(
+        rollout=await role("rollout", CostRollout, 0, preemptible=True),
+        reward=await cluster.launch(reward),
+        reference=await role("reference", CostReference, 2) if work.needs.reference else [],
+        critic=critic[0] if critic else None,
+        actor=(await role("actor", CostActor, 4))[0],
+    )

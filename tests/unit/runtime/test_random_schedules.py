@@ -1,0 +1,65 @@
+"""What must hold under every schedule: random schedules, placements and workloads on the virtual clock."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.support.random_schedules import random_schedule, random_workload
+from tests.support.sim_run import Record, Workload, simulate
+
+
+def check(record: Record, work: Workload, bound: int) -> None:
+    assert max(record.staleness, default=0) <= bound
+    gids = {key.gid for key in record.ended}
+    assert gids == set(range(len(gids)))
+    assert len(record.ended) == len(gids) * work.samples_per_prompt, "a sample has no terminal event"
+    uids = [uid for step in record.trained for uid in step]
+    assert len(uids) == len(set(uids)), "a prompt was trained twice"
+    whole = len(uids) == work.prompts_per_step * work.num_steps
+    assert whole or work.num_prompts is not None, "ended early with data left"
+    assert len(record.results) <= work.num_steps
+    for device in record.cluster.devices:
+        assert record.cluster.lock.loaded_bytes(device.index) <= device.memory_bytes
+
+
+def run_one(seed: int) -> None:
+    rng = random.Random(seed)
+    work = random_workload(rng)
+    schedule = random_schedule(rng, work.num_devices)
+    check(simulate(schedule, work), work, math.ceil(schedule.max_staleness))
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_every_schedule_ends_with_each_sample_ended_once_within_its_bound(block: int) -> None:
+    for seed in range(block * 30, block * 30 + 30):
+        run_one(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(50))
+def test_many_more_schedules(block: int) -> None:
+    for seed in range(1000 + block * 100, 1100 + block * 100):
+        run_one(seed)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_synchronous_schedules_train_on_the_same_prompts_in_every_version(seed: int) -> None:
+    rng = random.Random(seed)
+    work = random_workload(rng)
+    found = []
+    for _ in range(3):
+        schedule = random_schedule(rng, work.num_devices, synchronous=True)
+        schedule = schedule.model_copy(update={"sync_every": 1})
+        found.append(simulate(schedule, work).trained)
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_run_is_the_same_each_time() -> None:
+    rng = random.Random(5)
+    work = replace(random_workload(rng), num_devices=4)
+    schedule = random_schedule(rng, 4)
+    first, second = simulate(schedule, work), simulate(schedule, work)
+    assert first.seconds == second.seconds
+    assert [result.metrics for result in first.results] == [result.metrics for result in second.results]
