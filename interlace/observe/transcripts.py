@@ -1,19 +1,26 @@
 """samples/step_*.jsonl: what was asked and answered, readable, one object a sample that ended in the step."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from interlace.core.types import Sample, TerminalEvent
 from interlace.observe.jsonl import to_line
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EndedSample:
+class EndedSample(Protocol):
     """A sample and how it ended."""
 
-    sample: Sample
-    event: TerminalEvent
+    @property
+    def sample(self) -> Sample: ...
+
+    @property
+    def event(self) -> TerminalEvent: ...
+
+    @property
+    def reason(self) -> str:
+        """Why it failed; empty where it did not."""
+        ...
 
 
 def write_transcripts(folder: Path, step: int, ended: Iterable[EndedSample]) -> Path:
@@ -28,7 +35,7 @@ def write_transcripts(folder: Path, step: int, ended: Iterable[EndedSample]) -> 
 
 def _row(step: int, ended: EndedSample) -> Mapping[str, object]:
     sample = ended.sample
-    return {
+    row = {
         "step": step,
         "uid": sample.prompt.uid,
         "index": sample.key.index,
@@ -41,3 +48,4 @@ def _row(step: int, ended: EndedSample) -> Mapping[str, object]:
         "version_max": sample.versions.max() if sample.num_tokens else None,
         "event": ended.event,
     }
+    return {**row, "reason": ended.reason} if ended.reason else row

@@ -1,17 +1,23 @@
 """A transcript holds what was asked, answered and made of it."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from interlace.core.types import Prompt, Sample, SampleKey, TerminalEvent
-from interlace.observe.transcripts import EndedSample, write_transcripts
+from interlace.observe.transcripts import write_transcripts
 
 
-def ended(
-    gid: int, index: int, event: TerminalEvent, versions: tuple[int, ...], reward: float | None = None
-) -> EndedSample:
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    sample: Sample
+    event: TerminalEvent
+    reason: str = ""
+
+
+def ended(gid: int, index: int, event: TerminalEvent, versions: tuple[int, ...], reward: float | None = None) -> Ended:
     prompt = Prompt(uid=f"sort/{gid}", token_ids=np.arange(3, dtype=np.int32), text="3 1 2", answer="1 2 3")
     sample = Sample(
         key=SampleKey(gid, index),
@@ -21,7 +27,7 @@ def ended(
         text="1 2 3 ✓",
         reward=reward,
     )
-    return EndedSample(sample=sample, event=event)
+    return Ended(sample=sample, event=event, reason="timed out" if event is TerminalEvent.FAILED else "")
 
 
 def test_one_object_a_sample_in_order_of_admission(tmp_path: Path) -> None:
@@ -51,6 +57,7 @@ def test_one_object_a_sample_in_order_of_admission(tmp_path: Path) -> None:
         "version_max": 4,
         "event": "trained",
     }
+    assert read[2]["reason"] == "timed out"
     assert (read[2]["reward"], read[2]["version_min"], read[2]["num_tokens"]) == (None, None, 0)
 
 
