@@ -1,5 +1,6 @@
 """What the repository says, and does not say."""
 
+import re
 from pathlib import Path
 
 from tests.house.source import ROOT
@@ -24,6 +25,17 @@ def test_nothing_names_the_machine_it_was_written_on() -> None:
         if any(foreign in line for foreign in FOREIGN_PATHS)
     ]
     assert not found, "\n".join(found)
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for path in texts()
+        if path.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#\s]+)", path.read_text(encoding="utf-8"))
+        if "://" not in target and not (path.parent / target).exists()
+    ]
+    assert not broken, "\n".join(broken)
 
 
 def test_ci_runs_the_test_command() -> None:
