@@ -1,0 +1,1 @@
+"""Back ends that a recipe can name, one file each: which devices they have."""

@@ -1,0 +1,221 @@
+"""The `Recipe`: one experiment, whole. Every section is the configuration of the part it configures."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_serializer, model_validator
+
+from interlace.algorithms import AlgorithmConfig, create_algorithm
+from interlace.core.config import Config
+from interlace.core.errors import UserError, nearest
+from interlace.core.plugins import builtin_names
+from interlace.core.types import SamplingParams
+from interlace.data.config import DataConfig
+from interlace.data.warmup import DemonstrationConfig
+from interlace.engines.train.optimizer import OptimizerConfig
+from interlace.models.config import ModelConfig
+from interlace.recipes import clusters
+from interlace.rewards.base import RewardConfig
+from interlace.schedule.presets import load_schedule
+from interlace.schedule.schedule import Schedule
+
+DEFAULT_ALGORITHM = "grpo"
+DEFAULT_SCHEDULE = "verl-colocated"
+
+
+class AlgorithmChoice(Config):
+    """An algorithm by name. Written as the name alone, or `{name: ..., setting: value, ...}`."""
+
+    name: str
+    """A built-in, or your own as package.module:Class."""
+    settings: SerializeAsAny[AlgorithmConfig]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, data: object) -> object:
+        """Raises UserError for an unknown name or setting."""
+        flat = _named("algorithm", "name", data)
+        if "settings" in flat:
+            return flat
+        name = _text("algorithm.name", flat.pop("name", DEFAULT_ALGORITHM))
+        return {"name": name, "settings": create_algorithm(name, flat).settings}
+
+    @model_serializer
+    def _flatten(self) -> Mapping[str, object]:
+        return {"name": self.name, **self.settings.model_dump(mode="json")}
+
+
+class ScheduleChoice(Config):
+    """A schedule: a preset by name, some fields changed. Written as the name, or `{preset: ..., field: value, ...}`."""
+
+    preset: str
+    """A shipped one, or the path of your own YAML file."""
+    resolved: Schedule
+    """Handed on whole: what is in it is the runtime's business."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, data: object) -> object:
+        """Raises UserError for an unknown preset or field."""
+        flat = _named("schedule", "preset", data)
+        if "resolved" in flat:
+            return flat
+        preset = _text("schedule.preset", flat.pop("preset", DEFAULT_SCHEDULE))
+        # With every field given, as in the config.yaml of a run, the preset's file may have changed or gone since.
+        if set(Schedule.model_fields) <= set(flat):
+            return {"preset": preset, "resolved": Schedule.parse(flat, where=f"schedule {preset}")}
+        return {"preset": preset, "resolved": load_schedule(preset, flat)}
+
+    @model_serializer
+    def _flatten(self) -> Mapping[str, object]:
+        return {"preset": self.preset, **self.resolved.model_dump(mode="json")}
+
+
+class ClusterConfig(Config):
+    """Where the run computes. Written as the back end's name, or `{backend: ..., devices: ...}`."""
+
+    backend: str = "local"
+    """local: in this process."""
+    devices: str = "auto"
+    """auto: every GPU, or a device for each CPU core. Else how many of which kind: `cpu:2`, `cuda:1,cpu:4`."""
+    threads_per_worker: int = Field(default=1, ge=1)
+    """Threads of a worker's CPU operations. More than one a core slows everything down."""
+    hang_after_s: float = Field(default=1800.0, gt=0)
+    """Seconds without any progress before the run ends with an error that says who waits for what."""
+
+    @model_validator(mode="after")
+    def _built(self) -> Self:
+        if self.backend not in builtin_names(clusters):
+            hint = nearest(self.backend, builtin_names(clusters))
+            raise UserError(f"cluster.backend = {self.backend!r}: such a back end is not built yet.{hint}")
+        return self
+
+
+class RolloutConfig(Config):
+    """The engine that generates."""
+
+    max_running: int = Field(default=64, ge=1)
+    """Sequences that decode at once in one engine."""
+    max_tokens: int = Field(default=65536, ge=1)
+    """Tokens that one engine's KV cache holds."""
+    max_batch_tokens: int = Field(default=2048, ge=1)
+    """Tokens of one forward pass."""
+
+
+class ActorConfig(Config):
+    """The trained policy."""
+
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward: less memory, about a third more time."""
+
+
+class CriticConfig(Config):
+    """The value model, where the algorithm needs one; it starts from the policy's weights."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    gradient_checkpointing: bool = False
+    """As the actor's."""
+
+
+class WarmupConfig(Config):
+    """Supervised fine-tuning on written examples before step 0; its result is cached by content."""
+
+    steps: int = Field(ge=1)
+    batch_size: int = Field(default=64, ge=1)
+    """Examples a step."""
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
+    demonstrations: DemonstrationConfig = DemonstrationConfig()
+
+
+class EvaluationConfig(Config):
+    """How held-out prompts are judged: once greedily, and by samples."""
+
+    num_prompts: int | None = Field(default=None, ge=1)
+    """The first so many of the task's held-out prompts; None takes all."""
+    samples_per_prompt: int = Field(default=1, ge=0)
+    """Sampled answers to each prompt; 0 leaves greedy decoding alone."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of the sampled answers."""
+    num_shown: int = Field(default=4, ge=0)
+    """Prompts whose answers before and after are printed."""
+
+
+class LoggingConfig(Config):
+    """Where metrics go beside metrics.jsonl."""
+
+    loggers: tuple[str, ...] | None = None
+    """Names, or your own as package.module:Name; None takes TensorBoard where it is installed."""
+
+
+def _model(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+def _reward(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _cluster(value: Any) -> Any:
+    return {"backend": value} if isinstance(value, str) else value
+
+
+def _task(value: Any) -> Any:
+    return task_of(value) if isinstance(value, str) else value
+
+
+def task_of(name: str) -> dict[str, object]:
+    """A task written as one word: a data file, or the name of a reasoning-gym dataset."""
+    if name.endswith((".jsonl", ".parquet")):
+        return {"files": {"train": name}}
+    return {"reasoning_gym": {"name": name}}
+
+
+class Recipe(Config):
+    """One experiment. A *step* is one turn of the loop; a *version* is one publication of weights."""
+
+    model: Annotated[ModelConfig, BeforeValidator(_model)]
+    task: Annotated[DataConfig, BeforeValidator(_task)]
+    """Prompts to train on and held-out ones."""
+    reward: Annotated[RewardConfig, BeforeValidator(_reward)]
+    algorithm: AlgorithmChoice = Field(default_factory=lambda: AlgorithmChoice.model_validate({}))
+    schedule: ScheduleChoice = Field(default_factory=lambda: ScheduleChoice.model_validate({}))
+    cluster: Annotated[ClusterConfig, BeforeValidator(_cluster)] = ClusterConfig()
+    steps: int = Field(ge=1)
+    seed: int = Field(default=0, ge=0)
+    """Of sampling, of the order of prompts, and of warm-up."""
+    prompts_per_step: int = Field(ge=1)
+    samples_per_prompt: int = Field(ge=1)
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer updates a step; prompts_per_step is divided among them."""
+    tokens_per_microbatch: int = Field(default=8192, ge=1)
+    """Prompt and response tokens of one forward of training. Changes memory and speed, never the result."""
+    checkpoint_every: int = Field(default=0, ge=0)
+    """Steps; 0 writes one at the end only."""
+    eval_every: int = Field(default=0, ge=0)
+    """Steps between evaluations on held-out prompts; 0 evaluates before the first step and after the last only."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """The newest so many stay."""
+    sampling: SamplingParams = SamplingParams()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Of the actor."""
+    rollout: RolloutConfig = RolloutConfig()
+    actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
+    warmup: WarmupConfig | None = None
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+
+def _named(kind: str, key: str, data: object) -> dict[str, Any]:
+    """A part written as its name or as a mapping, as a mapping."""
+    if isinstance(data, str):
+        return {key: data}
+    if isinstance(data, Mapping):
+        return dict(data)
+    raise UserError(f"{kind} = {data!r}: write a name, or a mapping with `{key}` and what is to be changed.")
+
+
+def _text(key: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{key} = {value!r}: write a name.")
+    return value

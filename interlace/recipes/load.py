@@ -1,0 +1,158 @@
+"""Recipes by name or path, with `key=value` overrides."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+
+from interlace.core.config import Config, explain
+from interlace.core.errors import UserError, nearest
+from interlace.recipes.config import Recipe, task_of
+
+FOLDER = Path(__file__).parent
+FORM = "Overrides are written key=value, such as steps=10 or optimizer.lr=1e-4."
+
+SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
+    "model": lambda name: {"path": name},
+    "task": task_of,
+    "algorithm": lambda name: {"name": name},
+    "schedule": lambda name: {"preset": name},
+    "cluster": lambda name: {"backend": name},
+    "reward": lambda name: {"name": name},
+}
+"""Sections that may be written as one word, and what the word stands for."""
+KEPT = ("model", "cluster")
+"""Of these the word changes one key and keeps the others; a new algorithm keeps no settings of the old one."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-4 as a number, which YAML 1.1 takes for text, and refuses a key that is written twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is written twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
+def recipe_names() -> list[str]:
+    """The shipped recipes, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def recipe_path(spec: str) -> Path:
+    """The file of a shipped recipe, or of a user's own, given as a path that ends in .yaml. Raises UserError."""
+    if spec.endswith((".yaml", ".yml")):
+        if not Path(spec).is_file():
+            raise UserError(f"recipe {spec!r}: there is no such file (looked in {Path(spec).parent.resolve()}).")
+        return Path(spec)
+    if spec not in recipe_names():
+        own = " Your own is written as a path to a YAML file."
+        raise UserError(f"unknown recipe {spec!r}.{nearest(spec, recipe_names())}{own}")
+    return FOLDER / f"{spec}.yaml"
+
+
+def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of that name or path, overrides applied in order. Raises UserError naming the first mistakes."""
+    data = _read(spec, recipe_path(spec))
+    for override in overrides:
+        _apply(data, override)
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise UserError("\n".join([explain(Recipe, error, f"recipe {spec}"), *_elsewhere(error)])) from None
+
+
+def resolved_yaml(recipe: Recipe) -> str:
+    """Every setting of a recipe, defaults included, as YAML that load_recipe reads back to an equal recipe."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def override_key(override: str) -> str:
+    """The dotted key of `key=value`. Raises UserError where there is none."""
+    key, equals, _ = override.partition("=")
+    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
+        raise UserError(f"cannot read the override {override!r}. {FORM}")
+    return key
+
+
+def first_comment(path: Path) -> str:
+    """The sentence a YAML file opens with, which lists show as its description."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return " ".join(lines)
+
+
+def _read(spec: str, path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"recipe {spec!r} ({path}) is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"recipe {spec!r} ({path}) holds no settings: write one `key: value` a line.")
+    return data
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    """Sets one dotted key, making or spelling out the sections on the way."""
+    key = override_key(override)
+    value = _value(override)
+    *sections, last = key.split(".")
+    owner = data
+    for depth, section in enumerate(sections):
+        inner = owner.get(section)
+        if isinstance(inner, str) and depth == 0 and section in SHORT:
+            inner = SHORT[section](inner)
+        elif inner is None:
+            inner = {}
+        elif not isinstance(inner, dict):
+            raise UserError(f"override {override!r}: {section!r} is {inner!r}, which has no keys of its own.")
+        owner[section] = owner = dict(inner)
+    if not sections and key in KEPT and isinstance(value, str) and isinstance(data.get(key), dict):
+        value = {**data[key], **SHORT[key](value)}
+    owner[last] = value
+
+
+def _value(override: str) -> Any:
+    text = override.partition("=")[2]
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise UserError(f"the value of the override {override!r} is not YAML: put text in quotes. {FORM}") from None
+
+
+def _elsewhere(error: ValidationError) -> Iterator[str]:
+    """For an unknown key that is one of another section: which."""
+    for detail in error.errors():
+        if detail["type"] == "extra_forbidden":
+            places = [key for key in _keys(Recipe) if key.endswith(f".{detail['loc'][-1]}")]
+            if places:
+                yield f"{detail['loc'][-1]!r} is a key of other sections: {', '.join(places)}."
+
+
+def _keys(cls: type[Config], prefix: str = "") -> Iterator[str]:
+    """Dotted keys of all settings below a config."""
+    for name, field in cls.model_fields.items():
+        inner = list(_configs(field.annotation))
+        if not inner:
+            yield prefix + name
+        for part in inner:
+            yield from _keys(part, f"{prefix}{name}.")
+
+
+def _configs(annotation: Any) -> Iterable[type[Config]]:
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [found for arg in get_args(annotation) for found in _configs(arg)]
