@@ -1,0 +1,77 @@
+"""Rows of files, and the sentence for each mistake in one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.data.config import FileSource
+from interlace.data.files import file_rows
+
+GOOD = {"prompt": "1+1", "answer": 2, "level": "easy"}
+
+
+def write(folder: Path, *lines: str, name: str = "set.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def refusal(path: Path | str, **settings: str) -> str:
+    with pytest.raises(UserError) as caught:
+        file_rows(FileSource(train=str(path), **settings), "train")
+    return str(caught.value)
+
+
+def test_columns_become_prompt_answer_and_metadata(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps(GOOD), "", json.dumps({"prompt": "é", "answer": "x"}))
+    first, second = file_rows(FileSource(train=str(path)), "train")
+    assert (first.prompt, first.answer, first.metadata) == ("1+1", "2", {"level": "easy"})
+    assert (second.prompt, second.answer, second.origin) == ("é", "x", f"{path}:3")
+    assert first.uid == "train/set.jsonl:1"
+
+
+def test_other_column_names(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps({"question": "q", "solution": "s", "prompt": "p"}))
+    (row,) = file_rows(FileSource(train=str(path), prompt_column="question", answer_column="solution"), "train")
+    assert (row.prompt, row.answer, row.metadata) == ("q", "s", {"prompt": "p"})
+
+
+def test_parquet_is_read_like_jsonl(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "set.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([GOOD, {**GOOD, "prompt": "2+2", "answer": 4}]), path)
+    rows = file_rows(FileSource(train=str(path)), "train")
+    assert [(row.prompt, row.answer, row.metadata["level"]) for row in rows] == [
+        ("1+1", "2", "easy"),
+        ("2+2", "4", "easy"),
+    ]
+    assert "set.parquet:1: there is no column 'solution'" in refusal(path, answer_column="solution")
+
+
+def test_each_mistake_names_file_and_line(tmp_path: Path) -> None:
+    good = json.dumps(GOOD)
+    assert f"{tmp_path}/set.jsonl:2: not JSON" in refusal(write(tmp_path, good, "{prompt: 1}"))
+    assert "set.jsonl:2: a list; each line must be a JSON object" in refusal(write(tmp_path, good, "[1]"))
+    missing = refusal(write(tmp_path, good, '{"prompt": "1", "anwser": "2"}'))
+    assert "set.jsonl:2: there is no column 'answer'. Did you mean 'anwser'?" in missing
+    assert "set.jsonl:1: column 'answer' is null" in refusal(write(tmp_path, '{"prompt": "1", "answer": null}'))
+    assert "set.jsonl:1: column 'prompt' is a int" in refusal(write(tmp_path, '{"prompt": 1, "answer": "1"}'))
+
+
+def test_text_that_is_not_utf8_is_named_too(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_bytes(json.dumps(GOOD).encode() + b'\n{"prompt": "\xff", "answer": "1"}\n')
+    assert "set.jsonl:2: not JSON" in refusal(path)
+
+
+def test_files_that_are_empty_missing_or_of_another_kind(tmp_path: Path) -> None:
+    assert "is empty" in refusal(write(tmp_path))
+    assert "is empty" in refusal(write(tmp_path, "", "  "))
+    assert "does not exist" in refusal(tmp_path / "none.jsonl")
+    assert "does not exist" in refusal(tmp_path)
+    assert "neither .jsonl nor .parquet" in refusal(write(tmp_path, "a", name="set.csv"))
+    pytest.importorskip("pyarrow")
+    assert "is not a Parquet file" in refusal(write(tmp_path, "a", name="set.parquet"))

@@ -1,0 +1,53 @@
+"""How a row is put to the model."""
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON
+from interlace.data.config import PromptFormat
+from interlace.data.formatting import render, to_prompts
+from interlace.data.rows import Row
+from interlace.models.tiny import build_tokenizer
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def row(prompt: str = "Sort.", **metadata: JSON) -> Row:
+    return Row(uid="set/1", origin="set.jsonl:1", prompt=prompt, answer="a", metadata=metadata)
+
+
+def dressed(style: PromptFormat, *, template: str | None) -> str:
+    tokenizer: PreTrainedTokenizerBase = build_tokenizer(256)
+    tokenizer.chat_template = template
+    (prompt,) = to_prompts([row()], [render(row(), style)], style, tokenizer)
+    assert prompt.text == "Sort."
+    return str(tokenizer.decode(prompt.token_ids))
+
+
+def test_a_template_names_the_prompt_and_columns() -> None:
+    style = PromptFormat(template="{{Q}} {prompt} {level}: {numbers}", join=" ", replace={".0": "", "2": "two"})
+    assert render(row(level=2, numbers=["1.0", "22.0"]), style) == "{Q} Sort. two: 1 twotwo"
+
+
+def test_a_template_that_names_what_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"set.jsonl:1 has no column 'levl'. Did you mean 'level'"):
+        render(row(level=2), PromptFormat(template="{levl}"))
+    with pytest.raises(UserError, match="A brace in the text is written twice"):
+        render(row(), PromptFormat(template="{"))
+
+
+def test_the_chat_template_is_applied_where_there_is_one() -> None:
+    assert dressed(PromptFormat(), template=TEMPLATE) == "[user]Sort.[assistant]"
+    assert dressed(PromptFormat(system="Be brief."), template=TEMPLATE) == "[system]Be brief.[user]Sort.[assistant]"
+    assert dressed(PromptFormat(chat_template=False), template=TEMPLATE) == "Sort."
+    assert dressed(PromptFormat(), template=None) == "Sort."
+    assert dressed(PromptFormat(system="Be brief."), template=None) == "Be brief.\n\nSort."
+
+
+def test_an_empty_prompt_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"set.jsonl:1: the prompt is empty"):
+        to_prompts([row("")], [""], PromptFormat(), build_tokenizer(256))

@@ -1,0 +1,91 @@
+"""Warm-up examples: fixed by their key, right where they work it out."""
+
+from collections import Counter
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from interlace.core.errors import UserError
+from interlace.core.types import Prompt
+from interlace.data.config import DataConfig
+from interlace.data.loading import load_prompts
+from interlace.data.warmup import DemonstrationConfig, Demonstrations
+from interlace.models.tiny import build_tokenizer
+
+DIGITS = {"min_numbers": 3, "max_numbers": 6, "max_decimals": 0, "min_value": 0, "max_value": 9}
+HABITS = DemonstrationConfig(style="sorting_habits", settings={"work_share": 0.5})
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer(256)
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: PreTrainedTokenizerBase) -> tuple[Prompt, ...]:
+    source = {"name": "number_sorting", "parameters": DIGITS, "train_size": 50, "heldout_size": 0}
+    return load_prompts(DataConfig.parse({"reasoning_gym": source}), tokenizer).train
+
+
+def test_a_batch_depends_on_seed_and_step_alone(
+    tokenizer: PreTrainedTokenizerBase, prompts: tuple[Prompt, ...]
+) -> None:
+    def shown(seed: int, steps: list[int]) -> list[tuple[str, list[int]]]:
+        source = Demonstrations(HABITS, prompts, tokenizer, seed)
+        batches = [source.batch(step, 8) for step in steps]
+        return [(example.prompt.uid, example.response_ids.tolist()) for batch in batches for example in batch]
+
+    assert shown(0, [5, 20]) == shown(0, list(range(21)))[40:48] + shown(0, [20])
+    assert shown(0, [5]) != shown(1, [5])
+
+
+def test_every_epoch_shows_every_prompt(tokenizer: PreTrainedTokenizerBase, prompts: tuple[Prompt, ...]) -> None:
+    batches = [Demonstrations(HABITS, prompts, tokenizer, 0).batch(step, 20) for step in range(5)]
+    uids = [example.prompt.uid for batch in batches for example in batch]
+    assert Counter(uids) == {prompt.uid: 2 for prompt in prompts}
+
+
+def test_the_two_habits_of_sorting(tokenizer: PreTrainedTokenizerBase, prompts: tuple[Prompt, ...]) -> None:
+    worked = 0
+    examples = [
+        example for step in range(10) for example in Demonstrations(HABITS, prompts, tokenizer, 0).batch(step, 50)
+    ]
+    for example in examples:
+        text = tokenizer.decode(example.response_ids, skip_special_tokens=True)
+        assert example.response_ids[-1] == tokenizer.eos_token_id
+        numbers = [number.removesuffix(".0") for number in example.prompt.metadata["original_numbers"]]  # type: ignore[union-attr,index]
+        answer = text.split("<answer>")[1].removesuffix("</answer>")
+        assert sorted(answer) == sorted(numbers)
+        if text.startswith("<think>"):
+            worked += 1
+            assert list(answer) == sorted(numbers, reverse=example.prompt.metadata["direction"] == "descending")
+            assert text.split("</think>")[0].removeprefix("<think>").replace(",", "") == answer
+    assert 0.4 < worked / len(examples) < 0.6
+
+
+def test_the_answer_is_the_plain_style(tokenizer: PreTrainedTokenizerBase, prompts: tuple[Prompt, ...]) -> None:
+    (example,) = Demonstrations(DemonstrationConfig(), prompts, tokenizer, 0).batch(0, 1)
+    assert tokenizer.decode(example.response_ids) == example.prompt.answer + "<eos>"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (DemonstrationConfig(style="sorting_habit"), "unknown demonstration style.*Did you mean 'sorting_habits'"),
+        (DemonstrationConfig(style="sorting_habits", settings={"work_shar": 1}), "Did you mean 'work_share'"),
+        (DemonstrationConfig(style="interlace.core.types:Prompt"), "not a subclass of Demonstrator"),
+    ],
+)
+def test_mistakes(
+    tokenizer: PreTrainedTokenizerBase, prompts: tuple[Prompt, ...], config: DemonstrationConfig, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        Demonstrations(config, prompts, tokenizer, 0)
+
+
+def test_sorting_habits_refuse_other_prompts(tokenizer: PreTrainedTokenizerBase) -> None:
+    other = {"name": "number_sorting", "train_size": 5, "heldout_size": 0}
+    for source in (other, {**other, "name": "chain_sum"}):
+        prompts = load_prompts(DataConfig.parse({"reasoning_gym": source}), tokenizer).train
+        with pytest.raises(UserError, match="demonstrations sorting_habits"):
+            Demonstrations(HABITS, prompts, tokenizer, 0).batch(0, 5)
