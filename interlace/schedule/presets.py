@@ -39,7 +39,10 @@ def load_schedule(name: str, changes: Mapping[str, object] | None = None) -> Sch
         raise UserError(f"schedule {name!r} ({path}) is not YAML: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"schedule {name!r} ({path}) holds a {type(data).__name__}, not fields of a schedule.")
-    return Schedule.parse(_merged(data, changes or {}), where=f"schedule {name}")
+    where = f"schedule {name}"
+    # Spelled out before merging: a change to one part of `granularity: sample` must leave the other parts at `sample`.
+    preset = Schedule.parse(data, where=where).model_dump()
+    return Schedule.parse(_merged(preset, changes or {}), where=where)
 
 
 def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

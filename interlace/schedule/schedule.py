@@ -103,6 +103,14 @@ class Schedule(Config):
         """Versions that generation may run ahead."""
         return self.max_staleness if self.pipeline_depth is None else self.pipeline_depth
 
+    def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
+        """The devices of each instance of a role on a cluster. Raises UserError where they are not there."""
+        return self.placement.instances(role, devices)
+
+    def num_versions(self, num_steps: int) -> int:
+        """Publications in so many steps."""
+        return num_steps // self.sync_every
+
     def granule_samples(self, stage: str, *, prompts_per_step: int, samples_per_prompt: int) -> int:
         """The granule of a stage, in samples."""
         granule = getattr(self.granularity, stage)
