@@ -56,6 +56,24 @@ def check_model(config: ModelConfig) -> None:
         _check_vocabulary(config, _model_config(_origin(config), config), tokenizer)
 
 
+def empty_model(config: ModelConfig) -> "PreTrainedModel":
+    """The model without its weights, on the meta device: what it weighs is known before it is read.
+
+    Raises UserError as check_model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        if config.path.startswith(TINY):
+            return build_tiny(config.path.removeprefix(TINY), config.seed)[0].to(getattr(torch, config.dtype))
+        found = _model_config(_origin(config), config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            found, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code
+        )
+        return model
+
+
 def load_model(config: ModelConfig) -> LoadedModel:
     """Loads or builds the model.
 
@@ -142,9 +160,11 @@ def _check_vocabulary(
     config: ModelConfig, model_config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase"
 ) -> None:
     size = getattr(model_config.get_text_config(), "vocab_size", None)
-    if size is not None and len(tokenizer) > size:
+    # Tokens that were added later and that no prompt uses do no harm, so they are not counted.
+    needed = max(tokenizer.vocab_size, tokenizer.pad_token_id + 1, tokenizer.eos_token_id + 1)
+    if size is not None and needed > size:
         raise UserError(
-            f"the tokenizer has {len(tokenizer)} tokens, model {config.path!r} only {size} embeddings: they do not "
+            f"the tokenizer has {needed} tokens, model {config.path!r} only {size} embeddings: they do not "
             "belong together. Set model.tokenizer to the model's own."
         )
 
