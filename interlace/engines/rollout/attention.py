@@ -132,30 +132,30 @@ class KernelAttention:
     """The C++ kernel: float32 on one CPU thread."""
 
     def __init__(self, pool: KVPool, store: KVStore, longest: int) -> None:
-        self._library = kernels.load()
+        self.library = kernels.load()
         self._pool, self._store = pool, store
         self.name = "c++ kernel"
         self.seconds = 0.0
-        self._tokens = kernels.Tokens()
+        self.tokens = kernels.Tokens()
         self._held: tuple[Int64Array, Int64Array] | None = None
-        self._scratch = torch.zeros(0, 0)
+        self._scratch: dict[int, Tensor] = {}
         self._scratch_row = (longest + 15) // 8 * 8
 
     def begin(self, rows: Int64Array, positions: Int64Array) -> None:
         self._held = (rows, positions)  # keeps the memory that the pointers mean
         table = self._store.page_table
-        self._tokens.count = len(rows)
-        self._tokens.row, self._tokens.position = rows.ctypes.data, positions.ctypes.data
-        self._tokens.page_table, self._tokens.pages_per_row = table.ctypes.data, table.shape[1]
-        self._tokens.page_shift = self._store.page_shift
+        self.tokens.count = len(rows)
+        self.tokens.row, self.tokens.position = rows.ctypes.data, positions.ctypes.data
+        self.tokens.page_table, self.tokens.pages_per_row = table.ctypes.data, table.shape[1]
+        self.tokens.page_shift = self._store.page_shift
 
     def arguments(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, out: Tensor, traits: AttentionTraits
     ) -> kernels.Attention:
         """The kernel's view of a layer's tensors. Valid while they live and the pool is not reallocated."""
         shape, group = self._pool.layers[layer], query.shape[1] // key.shape[1]
-        if self._scratch.shape[0] < group:
-            self._scratch = torch.zeros(group, self._scratch_row)
+        if group not in self._scratch:
+            self._scratch[group] = torch.zeros(group, self._scratch_row)
         sinks = None if traits.sinks is None else traits.sinks.detach()
         return kernels.Attention(
             query=query.data_ptr(), key=key.data_ptr(), value=value.data_ptr(),
@@ -165,12 +165,12 @@ class KernelAttention:
             heads=query.shape[1], kv_heads=shape.kv_heads, key_dim=shape.key_dim, value_dim=shape.value_dim,
             scale=traits.scale, softcap=traits.softcap, window=traits.window,
             sinks=None if sinks is None else sinks.data_ptr(),
-            scratch=self._scratch.data_ptr(), scratch_row=self._scratch_row,
+            scratch=self._scratch[group].data_ptr(), scratch_row=self._scratch_row,
         )  # fmt: skip
 
     def run(self, arguments: kernels.Attention) -> None:
         """Attends with prepared arguments."""
-        self._library.attention(ctypes.byref(self._tokens), ctypes.byref(arguments))
+        self.library.attention(ctypes.byref(self.tokens), ctypes.byref(arguments))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:
         start = time.perf_counter()
@@ -236,7 +236,7 @@ class TorchAttention:
 
 
 def _attend_masked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, traits: AttentionTraits) -> Tensor:
-    """Takes query [B, H, S, D], key and value [B, kv heads, K, D], visible [B, 1, S, K]. Returns [B, H, S, value dim]."""
+    """Takes query [B, H, S, D], key and value [B, kv heads, K, D], visible [B, 1, S, K]. Returns [B, H, S, D]."""
     groups = query.shape[1] // key.shape[1]
     if not traits.softcap and traits.sinks is None:
         return F.scaled_dot_product_attention(

@@ -13,17 +13,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Metrics, Request, SamplingParams
-from interlace.engines.rollout import kernels
-from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
-from interlace.engines.rollout.kv_store import Int64Array, KVPool, SlotStore
+from interlace.engines.rollout.counters import Counters
+from interlace.engines.rollout.fused import FusedRunner
+from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.live_weights import LiveWeights
-from interlace.engines.rollout.model_setup import route_attention
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, UpdateMode
-from interlace.engines.rollout.runner import ModelRunner
-from interlace.engines.rollout.sampling import KernelSampler, PlainSampler, TorchSampler, check_finite, keyed_uniform
+from interlace.engines.rollout.sampling import KernelSampler, PlainSampler, TorchSampler, draw
 from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
+from interlace.engines.rollout.serving import KVKind, ServingConfig, serve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,54 +43,52 @@ class NativeEngine:
         max_tokens: int = 65536,
         max_batch_tokens: int = 2048,
         seed: int = 0,
+        kv: KVKind = "slots",
+        fuse: bool = True,
+        compile_kernels: bool = True,
     ) -> None:
-        """max_tokens: cells of the KV store. max_batch_tokens: tokens of one forward pass. seed: of the sampling noise.
+        """Prepares the model and checks, on it, what report() then says.
 
-        tokenizer: needed by stop strings only; loaded along where the model is a path.
+        tokenizer: for stop strings; loaded along where the model is a path. max_running: sequences at once.
+        max_tokens: cells of the KV store. max_batch_tokens: of one forward pass, prompts are cut into chunks to fit.
+        seed: of the sampling noise. fuse, compile_kernels: off, to compare with the transformers model itself.
         """
         self._model, self._tokenizer = _load(model, tokenizer)
-        self._context = int(getattr(self._model.config.get_text_config(), "max_position_embeddings", 0) or max_tokens)
-        routed = route_attention(self._model)
+        context = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        self._context = int(context or max_tokens)
+        config = ServingConfig(
+            max_running=max_running, max_tokens=max_tokens, longest=self._context, kv=kv, fuse=fuse,
+            compile_kernels=compile_kernels,
+        )  # fmt: skip
+        serving = serve(self._model, config)
+        self._runner, self._attention, self._pool = serving.runner, serving.attention, serving.pool
+        self._store, self._report = serving.store, serving.report
         self._weights = LiveWeights(self._model)
-        self._pool = KVPool(routed.shapes, max_tokens + 16, self._model.dtype, self._model.device)
-        self._store = SlotStore(self._pool, max_running + 1, max_tokens)
-        self._store.page_table[max_running] = max_tokens  # the spare row: where padding writes
         self._table = SequenceTable(max_running, seed)
-        self._prefixes = PrefixIndex(self._table, self._store)
+        self._prefixes = PrefixIndex(self._table, self._store, enabled=self._attention is not None)
         self._scheduler = Scheduler(self._table, self._store, self._prefixes, max_batch_tokens=max_batch_tokens)
-        self._attention = _attention(self._pool, self._store, self._longest)
-        self._sampler: PlainSampler = (
-            KernelSampler() if isinstance(self._attention, KernelAttention) else TorchSampler()
-        )
-        self._runner = ModelRunner(self._model, routed.hub, self._attention, max_running)
+        self._sampler: PlainSampler = KernelSampler() if serving.compiled else TorchSampler()
         self._live: dict[str, Sequence] = {}
-        self._arrivals = 0
-        self._version = 0
+        self._arrivals = self._version = 0
         self._paused = False
         self._saved: dict[int, list[Tensor]] | None = None
-        self._counters = _Counters()
+        self._counters = Counters()
 
     @property
     def version(self) -> int:
         return self._version
-
-    @property
-    def _longest(self) -> int:
-        return min(self._context, self._store.longest)
 
     def generate(
         self, prompts: Series[Series[int]], params: SamplingParams | Series[SamplingParams]
     ) -> list[Completion]:
         """Runs prompts (token ids) to the end and returns their completions in the order given.
 
-        The noise is keyed by the prompt's place in the list: the same call gives the same tokens.
+        The noise is keyed by a prompt's place in the list: the same call gives the same tokens.
         """
         if self._live:
             raise UserError("generate() needs the engine to itself, and requests are live: drain or abort them first.")
         if self._paused or self._saved is not None:
-            raise UserError(
-                "generate() on an engine that is paused or offloaded would wait for ever: resume() and onload() first."
-            )
+            raise UserError("generate() would wait for ever: the engine is paused or offloaded.")
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise UserError(
@@ -101,26 +98,26 @@ class NativeEngine:
             Request(uid="generate", sample_index=index, prompt_ids=prompt, params=own)
             for index, (prompt, own) in enumerate(zip(prompts, each, strict=True))
         ]
+        done: dict[str, Completion] = {}
         try:
             for request in requests:
                 self.submit(request)
-            done: dict[str, Completion] = {}
             while self._live:
                 done.update((completion.request.id, completion) for completion in self.step().finished)
-        except BaseException:
+        finally:
             self.abort()
-            raise
         return [done[request.id] for request in requests]
 
     def submit(self, request: Request) -> None:
         if request.id in self._live:
-            raise ValueError(f"request {request.id} is already running")
+            raise ValueError(f"request {request.id} is already live")
         self._check(request)
-        tokens = [*(int(token) for token in request.prompt_ids), *request.generated_ids]
-        limit = min(len(request.prompt_ids) + request.params.max_new_tokens, self._longest)
-        sequence = Sequence(request, self._arrivals, limit)
-        sequence.token_ids = tokens
-        sequence.logprobs, sequence.versions = list(request.generated_logprobs), list(request.generated_versions)
+        prompt = [int(token) for token in request.prompt_ids]
+        limit = min(len(prompt) + request.params.max_new_tokens, self._context)
+        sequence = Sequence(
+            request=request, arrival=self._arrivals, limit=limit, token_ids=prompt + list(request.generated_ids),
+            logprobs=list(request.generated_logprobs), versions=list(request.generated_versions),
+        )  # fmt: skip
         self._arrivals += 1
         self._live[request.id] = sequence
         self._scheduler.add(sequence)
@@ -128,8 +125,10 @@ class NativeEngine:
     def step(self) -> StepOutput:
         finished: list[Completion] = []
         new_tokens = 0
-        if not self._paused and self._saved is None and self._live:
+        if self._live and not self._paused and self._saved is None:
+            start = time.perf_counter()
             plan = self._scheduler.schedule()
+            self._counters.schedule_s += time.perf_counter() - start
             new_tokens = self._run(plan, finished)
         return StepOutput(
             finished=tuple(finished),
@@ -154,21 +153,23 @@ class NativeEngine:
         self._weights.update(tensors)
         self._version = version
         if mode == "recompute":
-            self._scheduler.forget_computed()
+            self._forget_computed()
         self._prefixes.clear()
 
     def onload(self) -> None:
         if self._saved is None:
             return
         self._pool.allocate()
+        if isinstance(self._runner, FusedRunner):
+            self._runner.rebind()
         for row, content in self._saved.items():
-            count = int(self._table.num_computed[row])
-            self._pool.write(self._store.cells(row, count), content)
+            self._pool.write(self._store.cells(row, int(self._table.num_computed[row])), content)
         self._saved = None
 
     def offload(self) -> None:
         if self._saved is not None:
             return
+        self._prefixes.clear()
         rows = [sequence.row for sequence in self._scheduler.running]
         self._saved = {row: self._pool.read(self._store.cells(row, int(self._table.num_computed[row]))) for row in rows}
         self._pool.release()
@@ -177,75 +178,93 @@ class NativeEngine:
         return EngineMemory(weights=self._weights.num_bytes, kv_cache=self._pool.num_bytes)
 
     def metrics(self) -> Metrics:
-        return {}
+        used = 1.0 - self._store.num_free / max(self._store.num_cells, 1)
+        attention_s = self._attention.seconds if self._attention is not None else 0.0
+        return self._counters.read(self._scheduler, used, attention_s)
 
     def report(self) -> EngineReport:
-        return EngineReport(invariant=False, reason="not verified", attention=f"slots, {self._attention.name}")
+        return self._report
+
+    def _forget_computed(self) -> None:
+        self._scheduler.forget_computed()
+        if self._saved is not None:
+            self._saved = {}
 
     def _check(self, request: Request) -> None:
         """Raises UserError for what cannot be served."""
-        prompt, params = len(request.prompt_ids), request.params
+        prompt, params, what = len(request.prompt_ids), request.params, f"request {request.id}"
         if not prompt:
-            raise UserError(
-                f"request {request.id}: the prompt is empty. Give at least one token (a BOS token will do)."
-            )
+            raise UserError(f"{what}: the prompt is empty. Give it at least one token (a BOS token will do).")
         if prompt >= self._context:
             raise UserError(
-                f"request {request.id}: the prompt has {prompt} tokens and the model's context holds {self._context}:"
-                " nothing can be generated. Shorten or filter the prompts."
+                f"{what}: the prompt has {prompt} tokens and the model's context holds {self._context}: nothing can be"
+                " generated. Shorten or filter the prompts."
             )
         if min(prompt + params.max_new_tokens, self._context) > self._store.longest:
             raise UserError(
-                f"request {request.id}: {prompt} prompt tokens + max_new_tokens={params.max_new_tokens} do not fit in the"
-                f" KV store, which holds {self._store.longest} for one sequence. Raise the engine's max_tokens or lower max_new_tokens."
+                f"{what}: {prompt} prompt tokens + max_new_tokens={params.max_new_tokens} do not fit in the KV store,"
+                f" which holds {self._store.longest} for one sequence. Raise max_tokens or lower max_new_tokens."
             )
         done = len(request.generated_ids)
         if not done == len(request.generated_logprobs) == len(request.generated_versions):
             raise UserError(
-                f"request {request.id}: {done} generated tokens but {len(request.generated_logprobs)} log-probs and"
+                f"{what}: {done} generated tokens, {len(request.generated_logprobs)} log-probs and"
                 f" {len(request.generated_versions)} versions: a resumed request needs one of each a token."
             )
-        if done >= min(params.max_new_tokens, self._longest - prompt):
-            raise UserError(
-                f"request {request.id}: it already has {done} generated tokens, its limit: there is nothing to resume."
-            )
+        if done >= min(params.max_new_tokens, self._context - prompt):
+            raise UserError(f"{what}: it has {done} generated tokens already, its limit: there is nothing to resume.")
         if params.stop and self._tokenizer is None:
-            raise UserError(f"request {request.id}: stop strings need a tokenizer: NativeEngine(model, tokenizer=...).")
+            raise UserError(f"{what}: stop strings need a tokenizer: NativeEngine(model, tokenizer=...).")
+        vocab = self._model.config.get_text_config().vocab_size
+        for token in (*request.prompt_ids, *request.generated_ids, *(token for token, _ in params.logit_bias)):
+            if not 0 <= token < vocab:
+                raise UserError(f"{what}: token id {token} is not in the model's vocabulary of {vocab}.")
 
     @torch.inference_mode()
     def _run(self, plan: Plan, finished: list[Completion]) -> int:
-        """One forward pass, and a token for each row whose last token ran."""
-        table = self._table
+        """One forward pass, and a token for each row whose last token ran. Returns how many."""
+        table, start = self._table, time.perf_counter()
         if plan.all_decode:
             rows = sampled = plan.rows
-            positions = table.num_computed[rows]
-            wanted = np.arange(len(rows))
+            positions, wanted = table.num_computed[rows], np.arange(len(rows))
         else:
-            rows = np.repeat(plan.rows, plan.counts)
-            ends = np.cumsum(plan.counts)
-            starts = table.num_computed[plan.rows]
-            positions = np.arange(len(rows)) - np.repeat(ends - plan.counts - starts, plan.counts)
-            complete = starts + plan.counts == table.num_tokens[plan.rows]
+            rows, ends = np.repeat(plan.rows, plan.counts), np.cumsum(plan.counts)
+            begins = table.num_computed[plan.rows]
+            positions = np.arange(len(rows)) - np.repeat(ends - plan.counts - begins, plan.counts)
+            complete = begins + plan.counts == table.num_tokens[plan.rows]
             sampled, wanted = plan.rows[complete], ends[complete] - 1
         logits = self._runner.forward(table.token_ids[rows, positions], rows, positions, wanted)
         table.num_computed[plan.rows] += plan.counts
+        middle = time.perf_counter()
         if len(sampled):
-            self._sample(logits, sampled, finished)
+            self._sample(logits[: len(sampled)], sampled, finished)
+        self._counters.count(
+            tokens=len(rows), sampled=len(sampled), forward_s=middle - start, sample_s=time.perf_counter() - middle
+        )
         return len(sampled)
 
     def _sample(self, logits: Tensor, rows: Int64Array, finished: list[Completion]) -> None:
         table = self._table
-        generated = table.num_tokens[rows] - table.num_prompt[rows]
-        uniform = keyed_uniform(table.noise_key[rows], generated)
-        tokens, logprobs = self._sampler.draw(logits[: len(rows)], table.temperature[rows], uniform)
-        check_finite(logprobs)
+        indices = table.num_tokens[rows] - table.num_prompt[rows]
+        tokens, logprobs = draw(logits, rows, indices, table, self._sampler)
         table.append(rows, tokens, logprobs, self._version)
         stopped = (tokens[:, None] == table.stop_ids[rows]).any(1)
+        if table.stops_on_text[rows].any():
+            stopped |= np.asarray([self._stops_on_text(int(row)) for row in rows])
         ended = stopped | (table.num_tokens[rows] >= table.limit[rows])
         for at in np.flatnonzero(ended):
-            sequence = table.sequences[rows[at]]
-            assert sequence is not None
-            finished.append(self._end(sequence, FinishReason.STOP if stopped[at] else FinishReason.LENGTH))
+            reason = FinishReason.STOP if stopped[at] else FinishReason.LENGTH
+            finished.append(self._end(table.occupant(rows[at]), reason))
+
+    def _stops_on_text(self, row: int) -> bool:
+        """Whether the end of a row's response, decoded, contains one of its stop strings."""
+        table, stops = self._table, self._table.params(row).stop
+        if not stops or self._tokenizer is None:
+            return False
+        # A token can be a quarter of a character, and the first decoded one may be a fragment.
+        first = max(int(table.num_tokens[row]) - 4 * max(map(len, stops)) - 8, int(table.num_prompt[row]))
+        text = self._tokenizer.decode(table.token_ids[row, first : table.num_tokens[row]].tolist())
+        return any(stop in text for stop in stops)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> Completion:
         """Takes a sequence out for good."""
@@ -262,25 +281,9 @@ class NativeEngine:
         )
 
 
-class _Counters:
-    """What metrics() reports since it was last asked."""
-
-    def __init__(self) -> None:
-        self.since = time.perf_counter()
-
-
 def _load(
     model: PreTrainedModel | str | Path, tokenizer: "PreTrainedTokenizerBase | None"
 ) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase | None"]:
     if isinstance(model, PreTrainedModel):
         return model.eval(), tokenizer
     return AutoModelForCausalLM.from_pretrained(model).eval(), tokenizer or AutoTokenizer.from_pretrained(model)
-
-
-def _attention(pool: KVPool, store: SlotStore, longest: int) -> AttentionBackend:
-    if pool.device.type == "cpu" and pool.dtype == torch.float32:
-        try:
-            return KernelAttention(pool, store, longest)
-        except kernels.KernelsUnavailable:
-            pass
-    return TorchAttention(pool, store)

@@ -60,6 +60,32 @@ struct Attention {
   int64_t scratch_row;
 };
 
+// The parts of a decoder layer around its matrix products. Buffers are [rows, ...] row-major; `count` rows are worked on.
+struct Norm {
+  int64_t dim;
+  float* residual;      // [rows, dim]
+  const float* add;     // [rows, dim] added to the residual first, or null
+  const float* weight;  // [dim]
+  float* out;           // [rows, dim]
+  float epsilon;
+};
+
+struct Rotary {
+  float* qkv;               // [rows, (heads + 2 kv_heads) * head_dim], in place
+  const float* bias;        // one row of it, or null
+  const float* query_norm;  // [head_dim] RMS norm of each head before the rotation, or null
+  const float* key_norm;
+  const float *cos, *sin;   // [positions, rotary_dim]
+  int64_t heads, kv_heads, head_dim, rotary_dim;
+  float epsilon;
+};
+
+struct Gate {
+  int64_t dim;
+  const float* gate_up;  // [rows, 2 dim]
+  float* out;            // [rows, dim]
+};
+
 struct Sampling {
   int64_t count, vocab, stride;
   const float* logits;      // [count, stride]
@@ -156,6 +182,11 @@ static void attend(const Tokens& t, const Attention& a, int64_t token, int64_t k
   }
 }
 
+static void rms_norm(const float* x, const float* weight, float* out, int64_t dim, float epsilon) {
+  const float scale = 1.0f / std::sqrt(dot<0>(x, x, dim) / float(dim) + epsilon);
+  for (int64_t k = 0; k < dim; ++k) out[k] = x[k] * scale * weight[k];
+}
+
 static void write_kv(const Tokens& t, const Attention& a) {
   for (int64_t i = 0; i < t.count; ++i) {
     const int64_t at = locate(t, t.row[i], t.position[i]);
@@ -184,6 +215,56 @@ void attention(const Tokens* t, const Attention* a) {
   else if (a->key_dim == 64 && a->value_dim == 64) attend_all<64, 64>(*t, *a);
   else if (a->key_dim == 128 && a->value_dim == 128) attend_all<128, 128>(*t, *a);
   else attend_all<0, 0>(*t, *a);
+}
+
+// residual += add; out = weight * residual / rms(residual).
+void add_norm(const Norm* a, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    float* x = a->residual + i * a->dim;
+    if (a->add)
+      for (int64_t k = 0; k < a->dim; ++k) x[k] += a->add[i * a->dim + k];
+    rms_norm(x, a->weight, a->out + i * a->dim, a->dim, a->epsilon);
+  }
+}
+
+// Bias, head norms and rotation, then attention on the same buffer.
+void rotary_attention(const Tokens* t, const Rotary* r, const Attention* a) {
+  const int64_t width = (r->heads + 2 * r->kv_heads) * r->head_dim;
+  for (int64_t i = 0; i < t->count; ++i) {
+    float* row = r->qkv + i * width;
+    if (r->bias)
+      for (int64_t k = 0; k < width; ++k) row[k] += r->bias[k];
+    const float* cos = r->cos + t->position[i] * r->rotary_dim;
+    const float* sin = r->sin + t->position[i] * r->rotary_dim;
+    for (int64_t h = 0; h < r->heads + r->kv_heads; ++h) {
+      float* x = row + h * r->head_dim;
+      const float* norm = h < r->heads ? r->query_norm : r->key_norm;
+      if (norm) rms_norm(x, norm, x, r->head_dim, r->epsilon);
+      const int64_t half = r->rotary_dim / 2;
+      for (int64_t k = 0; k < half; ++k) {
+        const float low = x[k], high = x[k + half];
+        x[k] = low * cos[k] - high * sin[k];
+        x[k + half] = high * cos[k + half] + low * sin[k + half];
+      }
+    }
+  }
+  attention(t, a);
+}
+
+// out = silu(gate) * up.
+void silu_gate(const Gate* g, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float *gate = g->gate_up + i * 2 * g->dim, *up = gate + g->dim;
+    float* out = g->out + i * g->dim;
+    int64_t k = 0;
+    for (; k + 8 <= g->dim; k += 8) {
+      const v8 x = load8(gate + k), zero = set8(0.0f);
+      const v8 e = exp8(x > zero ? -x : x);  // exp(-|x|) never overflows
+      const v8 top = x > zero ? set8(1.0f) : e;
+      store8(out + k, x * top / (set8(1.0f) + e) * load8(up + k));
+    }
+    for (; k < g->dim; ++k) out[k] = gate[k] / (1.0f + std::exp(-gate[k])) * up[k];
+  }
 }
 
 // Draws one token a row from softmax(logits / temperature) by inverse CDF; the sums are double.

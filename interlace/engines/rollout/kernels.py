@@ -45,6 +45,28 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Norm(ctypes.Structure):
+    """Mirror of `Norm` in kernels.cpp."""
+
+    _fields_ = [("dim", _I64), *((name, _PTR) for name in ("residual", "add", "weight", "out")), ("epsilon", _F32)]
+
+
+class Rotary(ctypes.Structure):
+    """Mirror of `Rotary` in kernels.cpp."""
+
+    _fields_ = [
+        *((name, _PTR) for name in ("qkv", "bias", "query_norm", "key_norm", "cos", "sin")),
+        *((name, _I64) for name in ("heads", "kv_heads", "head_dim", "rotary_dim")),
+        ("epsilon", _F32),
+    ]
+
+
+class Gate(ctypes.Structure):
+    """Mirror of `Gate` in kernels.cpp."""
+
+    _fields_ = [("dim", _I64), ("gate_up", _PTR), ("out", _PTR)]
+
+
 class Sampling(ctypes.Structure):
     """Mirror of `Sampling` in kernels.cpp."""
 
@@ -52,6 +74,15 @@ class Sampling(ctypes.Structure):
         *((name, _I64) for name in ("count", "vocab", "stride")),
         *((name, _PTR) for name in ("logits", "temperature", "uniform", "token", "logprob", "scratch")),
     ]
+
+
+_SIGNATURES: dict[str, list[type]] = {
+    "attention": [_PTR, _PTR],
+    "rotary_attention": [_PTR, _PTR, _PTR],
+    "add_norm": [_PTR, _I64],
+    "silu_gate": [_PTR, _I64],
+    "sample": [_PTR],
+}
 
 
 class KernelsUnavailable(Exception):
@@ -68,9 +99,13 @@ def load() -> ctypes.CDLL:
     if not library.exists():
         _compile(compiler, library)
     try:
-        return ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(library))
     except OSError as error:
         raise KernelsUnavailable(f"{library} cannot be loaded: {error}") from error
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, None
+    return loaded
 
 
 def _cached_path(compiler: str) -> Path:

@@ -81,9 +81,11 @@ class KVStore(Protocol):
     """[rows] tokens that fit in what the row holds."""
     longest: int
     """Tokens that one row can hold when it has the store to itself."""
+    num_cells: int
+    """Cells there are."""
 
     def reserve(self, row: int, num_tokens: int) -> bool:
-        """Makes room for `num_tokens` tokens in a row, keeping what it has. False, and no change, where there is none."""
+        """Makes room for `num_tokens` tokens in a row, keeping what it has. False, and no change: there is none."""
         ...
 
     def free(self, row: int) -> None:
@@ -91,7 +93,7 @@ class KVStore(Protocol):
         ...
 
     def fork(self, source: int, target: int, num_tokens: int, room: int) -> bool:
-        """Gives the empty row `target` the first tokens of `source` and room for `room` in all. False: no room, no change."""
+        """Gives the empty row `target` the first tokens of `source`, and room for `room` in all. False: no change."""
         ...
 
     def move(self, source: int, target: int) -> None:
@@ -115,7 +117,7 @@ ONE_PAGE = 62
 class SlotStore:
     """Contiguous slots of a power of two, from a buddy allocator; a slot that gets full moves to one twice its size.
 
-    On a CPU contiguous keys are 2 to 7 times faster to attend to than gathered pages; growing costs each token about one copy.
+    On a CPU contiguous keys are 2 to 7 times faster to attend to than gathered pages. Growing copies a token once or so.
     """
 
     def __init__(self, pool: KVPool, rows: int, num_tokens: int, smallest: int = 16) -> None:
@@ -132,7 +134,7 @@ class SlotStore:
             self.num_free += size
             start += size
         self._roots = {(offset, size) for size, offsets in self._free.items() for offset in offsets}
-        self.longest = max(self._free, default=0)
+        self.longest, self.num_cells = max(self._free, default=0), self.num_free
 
     def reserve(self, row: int, num_tokens: int) -> bool:
         held = int(self.capacity[row])
@@ -202,7 +204,7 @@ class PagedStore:
         self._pool, self._page = pool, page_size
         self.page_shift = page_size.bit_length() - 1
         num_pages = num_tokens // page_size
-        self.longest = num_pages * page_size
+        self.longest = self.num_cells = num_pages * page_size
         self.page_table = np.zeros((rows, max(num_pages, 1)), np.int64)
         self.capacity = np.zeros(rows, np.int64)
         self._owners = np.zeros(num_pages, np.int64)

@@ -40,6 +40,8 @@ def route_attention(model: PreTrainedModel) -> RoutedModel:
     register()
     own_config(model)
     model.set_attn_implementation(INTERFACE)
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("batched_mm")  # an expert's rows get the same bits whatever else it is given
     hub, recorder = AttentionHub(), LayerRecorder()
     candidates = [module for module in model.modules() if hasattr(module, "layer_idx")]
     for module in candidates:
@@ -55,3 +57,9 @@ def route_attention(model: PreTrainedModel) -> RoutedModel:
     return RoutedModel(
         hub=hub, shapes=tuple(recorder.shapes), traits=tuple(recorder.traits), modules=tuple(recorder.modules)
     )
+
+
+def restore_attention(model: PreTrainedModel, implementation: str) -> None:
+    """Undoes route_attention."""
+    if model.config._attn_implementation != implementation:
+        model.set_attn_implementation(implementation)

@@ -11,8 +11,9 @@ class PrefixIndex:
     to those of a sequence that ran the whole prompt, and forking, prefix reuse and resumption are one mechanism.
     """
 
-    def __init__(self, table: SequenceTable, store: KVStore) -> None:
+    def __init__(self, table: SequenceTable, store: KVStore, *, enabled: bool) -> None:
         self._table, self._store = table, store
+        self._enabled = enabled
         self._leaders: dict[tuple[int, ...], Sequence] = {}
 
     def is_coming(self, sequence: Sequence) -> bool:
@@ -30,7 +31,8 @@ class PrefixIndex:
 
     def announce(self, sequence: Sequence) -> None:
         """A sequence starts to run."""
-        self._leaders.setdefault(tuple(sequence.request.prompt_ids), sequence)
+        if self._enabled:
+            self._leaders.setdefault(tuple(sequence.request.prompt_ids), sequence)
 
     def retire(self, sequence: Sequence) -> None:
         """A sequence stops running; its row is about to be freed."""

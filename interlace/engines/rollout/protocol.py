@@ -54,7 +54,7 @@ class RolloutEngine(Protocol):
         ...
 
     def submit(self, request: Request) -> None:
-        """Queues a request. Raises UserError for an empty prompt or one that cannot fit; ValueError if its id is live."""
+        """Queues a request. UserError for an empty prompt or one that cannot fit, ValueError where its id is live."""
         ...
 
     def step(self) -> StepOutput:
@@ -72,7 +72,7 @@ class RolloutEngine(Protocol):
     def resume(self) -> None: ...
 
     def update_weights(self, tensors: "Mapping[str, Tensor]", version: int, mode: UpdateMode) -> None:
-        """Swaps all weights at once, or none: UserError for a missing name or a wrong shape leaves the old ones serving."""
+        """Swaps all weights or none: UserError for a missing name or a wrong shape leaves the old ones serving."""
         ...
 
     def onload(self) -> None: ...

@@ -11,7 +11,7 @@ from interlace.engines.rollout.attention import AttentionBackend, AttentionHub
 from interlace.engines.rollout.kv_store import Int64Array
 
 PAD_ROWS = 4
-"""A matrix product gives a row the same bits for any number of rows from here on (on the BLAS seen; verified at start)."""
+"""A matrix product gives a row the same bits for any number of rows from here on (on the BLAS seen; see verify.py)."""
 
 
 def pad(array: Int64Array, fill: int) -> Int64Array:
@@ -21,6 +21,10 @@ def pad(array: Int64Array, fill: int) -> Int64Array:
 
 class Runner(Protocol):
     """Turns the step's tokens into logits."""
+
+    name: str
+    dtype: torch.dtype
+    """Of the weights."""
 
     def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
         """token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N]: tokens whose logits are returned.
@@ -35,6 +39,7 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel, hub: AttentionHub, backend: AttentionBackend, spare_row: int) -> None:
         self._model, self._hub, self._backend, self._spare_row = model, hub, backend, spare_row
+        self.dtype, self.name = model.dtype, "the transformers model"
 
     def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
         device = self._model.device

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from interlace.core.errors import InterlaceError
 from interlace.engines.rollout import kernels
+from interlace.engines.rollout.filters import draw_truncated, reshape_logits, reshapes_logits, truncates
 from interlace.engines.rollout.kv_store import Int64Array
+from interlace.engines.rollout.sequence import SequenceTable
 
 FloatRows = NDArray[np.float32]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -77,7 +79,37 @@ class TorchSampler:
         return tokens.cpu().numpy(), chosen.cpu().numpy()
 
 
-def check_finite(logprobs: FloatRows) -> None:
+def draw(
+    logits: Tensor, rows: Int64Array, indices: Int64Array, table: SequenceTable, sampler: PlainSampler
+) -> tuple[Int64Array, FloatRows]:
+    """Draws token number `indices` [N] of the responses in `rows` [N] from logits [N, V], which it may overwrite.
+
+    Returns tokens [N] and their log-probs [N] under the distribution they were drawn from.
+    """
+    uniform = keyed_uniform(table.noise_key[rows], indices)
+    temperature = table.temperature[rows]
+    if not table.special[rows].any():
+        tokens, logprobs = sampler.draw(logits, temperature, uniform)
+        _check_finite(logprobs)
+        return tokens, logprobs
+    params = [table.params(row) for row in rows]
+    for at, (row, own) in enumerate(zip(rows, params, strict=True)):
+        if reshapes_logits(own):
+            prompt, end = table.num_prompt[row], table.num_prompt[row] + indices[at]
+            known = table.token_ids[row]
+            logits[at] = reshape_logits(logits[at], own, known[:prompt], known[prompt:end])
+    cut = np.asarray([truncates(own) for own in params])
+    tokens, logprobs = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.float32)
+    if not cut.all():
+        tokens[~cut], logprobs[~cut] = sampler.draw(logits[torch.from_numpy(~cut)], temperature[~cut], uniform[~cut])
+    if cut.any():
+        chosen = [own for own, is_cut in zip(params, cut, strict=True) if is_cut]
+        tokens[cut], logprobs[cut] = draw_truncated(logits[torch.from_numpy(cut)], chosen, uniform[cut])
+    _check_finite(logprobs)
+    return tokens, logprobs
+
+
+def _check_finite(logprobs: FloatRows) -> None:
     """Raises where the model gave logits that are no numbers: sampling on would produce garbage in silence."""
     if not np.isfinite(logprobs).all():
         raise InterlaceError(

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.random import stable_hash
-from interlace.core.types import Request
+from interlace.core.types import Request, SamplingParams
+from interlace.engines.rollout.filters import reshapes_logits, truncates
 from interlace.engines.rollout.kv_store import Int64Array
 
 
@@ -52,7 +53,10 @@ class SequenceTable:
         self.noise_key = np.zeros(rows, np.uint64)
         self.temperature = np.zeros(rows, np.float32)
         self.stop_ids = np.full((rows, 1), -1, np.int64)
-        self.sequences: list[Sequence | None] = [None] * rows
+        self.special = np.zeros(rows, np.bool_)
+        """Rows whose logits are reshaped or truncated."""
+        self.stops_on_text = np.zeros(rows, np.bool_)
+        self._sequences: list[Sequence | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
 
     @property
@@ -63,7 +67,7 @@ class SequenceTable:
     def enter(self, sequence: Sequence) -> None:
         """Gives a sequence a row, with nothing computed."""
         row = self._free.pop()
-        sequence.row, self.sequences[row] = row, sequence
+        sequence.row, self._sequences[row] = row, sequence
         request, params = sequence.request, sequence.request.params
         self._grow(sequence.limit, len(params.stop_token_ids))
         prompt, total = sequence.num_prompt, len(sequence.token_ids)
@@ -74,6 +78,8 @@ class SequenceTable:
         self.num_computed[row] = self.num_drafts[row] = 0
         self.noise_key[row] = stable_hash(self._seed, request.id)
         self.temperature[row] = params.temperature
+        self.special[row] = reshapes_logits(params) or truncates(params)
+        self.stops_on_text[row] = bool(params.stop)
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(params.stop_token_ids)] = params.stop_token_ids
 
@@ -84,8 +90,19 @@ class SequenceTable:
         sequence.token_ids = self.token_ids[row, :total].tolist()
         sequence.logprobs = self.logprobs[row, prompt:total].tolist()
         sequence.versions = self.versions[row, prompt:total].tolist()
-        sequence.row, self.sequences[row] = -1, None
+        sequence.row, self._sequences[row] = -1, None
         self._free.append(row)
+
+    def params(self, row: int) -> SamplingParams:
+        """The sampling parameters of the sequence in a row."""
+        return self.occupant(row).request.params
+
+    def occupant(self, row: int) -> Sequence:
+        """The sequence in a row."""
+        sequence = self._sequences[row]
+        if sequence is None:
+            raise KeyError(f"row {row} is free")
+        return sequence
 
     def append(self, rows: Int64Array, token_ids: Int64Array, logprobs: NDArray[np.float32], version: int) -> None:
         """Adds one token to each row."""

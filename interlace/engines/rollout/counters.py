@@ -1,0 +1,49 @@
+"""What an engine counts between two looks at its metrics."""
+
+import time
+
+from interlace.core.types import Metrics
+from interlace.engines.rollout.scheduler import Scheduler
+
+
+class Counters:
+    """Sums since the last read."""
+
+    def __init__(self) -> None:
+        self.schedule_s = 0.0
+        self._reset(0.0, 0)
+
+    def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float) -> None:
+        """One step: tokens run, tokens drawn, and where the time went."""
+        self._steps += 1
+        self._sampled += sampled
+        self._prefilled += tokens - sampled
+        self._forward_s += forward_s
+        self._sample_s += sample_s
+
+    def read(self, scheduler: Scheduler, kv_use: float, attention_s: float) -> Metrics:
+        """Rates and sums since the last call. attention_s: of the engine's whole life, part of forward_s."""
+        elapsed = max(time.perf_counter() - self._since, 1e-9)
+        metrics = {
+            "num_running": float(len(scheduler.running)),
+            "num_waiting": float(len(scheduler.waiting)),
+            "kv_use": kv_use,
+            "num_steps": float(self._steps),
+            "decode_tokens": float(self._sampled),
+            "prefill_tokens": float(self._prefilled),
+            "decode_tokens_per_s": self._sampled / elapsed,
+            "prefill_tokens_per_s": self._prefilled / elapsed,
+            "num_preemptions": float(scheduler.num_preemptions - self._preemptions),
+            "schedule_s": self.schedule_s,
+            "forward_s": self._forward_s,
+            "attention_s": attention_s - self._attention_s,
+            "sample_s": self._sample_s,
+        }
+        self._reset(attention_s, scheduler.num_preemptions)
+        return metrics
+
+    def _reset(self, attention_s: float, preemptions: int) -> None:
+        self._since = time.perf_counter()
+        self._steps = self._sampled = self._prefilled = 0
+        self.schedule_s = self._forward_s = self._sample_s = 0.0
+        self._attention_s, self._preemptions = attention_s, preemptions

@@ -1,0 +1,100 @@
+"""Penalties, biases and truncation: from the model's logits to the distribution that is sampled from.
+
+The order is that of transformers and vLLM: bias, penalties, temperature, top-k, top-p, min-p. Each row is treated by
+itself, so a row's result does not depend on the batch.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from interlace.core.types import SamplingParams
+from interlace.engines.rollout.kv_store import Int64Array
+
+CANDIDATES = 256
+"""Logits that truncation looks at first. Sorting 64 rows of 49k costs more than a 135M forward pass."""
+
+
+def reshapes_logits(params: SamplingParams) -> bool:
+    """Whether logits are changed before the softmax."""
+    return params.repetition_penalty != 1 or params.presence_penalty != 0 or bool(params.logit_bias)
+
+
+def truncates(params: SamplingParams) -> bool:
+    """Whether tokens are cut off. Greedy sampling takes the best token anyway."""
+    return params.temperature > 0 and (params.top_p < 1 or params.top_k > 0 or params.min_p > 0)
+
+
+def reshape_logits(logits: Tensor, params: SamplingParams, prompt: Int64Array, generated: Int64Array) -> Tensor:
+    """Takes one row's logits [V] and its tokens. Returns new logits [V]: bias, repetition and presence penalty.
+
+    The repetition penalty (arXiv 1909.05858) sees prompt and response, the presence penalty the response alone.
+    """
+    logits = logits.clone()
+    if params.logit_bias:
+        ids, values = zip(*params.logit_bias, strict=True)
+        logits.index_add_(0, torch.tensor(ids, device=logits.device), torch.tensor(values, device=logits.device))
+    if params.repetition_penalty != 1:
+        seen = torch.from_numpy(np.unique(np.r_[prompt, generated])).to(logits.device)
+        found = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(found > 0, found / penalty, found * penalty)
+    if params.presence_penalty and len(generated):
+        logits[torch.from_numpy(np.unique(generated)).to(logits.device)] -= params.presence_penalty
+    return logits
+
+
+def draw_truncated(
+    logits: Tensor, params: Sequence[SamplingParams], uniform: NDArray[np.float64]
+) -> tuple[Int64Array, NDArray[np.float32]]:
+    """Takes logits [N, V] and draws from each row's truncated distribution. Returns tokens [N], log-probs [N]."""
+    device, count = logits.device, len(params)
+    scale = torch.tensor([1.0 / one.temperature for one in params], device=device)
+    scaled = logits.float() * scale[:, None]
+    total = scaled.logsumexp(-1, keepdim=True)
+    vocab = logits.shape[1]
+    width = min(CANDIDATES, vocab)
+    tokens, logprobs = np.zeros(count, np.int64), np.zeros(count, np.float32)
+    left = np.arange(count)
+    while len(left):
+        index = torch.from_numpy(left).to(device)
+        values, ids = scaled[index].topk(width, sorted=True)
+        probs = (values - total[index]).double().exp()
+        keep, enough = _kept(probs, [params[row] for row in left.tolist()], vocab)
+        chosen, kept = _invert(probs * keep, torch.from_numpy(uniform[left]).to(device))
+        drawn = ids.gather(1, chosen)[:, 0].cpu().numpy()
+        mass = (probs.gather(1, chosen) / kept)[:, 0].log().float().cpu().numpy()
+        done = enough.cpu().numpy()
+        tokens[left[done]], logprobs[left[done]] = drawn[done], mass[done]
+        left, width = left[~done], vocab
+    return tokens, logprobs
+
+
+def _kept(probs: Tensor, params: Sequence[SamplingParams], vocab: int) -> tuple[Tensor, Tensor]:
+    """Takes candidates [N, C] by falling probability. Returns which are kept and whether no kept one is missing [N]."""
+    device, width = probs.device, probs.shape[1]
+    top_k = torch.tensor([one.top_k or vocab for one in params], device=device)[:, None]
+    top_p = torch.tensor([one.top_p for one in params], dtype=torch.float64, device=device)[:, None]
+    min_p = torch.tensor([one.min_p for one in params], dtype=torch.float64, device=device)[:, None]
+    keep = torch.arange(width, device=device) < top_k
+    within = probs * keep
+    cumulative = within.cumsum(-1)
+    whole = torch.where(top_k >= vocab, torch.ones_like(top_p), cumulative[:, -1:])
+    keep &= (cumulative - within < top_p * whole) | (top_p >= 1)
+    keep[:, 0] = True
+    keep &= probs >= min_p * probs[:, :1]
+    # Once a candidate was cut off, all after it are; a row that kept its last one needs the whole vocabulary.
+    enough = ~keep[:, -1] & ((top_k <= width) | (top_k >= vocab))[:, 0]
+    return keep, enough | torch.tensor(width >= vocab, device=device)
+
+
+def _invert(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Takes weights [N, C]. Returns the column that holds `uniform` of the cumulative sum, and the sum; [N, 1]."""
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1:]
+    column = torch.searchsorted(cumulative, uniform[:, None] * total, right=True)
+    last = (weights > 0).sum(-1, keepdim=True) - 1
+    return torch.minimum(column, last), total

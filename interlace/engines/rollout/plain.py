@@ -1,0 +1,50 @@
+"""The fallback for models whose attention does not go through transformers' interface: slow, and never wrong."""
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from interlace.engines.rollout.kv_store import Int64Array
+
+
+class PlainRunner:
+    """Runs each row by itself with the model's own attention and, where that works, the model's own cache."""
+
+    def __init__(self, model: PreTrainedModel, *, use_cache: bool) -> None:
+        self._model, self._use_cache = model, use_cache
+        self.dtype, self.name = model.dtype, "one sequence at a time"
+        self._tokens: dict[int, list[int]] = {}
+        self._caches: dict[int, Any] = {}  # whatever class of cache the architecture has
+
+    def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
+        """See Runner."""
+        logits: list[Tensor] = []
+        bounds = [at for at in range(len(rows)) if at == 0 or rows[at] != rows[at - 1]] + [len(rows)]
+        for start, end in itertools.pairwise(bounds):
+            logits.append(self._run_row(int(rows[start]), token_ids[start:end].tolist(), int(positions[start])))
+        return torch.cat(logits)[torch.from_numpy(wanted).to(self._model.device)]
+
+    def _run_row(self, row: int, token_ids: list[int], start: int) -> Tensor:
+        """[len(token_ids), vocabulary]. A row that starts again at 0 is another sequence."""
+        device = self._model.device
+        known = self._tokens.get(row, [])[:start] + token_ids
+        self._tokens[row] = known
+        if not self._use_cache:
+            out = self._model(input_ids=torch.tensor([known], device=device), use_cache=False)
+            return out.logits[0, start:]
+        out = self._model(
+            input_ids=torch.tensor([token_ids], device=device),
+            attention_mask=torch.ones(1, len(known), dtype=torch.int64, device=device),
+            past_key_values=self._caches.get(row) if start else None,
+            use_cache=True,
+        )
+        self._caches[row] = out.past_key_values
+        return out.logits[0]
+
+    def clear(self) -> None:
+        """Drops what is cached; every row has to start again at 0."""
+        self._tokens.clear()
+        self._caches.clear()

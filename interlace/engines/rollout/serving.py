@@ -1,0 +1,153 @@
+"""From a loaded model to something that serves it: routing, fusing, the KV store, and what was found out on the way."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from interlace.engines.rollout import kernels
+from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
+from interlace.engines.rollout.fused import FusedRunner, fused_layers
+from interlace.engines.rollout.kv_store import KVPool, KVStore, PagedStore, SlotStore
+from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
+from interlace.engines.rollout.plain import PlainRunner
+from interlace.engines.rollout.protocol import EngineReport
+from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
+from interlace.engines.rollout.verify import Probe, probe_prompts, reference_logits, routing_fault
+
+KVKind = Literal["slots", "pages"]
+_SPARE_CELLS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serving:
+    """What the engine's loop works with."""
+
+    runner: Runner
+    attention: AttentionBackend | None
+    """None: the plain fallback."""
+    pool: KVPool
+    store: KVStore
+    report: EngineReport
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the C++ kernels serve."""
+        return isinstance(self.attention, KernelAttention)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServingConfig:
+    """Sizes and choices, from the engine's arguments."""
+
+    max_running: int
+    max_tokens: int
+    longest: int
+    """The model's context."""
+    kv: KVKind
+    fuse: bool
+    compile_kernels: bool
+
+
+def serve(model: PreTrainedModel, config: ServingConfig) -> Serving:
+    """Prepares a model. One that does not route its attention gets the plain fallback, and the report says so."""
+    original = model.config._attn_implementation
+    prompts = probe_prompts(model.config.get_text_config().vocab_size)
+    expected = reference_logits(model, prompts)
+    notes: list[str] = []
+    try:
+        routed = route_attention(model)
+        fault = routing_fault(model.config, routed.traits)
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        # A model that knows nothing of the interface can fail anywhere inside; the fallback serves it as it is.
+        fault = f"its forward pass fails through the attention interface ({type(error).__name__}: {error})"
+    if fault is None:
+        serving = _serve_routed(model, routed, config, prompts, expected, notes)
+        if serving is not None:
+            return serving
+        fault = notes.pop()
+    restore_attention(model, original)
+    return _serve_plain(model, config, prompts, expected, fault)
+
+
+def _serve_routed(
+    model: PreTrainedModel,
+    routed: RoutedModel,
+    config: ServingConfig,
+    prompts: list[list[int]],
+    expected: list[Tensor],
+    notes: list[str],
+) -> Serving | None:
+    """The fast way. None, and the fault as the last note, where its logits are not the model's."""
+    pool = KVPool(routed.shapes, config.max_tokens + _SPARE_CELLS, model.dtype, model.device)
+    store = _store(pool, config)
+    attention = _attention(pool, store, config, notes)
+    runners: list[Runner] = [ModelRunner(model, routed.hub, attention, config.max_running)]
+    if config.fuse and isinstance(attention, KernelAttention):
+        layers = fused_layers(model, routed)
+        if layers is not None:
+            runners.insert(0, FusedRunner(model, layers, attention, min(config.longest, store.longest)))
+    for runner in runners:
+        probe = Probe(runner, store, config.max_running)
+        fault = probe.logits_fault(prompts, expected)
+        variance = probe.invariance_fault(prompts[0]) if fault is None else None
+        probe.close()
+        if fault is None:
+            report = EngineReport(
+                invariant=variance is None,
+                reason=variance
+                or f"verified on this model: rows padded to {PAD_ROWS}, chunks and company changed no bit",
+                attention=f"{config.kv}, {attention.name}, {runner.name}",
+                notes=tuple(notes),
+            )
+            return Serving(runner=runner, attention=attention, pool=pool, store=store, report=report)
+        notes.append(f"{runner.name} is not used: {fault}")
+    return None
+
+
+def _serve_plain(
+    model: PreTrainedModel, config: ServingConfig, prompts: list[list[int]], expected: list[Tensor], fault: str
+) -> Serving:
+    pool = KVPool((), config.max_tokens, model.dtype, model.device)
+    store = _store(pool, config)
+    runner = PlainRunner(model, use_cache=True)
+    probe = Probe(runner, store, config.max_running)
+    try:
+        cache_fault = probe.logits_fault(prompts, expected)
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        cache_fault = f"{type(error).__name__}: {error}"
+    probe.close()
+    runner.clear()
+    if cache_fault is not None:
+        runner = PlainRunner(model, use_cache=False)
+    reason = (
+        "rows run alone and anew each step"
+        if cache_fault
+        else "rows run alone, but a resumed one is prefilled in one piece"
+    )
+    report = EngineReport(
+        invariant=cache_fault is not None,
+        reason=reason,
+        attention=f"plain fallback, one sequence at a time: {fault}",
+        notes=(f"the model's own cache is not used: {cache_fault}",) if cache_fault else (),
+    )
+    return Serving(runner=runner, attention=None, pool=pool, store=store, report=report)
+
+
+def _store(pool: KVPool, config: ServingConfig) -> KVStore:
+    kind = SlotStore if config.kv == "slots" else PagedStore
+    store = kind(pool, config.max_running + 1, config.max_tokens)
+    store.page_table[config.max_running] = config.max_tokens  # the spare row: padding tokens write there
+    return store
+
+
+def _attention(pool: KVPool, store: KVStore, config: ServingConfig, notes: list[str]) -> AttentionBackend:
+    if pool.device.type != "cpu" or pool.dtype != torch.float32 or not config.compile_kernels:
+        return TorchAttention(pool, store)
+    try:
+        return KernelAttention(pool, store, min(config.longest, store.longest))
+    except kernels.KernelsUnavailable as error:
+        notes.append(f"the C++ kernels are not used: {error}")
+        return TorchAttention(pool, store)

@@ -1,0 +1,112 @@
+"""What the engine checks on a model before it serves: right logits, and bits that do not depend on company."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from interlace.core.random import keyed_random
+from interlace.engines.rollout.attention import INTERFACE, AttentionTraits
+from interlace.engines.rollout.kv_store import KVStore
+from interlace.engines.rollout.runner import Runner
+
+Run = tuple[int, Sequence[int], int]
+"""Row, tokens to run, position of the first."""
+LONG, SHORT = 13, 6
+"""Tokens of the two probe prompts."""
+COMPANY = (1, 2, 3, 4, 7, 16, 31, 63, 127)
+"""Numbers of other rows beside which the same token is run."""
+
+
+def probe_prompts(vocab_size: int) -> list[list[int]]:
+    """Token ids to probe with, the same each time."""
+    draw = keyed_random("rollout probe")
+    return [[draw.randrange(vocab_size) for _ in range(length)] for length in (LONG, SHORT)]
+
+
+@torch.inference_mode()
+def reference_logits(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """[L, vocabulary] of each prompt, by the model with its own attention, alone and without a cache."""
+    if model.config._attn_implementation == INTERFACE:  # an engine had it before
+        model.set_attn_implementation("eager")
+    return [
+        model(input_ids=torch.tensor([list(prompt)], device=model.device), use_cache=False).logits[0].float()
+        for prompt in prompts
+    ]
+
+
+def routing_fault(config: PretrainedConfig, traits: Sequence[AttentionTraits]) -> str | None:
+    """Why what came through the attention interface cannot be all there is to the model's attention; None: it can."""
+    text = config.get_text_config()
+    layers = int(text.num_hidden_layers)
+    if len(traits) != layers:
+        return f"{len(traits)} of its {layers} layers attend through transformers' attention interface"
+    if getattr(text, "attention_chunk_size", None):
+        return "its chunked attention lives in the attention mask alone"
+    kinds = getattr(text, "layer_types", None)
+    if kinds is None:
+        whole = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True)
+        kinds = [
+            "sliding_attention" if whole and not any(trait.window for trait in traits) else "full_attention"
+        ] * layers
+    if any(kind == "sliding_attention" and not trait.window for kind, trait in zip(kinds, traits, strict=True)):
+        return "its sliding window lives in the attention mask alone"
+    return None
+
+
+class Probe:
+    """Runs tokens through a runner by hand, in cells of its own."""
+
+    def __init__(self, runner: Runner, store: KVStore, max_rows: int) -> None:
+        self._runner, self._store = runner, store
+        needs = [64, 16] + [1] * (max_rows - 2)
+        self.rows = [row for row, tokens in zip(range(max_rows), needs, strict=False) if store.reserve(row, tokens)]
+
+    def close(self) -> None:
+        """Gives the cells back."""
+        for row in self.rows:
+            self._store.free(row)
+
+    @torch.inference_mode()
+    def run(self, *runs: Run) -> Tensor:
+        """One forward pass. Returns [tokens, vocabulary] of all tokens in order."""
+        tokens = np.concatenate([np.asarray(ids, np.int64) for _, ids, _ in runs])
+        rows = np.concatenate([np.full(len(ids), row, np.int64) for row, ids, _ in runs])
+        positions = np.concatenate([np.arange(start, start + len(ids)) for _, ids, start in runs])
+        return self._runner.forward(tokens, rows, positions, np.arange(len(tokens)))[: len(tokens)].float().clone()
+
+    def logits_fault(self, prompts: Sequence[Sequence[int]], expected: Sequence[Tensor]) -> str | None:
+        """Packed, in chunks and token by token, against the model by itself. None: the log-probs agree."""
+        (long, short), got = prompts, []
+        for a, b, c, d in ((0, 9, 0, 4), (9, 12, 4, 5), (12, 13, 5, 6)):
+            got.append(self.run((0, long[a:b], a), (1, short[c:d], c)).split([b - a, d - c]))
+        packed = [torch.cat(parts) for parts in zip(*got, strict=True)]
+        worst = max(
+            float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max())
+            for ours, theirs in zip(packed, expected, strict=True)
+        )
+        # NaN fails the comparison too. Half precision rounds differently in every order of summation.
+        tolerance = 1e-4 if self._runner.dtype == torch.float32 else 0.2
+        return None if worst <= tolerance else f"its log-probs differ from the model's own by {worst:.2g}"
+
+    def invariance_fault(self, prompt: Sequence[int]) -> str | None:
+        """Runs one token after the same prefix in ever other company. None: its logits were bit-equal each time."""
+        last = len(prompt) - 1
+        target: Run = (0, prompt[last:], last)
+        expected = self.run((0, prompt, 0))[-1]
+        self.run((0, prompt[:last], 0))
+        if not torch.equal(self.run(target)[0], expected):
+            return "a prompt run whole and one run in chunks differ in bits"
+        others: list[Run] = [(row, [prompt[row % last]], 0) for row in self.rows[1:]]
+        for count in COMPANY:
+            if count > len(others):
+                break
+            first, final = self.run(target, *others[:count])[0], self.run(*others[:count], target)[-1]
+            if not (torch.equal(first, expected) and torch.equal(final, expected)):
+                return f"a row's logits change in bits beside {count} other rows"
+        for count in (3, 15) if len(self.rows) > 1 else ():
+            if not torch.equal(self.run((1, prompt[:count], 0), target)[-1], expected):
+                return f"a row's logits change in bits beside a prompt of {count} tokens"
+        return None
