@@ -1,0 +1,164 @@
+"""What load_model refuses, each with a sentence, and what it makes of a GGUF file."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
+
+from interlace.core.errors import UserError
+from interlace.models.config import ModelConfig
+from interlace.models.loading import check_model, load_model
+from interlace.models.tiny import build_tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole model folder, to be damaged."""
+    model, tokenizer = build_tiny("micro", 0)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def edit(file: Path, **changes: object) -> None:
+    content = json.loads(file.read_text())
+    content.update(changes)
+    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+def refusal(path: Path | str, *, only_load: bool = False, **settings: str) -> str:
+    """The message; also of check_model, which runs before any work."""
+    config = ModelConfig(path=str(path), **settings)  # type: ignore[arg-type]
+    with pytest.raises(UserError) as caught:
+        load_model(config)
+    if not only_load:
+        with pytest.raises(UserError):
+            check_model(config)
+    return str(caught.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", "./none", "~/none/such/model", tmp_path / "none.gguf", "none.gguf"):
+        assert "there is no such folder or file" in refusal(path)
+    assert "Did you mean 'smollm2'" in refusal("../smollm")
+
+
+def test_an_id_that_the_hub_cannot_give() -> None:
+    """Offline here, as in a cluster without network."""
+    assert "'nobody/no-such-model' has no readable tokenizer" in refusal("nobody/no-such-model")
+
+
+def test_what_is_not_a_causal_language_model(folder: Path, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    BertForMaskedLM(BertConfig(vocab_size=300, **sizes)).save_pretrained(folder)
+    assert "is not a causal language model: its configuration says BertForMaskedLM" in refusal(folder)
+    edit(folder / "config.json", architectures=["LlamaForSequenceClassification"], model_type="llama")
+    assert "says LlamaForSequenceClassification" in refusal(folder)
+    (folder / "config.json").unlink()
+    assert "has no readable" in refusal(folder)
+
+
+def test_a_tokenizer_without_pad_or_end(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", pad_token=None)
+    assert "has no pad_token: set model.pad_token to a token of its vocabulary" in refusal(folder)
+    assert load_model(ModelConfig(path=str(folder), pad_token="<eos>")).tokenizer.pad_token == "<eos>"
+    assert "model.pad_token = '[PAD]' is not in the tokenizer's vocabulary" in refusal(folder, pad_token="[PAD]")
+    edit(folder / "tokenizer_config.json", eos_token=None)
+    assert "has no eos_token" in refusal(folder, pad_token="<pad>")
+
+
+def test_a_folder_without_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).rename(folder.parent / name)
+    assert "has no readable tokenizer" in refusal(folder)
+
+
+def test_another_models_tokenizer(folder: Path) -> None:
+    edit(folder / "config.json", vocab_size=100)
+    assert "the tokenizer has 258 tokens" in refusal(folder)
+
+
+def test_missing_weights_are_not_made_up(folder: Path) -> None:
+    edit(folder / "config.json", num_hidden_layers=4)
+    assert "lacks 9 weights (model.layers.3." in refusal(folder, only_load=True)
+
+
+def test_weights_are_held_in_the_asked_type(folder: Path) -> None:
+    for path in (str(folder), "tiny:micro"):
+        for dtype in ("float32", "bfloat16"):
+            model = load_model(ModelConfig(path=path, dtype=dtype)).model  # type: ignore[arg-type]
+            assert {weight.dtype for weight in model.parameters()} == {getattr(torch, dtype)}
+            assert not model.training
+
+
+def test_all_end_tokens_stop_a_response(folder: Path) -> None:
+    edit(folder / "generation_config.json", eos_token_id=[1, 5, 9])
+    assert load_model(ModelConfig(path=str(folder))).stop_token_ids == (1, 5, 9)
+
+
+def write_gguf(path: Path, model: LlamaForCausalLM) -> None:
+    """The smallest file with weights and a tokenizer that llama.cpp's converter would write for this model."""
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<pad>", "<eos>", *(chr(ord("a") + i) for i in range(13)), "ab"])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(1)
+    writer.add_bos_token_id(1)
+    writer.add_pad_token_id(0)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        if "q_proj" in name or "k_proj" in name:  # llama.cpp interleaves the halves that rotary embedding pairs
+            weight = (
+                weight.view(config.num_attention_heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(weight.shape)
+            )
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), weight.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_is_converted_once_to_a_folder_that_saves(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=32, tie_word_embeddings=False,
+    )  # fmt: skip
+    original = LlamaForCausalLM(config).eval()
+    write_gguf(tmp_path / "small.gguf", original)
+    settings = ModelConfig(path=str(tmp_path / "small.gguf"), cache_dir=str(tmp_path / "cache"))
+    loaded = load_model(settings)
+    ids = torch.tensor([[2, 3, 4]])
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded.model(ids).logits, original(ids).logits)
+    (kept,) = (tmp_path / "cache" / "gguf").iterdir()
+    made = kept.stat().st_mtime_ns
+    load_model(settings)
+    assert [folder.stat().st_mtime_ns for folder in (tmp_path / "cache" / "gguf").iterdir()] == [made]
+    loaded.model.save_pretrained(tmp_path / "saved")
+    loaded.tokenizer.save_pretrained(tmp_path / "saved")
+    again = load_model(ModelConfig(path=str(tmp_path / "saved")))
+    with torch.inference_mode():
+        assert torch.equal(again.model(ids).logits, loaded.model(ids).logits)
+
+
+def test_a_broken_gguf_file(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    (tmp_path / "bad.gguf").write_bytes(b"not a model")
+    path = tmp_path / "bad.gguf"
+    assert "cannot be read as a causal language model" in refusal(path, cache_dir=str(tmp_path / "cache"))
+    assert not list((tmp_path / "cache" / "gguf").iterdir())
