@@ -1,0 +1,29 @@
+"""A user's reward functions, good and bad; worker processes import them by name."""
+
+import os
+import resource
+import sys
+from collections.abc import Mapping
+
+from interlace.core.types import JSON
+
+
+def length(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
+    return float(len(response))
+
+
+def moody(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
+    """Does what the response says."""
+    while response == "hang":
+        pass
+    if response == "exit":
+        os._exit(3)
+    if response == "raise":
+        raise KeyError("no such thing")
+    return 1.0
+
+
+def process(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> dict[str, float]:
+    """About the process it runs in."""
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"torch": float("torch" in sys.modules), "mebibytes": kilobytes / 1024, "pid": float(os.getpid())}

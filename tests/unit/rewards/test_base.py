@@ -1,0 +1,109 @@
+"""From what a reward function returns to a reward, and the built-in verdicts."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON, RewardResult
+from interlace.rewards.base import RewardConfig, Score, ScoreRequest, evaluate, load_reward
+
+
+def score(config: RewardConfig, response: str, answer: str = "", **metadata: JSON) -> RewardResult:
+    request = ScoreRequest(prompt="q", response=response, answer=answer, metadata=metadata)
+    return evaluate(load_reward(config.name), config, request)
+
+
+def returning(value: Score) -> RewardResult:
+    def function(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> Score:
+        return value
+
+    request = ScoreRequest(prompt="", response="", answer="", metadata={})
+    return evaluate(function, RewardConfig(correct=2.0, incorrect=-1.0), request)
+
+
+def test_a_verdict_becomes_the_configured_reward() -> None:
+    assert (returning(True).reward, returning(True).parts) == (2.0, {"accuracy": 1.0})
+    assert (returning(False).reward, returning(False).parts) == (-1.0, {"accuracy": 0.0})
+
+
+def test_a_number_is_the_reward_and_parts_add_up() -> None:
+    assert (returning(0.25).reward, returning(0.25).parts) == (0.25, {})
+    assert (returning(1).reward, returning(1).parts) == (1.0, {})
+    both = returning({"right": 1.0, "brief": -0.25})
+    assert (both.reward, both.parts) == (0.75, {"right": 1.0, "brief": -0.25})
+
+
+@pytest.mark.parametrize("value", [None, "much", float("nan"), float("inf"), {"right": None}])
+def test_what_is_no_number_fails_the_sample(value: Score) -> None:
+    failure = returning(value).failure
+    assert failure is not None
+    assert "the reward function returned" in failure
+
+
+def test_only_the_last_tag_counts() -> None:
+    config = RewardConfig(name="exact", tag="answer")
+    assert score(config, "<answer>3</answer> no: <answer>\n4 </answer>", "4").reward == 5.0
+    assert score(config, "<answer>4</answer><answer>3</answer>", "4").reward == -5.0
+    for untagged in ("4", "<answer>4", "4</answer>", ""):
+        assert score(config, untagged, "4").parts == {"accuracy": 0.0}
+    assert score(RewardConfig(name="exact"), " 4\n", "4").reward == 5.0
+
+
+def test_characters_are_handed_on_as_a_list() -> None:
+    def function(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> bool:
+        return bool(json.loads(response) == ["0", "4", '"'])
+
+    config = RewardConfig(tag="answer", answer_format="characters")
+    request = ScoreRequest(prompt="", response='<answer>04"</answer>', answer="", metadata={})
+    assert evaluate(function, config, request).reward == 5.0
+
+
+def test_reasoning_gym_wants_full_marks() -> None:
+    import reasoning_gym
+
+    for name in ("number_sorting", "chain_sum", "spell_backward", "graph_color"):
+        config = RewardConfig(name="reasoning_gym")
+        item = reasoning_gym.create_dataset(name, seed=3, size=1)[0]
+        answer = item["answer"] or json.dumps(item["metadata"]["possible_answer"])
+        assert score(config, answer, item["answer"] or "", **item["metadata"]).reward == 5.0, name
+        # chain_sum and spell_backward give part of the marks to an answer that contains the right one.
+        assert score(config, f"{answer} or so", item["answer"] or "", **item["metadata"]).reward == -5.0, name
+
+
+def test_reasoning_gym_scores_its_own_prompts_only() -> None:
+    failure = score(RewardConfig(name="reasoning_gym"), "4", "4").failure
+    assert failure is not None
+    assert "prompts of a reasoning_gym dataset only" in failure
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "is_right"),
+    [
+        (r"so it is \boxed{\frac{1}{2}}", "0.5", True),
+        ("1/2", r"\frac12", True),
+        ("x^2+1", "$1+x^2$", True),
+        ("The answer is 42.", "42", True),
+        ("2x + 1", "2x+1", True),
+        ("it is 43", "42", False),
+        ("", "42", False),
+    ],
+)
+def test_math_verify_compares_values_not_spellings(response: str, answer: str, is_right: bool) -> None:
+    assert score(RewardConfig(name="math_verify"), response, answer).parts == {"accuracy": float(is_right)}
+
+
+def test_an_answer_that_is_no_mathematics_fails_the_sample() -> None:
+    failure = score(RewardConfig(name="math_verify"), "42", "").failure
+    assert failure is not None
+    assert "finds no expression in the answer" in failure
+
+
+def test_unknown_rewards_name_the_known() -> None:
+    with pytest.raises(UserError, match=r"Did you mean 'exact'\? Known: exact, math_verify, reasoning_gym\. Your own"):
+        load_reward("exct")
+    with pytest.raises(UserError, match="has no 'absent'"):
+        load_reward("interlace.core.types:absent")
+    with pytest.raises(UserError, match="not something that can be called"):
+        load_reward("interlace.core.types:JSON")

@@ -1,0 +1,102 @@
+"""Scoring in processes: order kept, one bad sample fails alone, and nothing outlives its limit."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
+from interlace.rewards.base import RewardConfig
+from interlace.rewards.scorer import Scorer
+
+FUNCTIONS = "tests.support.reward_functions"
+
+
+def samples(*responses: str, answer: str = "") -> list[Sample]:
+    prompt = Prompt(uid="set/0", token_ids=EMPTY_INT, text="q", answer=answer)
+    return [Sample(key=SampleKey(0, i), prompt=prompt, text=text) for i, text in enumerate(responses)]
+
+
+@contextmanager
+def scorer(name: str, **settings: float) -> Iterator[Scorer]:
+    made = Scorer(RewardConfig.parse({"name": name, **settings}))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def scored(made: Scorer, rows: Sequence[Sample]) -> list[RewardResult]:
+    return asyncio.run(made.score(rows))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_results_keep_the_samples_order(workers: int) -> None:
+    with scorer(f"{FUNCTIONS}:length", workers=workers) as made:
+        results = scored(made, samples(*("x" * (number % 7) for number in range(40))))
+        assert [result.reward for result in results] == [float(number % 7) for number in range(40)]
+        assert scored(made, []) == []
+
+
+def test_one_bad_sample_fails_alone() -> None:
+    with scorer(f"{FUNCTIONS}:moody", timeout_s=0.5) as made:
+        results = scored(made, samples("a", "hang", "b", "raise", "exit", "c"))
+        assert [result.reward for result in results if result.failure is None] == [1.0, 1.0, 1.0]
+        assert [result.failure for result in results] == [
+            None,
+            "timed out after 0.5 s",
+            None,
+            "KeyError: 'no such thing'",
+            "the reward function ended its process (exit code 3)",
+            None,
+        ]
+        assert scored(made, samples("again"))[0].reward == 1.0
+
+
+def test_a_limit_holds_for_each_sample_and_not_for_the_wait_before_it() -> None:
+    with scorer(f"{FUNCTIONS}:moody", timeout_s=0.4) as made:
+        results = scored(made, samples("hang", "hang", "hang", "fine"))
+        assert [result.failure is None for result in results] == [False, False, False, True]
+
+
+def test_a_worker_is_small_and_has_no_torch() -> None:
+    import torch  # this process has it, so a worker that shared its modules would too
+
+    assert torch is not None
+    with scorer(f"{FUNCTIONS}:process") as made:
+        (result,) = scored(made, samples("x"))
+    assert result.parts["torch"] == 0.0
+    assert result.parts["pid"] != os.getpid()
+    assert result.parts["mebibytes"] < 150
+
+
+def test_closing_ends_what_still_runs() -> None:
+    async def abandon(made: Scorer) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(made.score(samples("hang")), timeout=0.5)
+
+    start = time.monotonic()
+    with scorer(f"{FUNCTIONS}:moody", timeout_s=600) as made:
+        asyncio.run(abandon(made))
+    made.close()
+    assert time.monotonic() - start < 60
+
+
+def test_a_tiny_sample_costs_little() -> None:
+    """A process boundary costs well under a millisecond a sample, so that samples need not be put together."""
+    with scorer("exact") as made:
+        scored(made, samples("warm"))
+        start = time.perf_counter()
+        scored(made, samples(*["4"] * 512, answer="4"))
+        assert (time.perf_counter() - start) / 512 < 5e-3  # measured 0.1-0.2 ms; the limit allows for a busy machine
+
+
+def test_a_reward_that_is_not_there_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UserError, match="unknown reward 'exakt'"):
+        Scorer(RewardConfig(name="exakt"))
+    with pytest.raises(UserError, match="cannot import 'no_such_module'"):
+        Scorer(RewardConfig(name="no_such_module:function"))
