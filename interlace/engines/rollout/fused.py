@@ -58,9 +58,9 @@ def fused_layers(model: PreTrainedModel, routed: RoutedModel) -> list[FusedLayer
     decoder = dict(model.named_children()).get("model", model)
     if {name for name, _ in decoder.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return None
-    head = getattr(model, "lm_head", None)
+    head = dict(model.named_children()).get("lm_head")
     rotation = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if not isinstance(head, nn.Linear) or head.bias is not None or rotation not in _FIXED_ROTATIONS:
+    if head is None or [name for name, _ in head.named_parameters()] != ["weight"] or rotation not in _FIXED_ROTATIONS:
         return None
     layers = list(decoder.get_submodule("layers").children())
     shapes = {tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters()) for layer in layers}

@@ -117,7 +117,7 @@ ONE_PAGE = 62
 class SlotStore:
     """Contiguous slots of a power of two, from a buddy allocator; a slot that gets full moves to one twice its size.
 
-    On a CPU contiguous keys are 2 to 7 times faster to attend to than gathered pages. Growing copies a token once or so.
+    On a CPU contiguous keys are 2 to 7 times faster to attend to than gathered pages. Growing copies a token once.
     """
 
     def __init__(self, pool: KVPool, rows: int, num_tokens: int, smallest: int = 16) -> None:
