@@ -67,6 +67,53 @@ def whitened(columns: Sequence[FloatArray], masks: Sequence[BoolArray | None]) -
     return [((column - mean) / (std + EPSILON)).astype(np.float32) for column in columns]
 
 
+def implicit_process(process_G: Sequence[FloatArray], outcomes_G: FloatArray, *, gamma: float) -> list[FloatArray]:
+    """PRIME (arXiv 2502.01456, section 3.2): leave-one-out on process rewards and on the outcome, added up.
+
+    process_G: [L] token rewards of each sample. Their baseline is the mean over the other samples of each
+    one's mean token reward; the centred rewards are then summed from each token on.
+    """
+    means_G = np.array([rewards_L.sum() / max(1, len(rewards_L)) for rewards_L in process_G], np.float32)
+    baselines_G = means_G - leave_one_out(means_G)
+    outcome_G = leave_one_out(outcomes_G)
+    return [
+        discounted_sum(rewards_L - baseline, gamma) + outcome
+        for rewards_L, baseline, outcome in zip(process_G, baselines_G, outcome_G, strict=True)
+    ]
+
+
+def token_rewards(sample: Sample, kl_coefficient: float) -> FloatArray:
+    """[trained tokens] the sample's reward on its last trained token, less the KL to the reference on each (k1).
+
+    Raises ValueError where the reward, or the reference's log-probs for a KL, are missing.
+    """
+    if sample.reward is None:
+        raise ValueError(f"sample {sample.key} has no reward")
+    penalty_L = kl_penalty(sample, kl_coefficient)
+    rewards = -(penalty_L if sample.loss_mask is None else penalty_L[sample.loss_mask])
+    if len(rewards):
+        rewards[-1] += sample.reward
+    return rewards
+
+
+def kl_penalty(sample: Sample, kl_coefficient: float) -> FloatArray:
+    """[L] coefficient x (behaviour log-prob - reference log-prob), to be taken off the reward."""
+    if kl_coefficient == 0:
+        return np.zeros(sample.num_tokens, np.float32)
+    if sample.ref_logprobs is None:
+        raise ValueError(f"sample {sample.key} has no reference log-probs")
+    return np.float32(kl_coefficient) * (sample.logprobs - sample.ref_logprobs)
+
+
+def at_trained_tokens(values: FloatArray, sample: Sample) -> FloatArray:
+    """[L] from [trained tokens]; 0 elsewhere."""
+    if sample.loss_mask is None:
+        return values
+    spread_L = np.zeros(sample.num_tokens, np.float32)
+    spread_L[sample.loss_mask] = values
+    return spread_L
+
+
 def per_token(advantages_G: FloatArray, samples: Sequence[Sample]) -> list[FloatArray]:
     """Spreads one number a sample over its tokens: [L] each."""
     return [np.full(sample.num_tokens, value, np.float32) for sample, value in zip(samples, advantages_G, strict=True)]

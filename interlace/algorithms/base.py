@@ -9,7 +9,7 @@ import numpy as np
 
 from interlace.core.config import Config
 from interlace.core.training import Aggregation, LossInputs, LossOutputs
-from interlace.core.types import FloatArray, SampleGroup
+from interlace.core.types import FloatArray, Sample, SampleGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +70,13 @@ class Algorithm(ABC):
     @abstractmethod
     def advantages(self, group: SampleGroup) -> Advantages: ...
 
+    def batch_advantages(self, samples: Sequence[Sample]) -> Sequence[FloatArray]:
+        """The advantages in view of the whole batch, [L] each; called once it is closed where `needs.batch_statistics`.
+
+        samples: of all its groups, with the advantages of their group. Raises ValueError where one is missing.
+        """
+        return advantages_of(samples)
+
     @abstractmethod
     def loss(self, inputs: LossInputs) -> LossOutputs: ...
 
@@ -81,3 +88,11 @@ def rewards_of(group: SampleGroup) -> FloatArray:
     if missing:
         raise ValueError(f"samples {missing} of group {group.gid} have no reward")
     return np.array(rewards, np.float32)
+
+
+def advantages_of(samples: Sequence[Sample]) -> list[FloatArray]:
+    """[L] of each sample. Raises ValueError where one is missing."""
+    missing = [sample.key for sample in samples if sample.advantages is None]
+    if missing:
+        raise ValueError(f"samples {missing} have no advantages")
+    return [sample.advantages for sample in samples if sample.advantages is not None]

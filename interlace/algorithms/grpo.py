@@ -1,7 +1,7 @@
 """GRPO: Group Relative Policy Optimization (arXiv 2402.03300), token-level loss (arXiv 2503.14476) by default."""
 
 from interlace.algorithms.advantages import group_normalized, per_token
-from interlace.algorithms.base import Advantages, rewards_of
+from interlace.algorithms.base import Advantages
 from interlace.algorithms.policy import GroupAlgorithm
 from interlace.core.types import SampleGroup
 
@@ -10,5 +10,5 @@ class GRPO(GroupAlgorithm):
     """A reward counts by how far it is from its group's mean, in standard deviations."""
 
     def advantages(self, group: SampleGroup) -> Advantages:
-        advantages_G = group_normalized(rewards_of(group), scale_by_std=True)
+        advantages_G = group_normalized(self.rewards(group), scale_by_std=True)
         return Advantages(advantages=per_token(advantages_G, group.samples))

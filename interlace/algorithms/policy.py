@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pydantic import Field
 
-from interlace.algorithms.base import Algorithm, AlgorithmConfig, Needs
+from interlace.algorithms.advantages import kl_penalty
+from interlace.algorithms.base import Algorithm, AlgorithmConfig, Needs, rewards_of
 from interlace.algorithms.losses import KLEstimator, Surrogate, clipped_surrogate, importance_ratio, kl_divergence
 from interlace.algorithms.off_policy import OffPolicyConfig
 from interlace.core.training import LossInputs, LossOutputs
@@ -14,7 +16,7 @@ from interlace.core.training import LossInputs, LossOutputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interlace.core.types import SampleGroup
+    from interlace.core.types import BoolArray, FloatArray, Sample, SampleGroup
 
 
 class PolicySettings(AlgorithmConfig):
@@ -29,6 +31,8 @@ class PolicySettings(AlgorithmConfig):
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference in the loss; above 0 the reference is needed."""
     kl_estimator: KLEstimator = "k3"
+    kl_reward_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL to the reference taken off the reward; above 0 the reference is needed."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     off_policy: OffPolicyConfig = OffPolicyConfig()
@@ -43,9 +47,15 @@ class PolicyAlgorithm(Algorithm):
     @property
     def needs(self) -> Needs:
         return Needs(
-            reference=self.settings.kl_coefficient > 0,
+            reference=self.settings.kl_coefficient > 0 or self.settings.kl_reward_coefficient > 0,
             proximal_logprobs=self.settings.off_policy.proximal == "recomputed",
         )
+
+    def rewards(self, group: SampleGroup) -> FloatArray:
+        """[G] rewards, less the KL penalty summed over each sample's trained tokens."""
+        coefficient = self.settings.kl_reward_coefficient
+        penalties = [kl_penalty(sample, coefficient)[_trained(sample)].sum() for sample in group.samples]
+        return rewards_of(group) - np.array(penalties, np.float32)
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
         """The loss of each token. proximal_T: the log-probs that ratios are taken to."""
@@ -97,3 +107,7 @@ class GroupAlgorithm(PolicyAlgorithm):
     def keeps(self, group: SampleGroup) -> bool:
         rewards = {sample.reward for sample in group.samples}
         return len(rewards) > 1 or not self.settings.drop_zero_variance
+
+
+def _trained(sample: Sample) -> BoolArray | slice:
+    return slice(None) if sample.loss_mask is None else sample.loss_mask

@@ -173,6 +173,8 @@ class Sample:
     """[L] of the reference policy."""
     proximal_logprobs: FloatArray | None = None
     """[L] of the policy at the start of the step, where the algorithm asks for them; else the behaviour ones serve."""
+    process_rewards: FloatArray | None = None
+    """[L] of a process reward model."""
     values: FloatArray | None = None
     """[L] of the critic, before each token."""
     advantages: FloatArray | None = None
@@ -199,6 +201,8 @@ class SampleGroup:
     step: int
     """The step it was admitted for."""
     samples: tuple[Sample, ...]
+    baseline_reward: float | None = None
+    """Of the greedy response to the same prompt, where the algorithm asks for it."""
 
     @property
     def num_total_tokens(self) -> int:

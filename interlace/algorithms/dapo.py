@@ -1,0 +1,21 @@
+"""DAPO (arXiv 2503.14476): GRPO with clip-higher, token-level loss and dynamic sampling.
+
+Its fourth part, the soft overlong penalty, is a reward: `soft_overlong` beside the task's own.
+"""
+
+from interlace.algorithms.grpo import GRPO
+from interlace.algorithms.policy import GroupSettings
+
+
+class DAPOSettings(GroupSettings):
+    """Defaults of the paper, section 4.1."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    drop_zero_variance: bool = True
+
+
+class DAPO(GRPO):
+    """GRPO under other settings."""
+
+    Settings = DAPOSettings

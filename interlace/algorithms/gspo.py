@@ -1,0 +1,40 @@
+"""GSPO: Group Sequence Policy Optimization (arXiv 2507.18071). Ratio and clip are those of the sequence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from interlace.algorithms.grpo import GRPO
+from interlace.algorithms.losses import MAX_LOG_RATIO, Surrogate, clipped_surrogate, sequence_mean
+from interlace.algorithms.policy import GroupSettings
+from interlace.core.training import Aggregation, LossInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GSPOSettings(GroupSettings):
+    """Clip range of the paper, section 5.1: the geometric mean of a sequence's ratios stays close to 1."""
+
+    aggregation: Aggregation = "seq_mean_token_mean"
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+
+
+class GSPO(GRPO):
+    """In token form (section 4.3): s = sg(geometric mean of ratios) x pi / sg(pi), each token with its own gradient."""
+
+    Settings = GSPOSettings
+
+    def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
+        """The value of the sequence's ratio at each token, with that token's gradient."""
+        log_ratio_N = sequence_mean(inputs.logprobs_T.detach() - proximal_T, inputs)
+        log_ratio_T = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[inputs.sample_T]
+        ratio_T = (log_ratio_T + inputs.logprobs_T - inputs.logprobs_T.detach()).exp()
+        return clipped_surrogate(
+            ratio_T,
+            inputs.advantages_T,
+            clip_low=self.settings.clip_low,
+            clip_high=self.settings.clip_high,
+            dual_clip=self.settings.dual_clip,
+        )

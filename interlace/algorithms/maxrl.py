@@ -1,0 +1,20 @@
+"""MaxRL (Maximum Likelihood Reinforcement Learning, 2026): group advantages scaled by the mean reward, not the std."""
+
+from interlace.algorithms.advantages import mean_scaled, per_token
+from interlace.algorithms.base import Advantages
+from interlace.algorithms.policy import GroupAlgorithm
+from interlace.core.errors import UserError
+from interlace.core.types import SampleGroup
+
+
+class MaxRL(GroupAlgorithm):
+    """(reward - mean) / mean: a rare success of a hard prompt counts by how rare it is. For rewards of 0 or more."""
+
+    def advantages(self, group: SampleGroup) -> Advantages:
+        rewards_G = self.rewards(group)
+        if (rewards_G < 0).any():
+            raise UserError(
+                f"maxrl divides by the mean reward of a group and got {rewards_G.min():g}: "
+                "score with rewards of 0 or more (such as 1 for right, 0 for wrong), or use grpo."
+            )
+        return Advantages(advantages=per_token(mean_scaled(rewards_G), group.samples))

@@ -1,0 +1,54 @@
+"""PPO (arXiv 1707.06347) with generalized advantage estimation (arXiv 1506.02438) and a critic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from interlace.algorithms.advantages import at_trained_tokens, generalized, token_rewards, whitened
+from interlace.algorithms.base import Advantages, Needs, advantages_of
+from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
+
+if TYPE_CHECKING:
+    from interlace.core.types import FloatArray, Sample, SampleGroup
+
+
+class PPOSettings(PolicySettings):
+    """gamma = lam = 1 is the usual choice where only the end of a response is rewarded."""
+
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount of later rewards."""
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """Of GAE: 0 trusts the critic's next value, 1 the observed return."""
+    whiten: bool = True
+    """Bring the batch's advantages to mean 0 and standard deviation 1; training then waits for the whole batch."""
+
+
+class PPO(PolicyAlgorithm):
+    """Tool and user tokens of an episode are passed over: time goes from one trained token to the next."""
+
+    Settings = PPOSettings
+    settings: PPOSettings
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, critic=True, batch_statistics=self.settings.whiten)
+
+    def advantages(self, group: SampleGroup) -> Advantages:
+        pairs = [self._estimate(sample) for sample in group.samples]
+        return Advantages(advantages=[pair[0] for pair in pairs], returns=[pair[1] for pair in pairs])
+
+    def batch_advantages(self, samples: Sequence[Sample]) -> Sequence[FloatArray]:
+        return whitened(advantages_of(samples), [sample.loss_mask for sample in samples])
+
+    def _estimate(self, sample: Sample) -> tuple[FloatArray, FloatArray]:
+        """(advantages, returns), [L] each; the return is what the critic should have said: advantage + value."""
+        if sample.values is None:
+            raise ValueError(f"sample {sample.key} has no values: PPO needs a critic")
+        values = sample.values if sample.loss_mask is None else sample.values[sample.loss_mask]
+        rewards = token_rewards(sample, self.settings.kl_reward_coefficient)
+        advantages = generalized(rewards, values, gamma=self.settings.gamma, lam=self.settings.lam)
+        return at_trained_tokens(advantages, sample), at_trained_tokens(advantages + values, sample)

@@ -1,0 +1,45 @@
+"""REINFORCE++ (arXiv 2501.03262): returns to go, whitened over the whole batch; no critic and no group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from interlace.algorithms.advantages import at_trained_tokens, discounted_sum, token_rewards, whitened
+from interlace.algorithms.base import Advantages, Needs, advantages_of
+from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
+
+if TYPE_CHECKING:
+    from interlace.core.types import FloatArray, Sample, SampleGroup
+
+
+class ReinforcePPSettings(PolicySettings):
+    """The KL to the reference belongs in the reward here."""
+
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount of the return to go."""
+
+
+class ReinforcePP(PolicyAlgorithm):
+    """What a token still earns, on the scale of the batch."""
+
+    Settings = ReinforcePPSettings
+    settings: ReinforcePPSettings
+
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, batch_statistics=True)
+
+    def advantages(self, group: SampleGroup) -> Advantages:
+        returns = [self._return_to_go(sample) for sample in group.samples]
+        return Advantages(advantages=returns)
+
+    def batch_advantages(self, samples: Sequence[Sample]) -> Sequence[FloatArray]:
+        return whitened(advantages_of(samples), [sample.loss_mask for sample in samples])
+
+    def _return_to_go(self, sample: Sample) -> FloatArray:
+        rewards = token_rewards(sample, self.settings.kl_reward_coefficient)
+        return at_trained_tokens(discounted_sum(rewards, self.settings.gamma), sample)

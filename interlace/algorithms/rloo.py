@@ -1,0 +1,42 @@
+"""RLOO: REINFORCE with a leave-one-out baseline, the whole response as one action (arXiv 2402.14740)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from interlace.algorithms.advantages import leave_one_out, per_token
+from interlace.algorithms.base import Advantages
+from interlace.algorithms.losses import MAX_LOG_RATIO, Surrogate, clipped_surrogate, sequence_sum
+from interlace.algorithms.policy import GroupAlgorithm, GroupSettings
+from interlace.core.training import Aggregation, LossInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interlace.core.types import SampleGroup
+
+
+class RLOOSettings(GroupSettings):
+    """As GRPO's. A token carries its sequence's loss, so the mean over tokens and sequences is that of losses."""
+
+    aggregation: Aggregation = "seq_mean_token_mean"
+
+
+class RLOO(GroupAlgorithm):
+    """A reward counts by how far it is from the mean of the others'; the ratio is that of whole sequences."""
+
+    Settings = RLOOSettings
+
+    def advantages(self, group: SampleGroup) -> Advantages:
+        return Advantages(advantages=per_token(leave_one_out(self.rewards(group)), group.samples))
+
+    def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
+        """Clipped like a single action whose log-prob is the sequence's."""
+        log_ratio_N = sequence_sum(inputs.logprobs_T - proximal_T, inputs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return clipped_surrogate(
+            log_ratio_N.exp()[inputs.sample_T],
+            inputs.advantages_T,
+            clip_low=self.settings.clip_low,
+            clip_high=self.settings.clip_high,
+            dual_clip=self.settings.dual_clip,
+        )

@@ -1,0 +1,43 @@
+"""SAPO: Soft Adaptive Policy Optimization (arXiv 2511.20347). A sigmoid gate in place of the hard clip."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from interlace.algorithms.grpo import GRPO
+from interlace.algorithms.losses import Surrogate, importance_ratio
+from interlace.algorithms.policy import GroupSettings
+from interlace.core.training import Aggregation, LossInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SAPOSettings(GroupSettings):
+    """Steepness of the gate; the clip range only serves the metric."""
+
+    aggregation: Aggregation = "seq_mean_token_mean"
+    temperature_positive: float = Field(default=1.0, gt=0)
+    """Of tokens with positive advantage."""
+    temperature_negative: float = Field(default=1.05, gt=0)
+    """Of the others: steeper, since pushing a token down spreads its probability over many unsampled ones."""
+
+
+class SAPO(GRPO):
+    """-f A with f = sigmoid(tau (r - 1)) x 4 / tau: slope 1 at r = 1, fading on both sides."""
+
+    Settings = SAPOSettings
+    settings: SAPOSettings
+
+    def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
+        """The gated loss."""
+        settings, advantages_T = self.settings, inputs.advantages_T
+        ratio_T = importance_ratio(inputs.logprobs_T, proximal_T)
+        tau_T = torch.where(advantages_T > 0, settings.temperature_positive, settings.temperature_negative)
+        gate_T = torch.sigmoid(tau_T * (ratio_T - 1)) * 4 / tau_T
+        moved_T = ratio_T.detach()
+        faded_T = (moved_T > 1 + settings.clip_high) | (moved_T < 1 - settings.clip_low)
+        return Surrogate(loss_T=-gate_T * advantages_T, clipped_T=faded_T)

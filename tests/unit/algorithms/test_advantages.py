@@ -1,0 +1,179 @@
+"""Every estimator against its closed form."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlace.algorithms import Algorithm, create_algorithm
+from interlace.algorithms.advantages import discounted_sum, generalized, leave_one_out, whitened
+from interlace.core.errors import UserError
+from interlace.core.types import FloatArray, SampleGroup
+from tests.unit.algorithms.groups import LENGTHS, REWARDS, scored_group
+
+R = np.array(REWARDS, np.float32)
+
+
+def numbers(algorithm: Algorithm, group: SampleGroup) -> FloatArray:
+    """[G]: the advantage of each sample, which all its tokens share."""
+    arrays = algorithm.advantages(group).advantages
+    assert [len(array) for array in arrays] == [sample.num_tokens for sample in group.samples]
+    assert all(array.dtype == np.float32 and np.ptp(array) == 0 for array in arrays)
+    return np.array([array[0] for array in arrays])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("grpo", (R - R.mean()) / (R.std(ddof=1) + 1e-6)),
+        ("dapo", (R - R.mean()) / (R.std(ddof=1) + 1e-6)),
+        ("dr_grpo", R - R.mean()),
+        ("reinforce_pp_baseline", R - R.mean()),
+        ("rloo", R - (R.sum() - R) / 3),
+        ("remax", R - 2.0),
+    ],
+)
+def test_one_number_a_sample(name: str, expected: FloatArray) -> None:
+    found = numbers(create_algorithm(name, {}), scored_group(baseline=2.0))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_maxrl() -> None:
+    algorithm = create_algorithm("maxrl", {})
+    np.testing.assert_allclose(numbers(algorithm, scored_group((1, 0, 0, 0))), [3, -1, -1, -1])
+    np.testing.assert_allclose(numbers(algorithm, scored_group((0, 0))), [0, 0])
+    with pytest.raises(UserError, match="0 or more"):
+        algorithm.advantages(scored_group())
+
+
+@given(rewards=st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=9))
+def test_leave_one_out_is_the_scaled_distance_from_the_mean(rewards: list[float]) -> None:
+    values = np.array(rewards, np.float32)
+    scaled = (values - values.mean()) * len(values) / (len(values) - 1)
+    np.testing.assert_allclose(leave_one_out(values), scaled, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"])
+def test_a_group_of_one(name: str) -> None:
+    """Only RLOO keeps the bare reward: its baseline is then 0."""
+    found = numbers(create_algorithm(name, {}), scored_group((3.0,)))
+    assert found.tolist() == ([3.0] if name == "rloo" else [0.0])
+
+
+def test_equal_rewards_teach_nothing_and_are_dropped_where_asked() -> None:
+    equal, different = scored_group((1.0, 1.0)), scored_group((1.0, 0.0))
+    assert not numbers(create_algorithm("grpo", {}), equal).any()
+    assert create_algorithm("grpo", {}).keeps(equal)
+    assert not create_algorithm("dapo", {}).keeps(equal)
+    assert create_algorithm("dapo", {}).keeps(different)
+
+
+def test_kl_in_the_reward() -> None:
+    """Off the reward goes the sum over trained tokens of coefficient x (behaviour - reference)."""
+    group = scored_group()
+    masked = replace(group.samples[2], loss_mask=np.array([True, False, True, True, False]))
+    group = replace(group, samples=(*group.samples[:2], masked, group.samples[3]))
+    gaps = [sample.logprobs - sample.ref_logprobs for sample in group.samples]
+    penalties = [gap.sum() for gap in gaps]
+    penalties[2] = gaps[2][masked.loss_mask].sum()
+    shaped = R - 0.5 * np.array(penalties)
+    algorithm = create_algorithm("dr_grpo", {"kl_reward_coefficient": 0.5})
+    assert algorithm.needs.reference
+    np.testing.assert_allclose(numbers(algorithm, group), shaped - shaped.mean(), atol=1e-5)
+
+
+def test_discounted_sums() -> None:
+    values = np.array([1, 2, 4], np.float32)
+    np.testing.assert_allclose(discounted_sum(values, 1.0), [7, 6, 4])
+    np.testing.assert_allclose(discounted_sum(values, 0.5), [3, 4, 4])
+    assert discounted_sum(np.zeros(0, np.float32), 0.5).shape == (0,)
+
+
+def test_gae_is_its_sum() -> None:
+    draw = np.random.default_rng(1)
+    rewards, values = draw.normal(size=6).astype(np.float32), draw.normal(size=6).astype(np.float32)
+    gamma, lam = 0.9, 0.7
+    after = np.append(values, 0.0)
+    delta = [rewards[t] + gamma * after[t + 1] - after[t] for t in range(6)]
+    expected = [sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, 6)) for t in range(6)]
+    np.testing.assert_allclose(generalized(rewards, values, gamma=gamma, lam=lam), expected, atol=1e-5)
+
+
+def test_ppo_with_lambda_one_is_return_minus_value() -> None:
+    group = scored_group()
+    found = create_algorithm("ppo", {"whiten": False}).advantages(group)
+    assert found.returns is not None
+    for sample, advantages, returns in zip(group.samples, found.advantages, found.returns, strict=True):
+        np.testing.assert_allclose(advantages, sample.reward - sample.values, atol=1e-5)
+        np.testing.assert_allclose(returns, np.full(sample.num_tokens, sample.reward), atol=1e-5)
+
+
+def test_ppo_passes_over_tokens_that_are_not_trained() -> None:
+    """An episode with a tool's answer in the middle has the advantages of the episode without it."""
+    algorithm = create_algorithm("ppo", {"gamma": 0.9, "lam": 0.8, "kl_reward_coefficient": 0.1})
+    sample = scored_group().samples[2]
+    mask = np.array([True, False, False, True, True])
+    group = scored_group()
+    kept = replace(
+        sample,
+        token_ids=sample.token_ids[mask],
+        logprobs=sample.logprobs[mask],
+        ref_logprobs=sample.ref_logprobs[mask],
+        values=sample.values[mask],
+    )
+    with_tool = algorithm.advantages(replace(group, samples=(replace(sample, loss_mask=mask),))).advantages[0]
+    without = algorithm.advantages(replace(group, samples=(kept,))).advantages[0]
+    np.testing.assert_allclose(with_tool[mask], without, atol=1e-6)
+    assert not with_tool[~mask].any()
+
+
+def test_reinforce_pp_whitens_returns_over_the_batch() -> None:
+    algorithm, group = create_algorithm("reinforce_pp", {"gamma": 0.5}), scored_group()
+    assert algorithm.needs.batch_statistics
+    returns = algorithm.advantages(group).advantages
+    np.testing.assert_allclose(returns[2], 5 * 0.5 ** np.arange(4, -1, -1), rtol=1e-6)
+    samples = [replace(s, advantages=r) for s, r in zip(group.samples, returns, strict=True)]
+    together = np.concatenate(algorithm.batch_advantages(samples))
+    flat = np.concatenate(returns)
+    np.testing.assert_allclose(together, (flat - flat.mean()) / flat.std(), atol=1e-5)
+
+
+def test_whitening_looks_at_trained_tokens_only() -> None:
+    columns = [np.array([1, 99, 3], np.float32), np.array([5], np.float32)]
+    found = whitened(columns, [np.array([True, False, True]), None])
+    np.testing.assert_allclose(
+        np.concatenate([found[0][[0, 2]], found[1]]), np.array([-2, 0, 2]) / np.std([1, 3, 5]), atol=1e-5
+    )
+    with pytest.raises(ValueError, match="without trained tokens"):
+        whitened([columns[1]], [np.array([False])])
+
+
+def test_prime_adds_process_and_outcome() -> None:
+    group = scored_group()
+    found = create_algorithm("prime", {"gamma": 0.9}).advantages(group).advantages
+    process = [sample.process_rewards for sample in group.samples]
+    means = np.array([rewards.mean() for rewards in process])
+    for index, rewards in enumerate(process):
+        others = [other for other in range(4) if other != index]
+        centred = rewards - means[others].mean()
+        returns = [sum(0.9 ** (k - t) * centred[k] for k in range(t, len(rewards))) for t in range(len(rewards))]
+        outcome = R[index] - R[others].mean()
+        np.testing.assert_allclose(found[index], np.array(returns) + outcome, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "column"), [("ppo", "values"), ("prime", "process_rewards"), ("reinforce_pp", "reward")]
+)
+def test_what_is_missing_is_named(name: str, column: str) -> None:
+    group = scored_group()
+    bare = replace(group, samples=(replace(group.samples[0], **{column: None}),))
+    with pytest.raises(ValueError, match="has no"):
+        create_algorithm(name, {}).advantages(bare)
+    with pytest.raises(ValueError, match="greedy baseline"):
+        create_algorithm("remax", {}).advantages(group)
+
+
+def test_lengths_are_covered() -> None:
+    assert len(set(LENGTHS)) == len(LENGTHS) and 1 in LENGTHS

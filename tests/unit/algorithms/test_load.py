@@ -1,0 +1,58 @@
+"""Algorithms are found by name, and say what they need."""
+
+import pytest
+
+from interlace.algorithms import Algorithm, Needs, algorithm_names, create_algorithm
+from interlace.algorithms.grpo import GRPO
+from interlace.core.errors import UserError
+
+NAMES = [
+    *("cispo", "dapo", "dppo", "dr_grpo", "grpo", "gspo", "maxrl", "ppo", "prime"),
+    *("reinforce_pp", "reinforce_pp_baseline", "remax", "rloo", "sapo"),
+]
+
+
+class Mine(GRPO):
+    """A user's own."""
+
+
+def test_names() -> None:
+    assert algorithm_names() == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_algorithm_is_made_from_its_name(name: str) -> None:
+    algorithm = create_algorithm(name, {"skip_minibatch_ratio": 2.0})
+    assert isinstance(algorithm, Algorithm) and algorithm.settings.skip_minibatch_ratio == 2.0
+
+
+def test_needs_are_declared() -> None:
+    needs = {name: create_algorithm(name, {}).needs for name in NAMES}
+    assert needs["grpo"] == Needs()
+    assert needs["ppo"] == Needs(critic=True, batch_statistics=True)
+    assert needs["remax"] == Needs(greedy_baseline=True)
+    assert needs["prime"] == Needs(process_reward=True, reference=True)
+    assert {name for name in NAMES if needs[name].batch_statistics} == {"ppo", "reinforce_pp", "reinforce_pp_baseline"}
+    assert create_algorithm("grpo", {"kl_coefficient": 0.1}).needs.reference
+    alone = {name for name in NAMES if not create_algorithm(name, {}).is_group_relative}
+    assert alone == {"ppo", "reinforce_pp", "remax"}
+
+
+def test_a_users_own() -> None:
+    found = create_algorithm("tests.unit.algorithms.test_load:Mine", {"clip_high": 0.3})
+    assert type(found).__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "said"),
+    [
+        ("grop", {}, "Did you mean 'grpo'"),
+        ("policy", {}, "unknown algorithm"),
+        ("grpo", {"clip_hgh": 1}, "Did you mean 'clip_high'"),
+        ("grpo", {"clip_high": -1}, "clip_high = -1"),
+        ("math:sqrt", {}, "not a subclass"),
+    ],
+)
+def test_mistakes_are_named(spec: str, settings: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        create_algorithm(spec, settings)
