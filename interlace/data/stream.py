@@ -44,6 +44,11 @@ class PromptStream:
     def __iter__(self) -> Iterator[Prompt]:
         return self
 
+    @property
+    def exhausted(self) -> bool:
+        """Never: after an epoch comes the next."""
+        return False
+
     def __next__(self) -> Prompt:
         """The next prompt; there is always one."""
         if self._pending:

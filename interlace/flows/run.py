@@ -56,6 +56,7 @@ class StepResult:
     """What one step brought."""
 
     step: int
+    """Steps done, this one included: the first is 1."""
     version: int
     """Current when the step ended, after its publication."""
     metrics: Metrics
@@ -195,7 +196,7 @@ class PolicyRun:
         await self._publisher.publish(batch.step)
         ended, self._ended = self._ended, []
         metrics = self._meter.measure(batch, self.version, [entry.event for entry in ended])
-        result = StepResult(step=batch.step, version=self.version, metrics=metrics, ended=ended)
+        result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)
         self._stopped = not await self._observer.on_step(result)
         self._meter.start()
         if not self._stopped:

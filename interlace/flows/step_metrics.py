@@ -32,7 +32,7 @@ class StepMeter:
         step_s = max(end_s - self._start_s, 1e-9)
         counts = Counter(events)
         return {
-            "step": batch.step,
+            "step": batch.step + 1,
             "version": version,
             **_rewards(samples),
             **_lengths(samples),

@@ -109,14 +109,6 @@ class ActorConfig(Config):
     """Recompute each layer in the backward: less memory, about a third more time."""
 
 
-class CriticConfig(Config):
-    """The value model, where the algorithm needs one; it starts from the policy's weights."""
-
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
-    gradient_checkpointing: bool = False
-    """As the actor's."""
-
-
 class WarmupConfig(Config):
     """Supervised fine-tuning on written examples before step 0; its result is cached by content."""
 
@@ -200,7 +192,6 @@ class Recipe(Config):
     """Of the actor."""
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig = ActorConfig()
-    critic: CriticConfig = CriticConfig()
     warmup: WarmupConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()

@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
@@ -14,6 +14,7 @@ from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import Watchdog
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
 
 W = TypeVar("W", bound=Worker)
 T = TypeVar("T")
@@ -37,19 +38,22 @@ class WorkerSpec:
 class Cluster(ABC):
     """Devices, workers on them, and the tasks of a run."""
 
-    def __init__(
-        self, devices: Sequence[Device], *, switch: Literal["when_idle", "when_ready"], hang_after_s: float
-    ) -> None:
+    def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
         """Made on a running event loop. hang_after_s: seconds without any progress before it is an error."""
         self.devices = tuple(devices)
+        self._schedule = schedule
         self.clock: Clock = LoopClock(asyncio.get_running_loop())
         self.waits = WaitRegistry(self.clock)
         self.timeline = Timeline()
-        self.lock = DeviceLock(devices, self.waits, switch=switch)
+        self.lock = DeviceLock(devices, self.waits, switch=schedule.switch)
         self.watchdog = Watchdog(self.clock, self.waits, hang_after_s=hang_after_s)
         self._groups: list[WorkerGroup[Worker]] = []
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
+        """The devices of each instance of a role. Raises UserError where the placement names what is not there."""
+        return self._schedule.placement.instances(role, self.devices)
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
         """Starts a group. Raises RemoteError where a constructor does, UserError where memory is short."""
@@ -62,7 +66,8 @@ class Cluster(ABC):
             )
             for rank in range(spec.num_ranks)
         ]
-        ranks = await asyncio.gather(*(self._start_rank(spec, context) for context in contexts))
+        with self.waits.operation():
+            ranks = await asyncio.gather(*(self._start_rank(spec, context) for context in contexts))
         group: WorkerGroup[Worker] = WorkerGroup(
             spec.name,
             spec.worker_class,
@@ -77,6 +82,12 @@ class Cluster(ABC):
         if spec.devices:
             self.lock.check_fit(group)
         return group
+
+    async def dismiss(self, group: WorkerGroup[Any]) -> None:
+        """Ends one group whose work is done."""
+        self._groups.remove(group)
+        self.lock.forget(group)
+        await group.close()
 
     @abstractmethod
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...

@@ -86,6 +86,11 @@ class DeviceLock:
         mine = tenant.device_indices
         return any(device in mine for claim in self._arbiter.waiting() for device in claim.devices)
 
+    def forget(self, tenant: Tenant) -> None:
+        """A tenant that ends leaves the ledger without being unloaded."""
+        for device in tenant.device_indices:
+            self._residents[device].pop(tenant.name, None)
+
     def loaded_bytes(self, device: int) -> int:
         """The ledger: what is loaded on a device now."""
         return sum(tenant.loaded_bytes() for tenant in self._residents[device].values())

@@ -154,13 +154,12 @@ class WorkerGroup(Generic[W_co]):
         self, number: int, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, float]:
         services = self._services
-        services.waits.num_running += 1
         start = services.clock.now()
         try:
-            return await self._ranks[number].call(method, args, kwargs), services.clock.now() - start
+            with services.waits.operation():
+                result = await self._ranks[number].call(method, args, kwargs)
+            return result, services.clock.now() - start
         finally:
-            services.waits.num_running -= 1
-            services.waits.progress += 1
             span = Span(
                 start_s=start,
                 end_s=services.clock.now(),

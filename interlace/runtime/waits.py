@@ -1,7 +1,8 @@
 """Every wait is registered: who, on what, since when. What hangs can then be named instead of guessed."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,7 +28,7 @@ class WaitRegistry:
         self._waits: dict[int, Wait] = {}
         self._next = 0
         self.num_running = 0
-        """Operations that a worker is executing now; while there is one, nothing is stalled."""
+        """Operations that go on outside the controller now; while there is one, nothing is stalled."""
         self.progress = 0
         """Grows whenever a wait or an operation ends."""
 
@@ -40,6 +41,16 @@ class WaitRegistry:
             return await awaitable
         finally:
             del self._waits[token]
+            self.progress += 1
+
+    @contextmanager
+    def operation(self) -> Iterator[None]:
+        """Something goes on outside the controller: a worker's operation, a file being written."""
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
             self.progress += 1
 
     def graph(self) -> str:

@@ -28,6 +28,6 @@ class RewardWorker(Worker):
         return await self._scorer.score(samples)
 
     @operation(on_device=False)
-    def close(self) -> None:
+    def close_scorer(self) -> None:
         """Ends the scorer's processes."""
         self._scorer.close()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from interlace.core.training import WeightBundle
@@ -13,16 +14,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serving:
+    """What a rollout worker is made of."""
+
+    engine: RolloutEngine
+    tokenizer: "PreTrainedTokenizerBase"
+    stop_token_ids: tuple[int, ...]
+    """Tokens that end the model's responses."""
+
+
 class RolloutWorker(Worker):
     """Serves requests until something is finished."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        make_engine: Callable[[WorkerContext], "tuple[RolloutEngine, PreTrainedTokenizerBase]"],
-    ) -> None:
+    def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], Serving]) -> None:
         super().__init__(context)
-        self._engine, self._tokenizer = make_engine(context)
+        serving = make_engine(context)
+        self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
         self._interrupted = threading.Event()
 
     @operation()
@@ -60,6 +68,11 @@ class RolloutWorker(Worker):
     def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
         """Swaps all weights between two decode steps."""
         self._engine.update_weights(bundle.tensors, bundle.version, mode)
+
+    @operation(on_device=False)
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end the model's responses, to be named in sampling parameters."""
+        return self._stops
 
     @operation(on_device=False)
     def engine_metrics(self) -> Metrics:

@@ -1,6 +1,7 @@
 """Workers that only cost time, for tests of the runtime and the schedule on the virtual clock."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -79,10 +80,8 @@ class CostRollout(Worker):
     async def _sleep(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         start = loop.time()
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._interrupt.wait(), seconds)
-        except TimeoutError:
-            pass
         self._interrupt.clear()
         steps = round((loop.time() - start) / self._costs.decode)
         for state in self._running.values():
@@ -225,6 +224,6 @@ class CountedPrompts:
     def exhausted(self) -> bool:
         return self._total is not None and self._next >= self._total
 
-    def draw(self) -> Prompt:
+    def __next__(self) -> Prompt:
         self._next += 1
         return Prompt(uid=f"p{self._next - 1}", token_ids=np.arange(5, dtype=np.int32), text="", answer="")

@@ -93,8 +93,8 @@ async def _run(schedule: Schedule, work: Workload, stop_after: int | None) -> Re
     devices = tuple(
         Device(index=i, pool="cpu", pool_index=i, memory_bytes=work.device_memory) for i in range(work.num_devices)
     )
-    cluster = SimCluster(devices, switch=schedule.switch, hang_after_s=1e6)
-    groups = await _launch(cluster, schedule, work)
+    cluster = SimCluster(devices, schedule, hang_after_s=1e6)
+    groups = await _launch(cluster, work)
     stages = StageFactory(
         cluster,
         schedule,
@@ -127,10 +127,10 @@ async def _run(schedule: Schedule, work: Workload, stop_after: int | None) -> Re
     return record
 
 
-async def _launch(cluster: SimCluster, schedule: Schedule, work: Workload) -> RoleGroups:
+async def _launch(cluster: SimCluster, work: Workload) -> RoleGroups:
     async def role(name: str, kind: type[Worker], stage: int, *, preemptible: bool = False) -> list:
         found = []
-        for number, where in enumerate(schedule.placement.instances(name, cluster.devices)):
+        for number, where in enumerate(cluster.place(name)):
             spec = WorkerSpec(
                 name=f"{name}/{number}",
                 factory=partial(kind, costs=work.costs),

@@ -4,10 +4,17 @@ import os
 import re
 
 from interlace.core.errors import UserError, nearest
-from interlace.runtime.local.cluster import host_memory_bytes
+from interlace.recipes.config import ClusterConfig
+from interlace.runtime.local.cluster import LocalCluster, host_memory_bytes
 from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
 
 _POOL = re.compile(r"(?P<pool>[a-z]+)(:(?P<count>\d+))?")
+
+
+def open_cluster(config: ClusterConfig, schedule: Schedule) -> LocalCluster:
+    """The cluster a run uses; call on the running event loop."""
+    return LocalCluster(find_devices(config.devices), schedule, hang_after_s=config.hang_after_s)
 
 
 def find_devices(spec: str) -> tuple[Device, ...]:

@@ -3,16 +3,15 @@
 import asyncio
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from interlace.core.errors import RemoteError, UserError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank
 from interlace.runtime.worker import Worker, WorkerContext
-from interlace.schedule.placement import Device
 
 
 class ThreadRank:
@@ -64,13 +63,6 @@ class LocalCluster(Cluster):
         rank = ThreadRank(context)
         await rank.start(spec.factory)
         return rank
-
-
-def local_cluster(
-    devices: Sequence[Device], *, switch: Literal["when_idle", "when_ready"], hang_after_s: float
-) -> LocalCluster:
-    """A cluster on the running event loop."""
-    return LocalCluster(devices, switch=switch, hang_after_s=hang_after_s)
 
 
 def host_memory_bytes() -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import traceback
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from interlace.core.errors import HangError, RemoteError, UserError
 from interlace.runtime.cluster import Cluster, WorkerSpec
@@ -11,6 +11,7 @@ from interlace.runtime.group import Rank
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
 
 
 class InlineRank:
@@ -42,10 +43,8 @@ class InlineRank:
 class SimCluster(Cluster):
     """Must be made on a running VirtualLoop."""
 
-    def __init__(
-        self, devices: Sequence[Device], *, switch: Literal["when_idle", "when_ready"], hang_after_s: float
-    ) -> None:
-        super().__init__(devices, switch=switch, hang_after_s=hang_after_s)
+    def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
+        super().__init__(devices, schedule, hang_after_s=hang_after_s)
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualLoop):
             raise ValueError(f"a SimCluster runs on a VirtualLoop, not on a {type(loop).__name__}")

@@ -17,12 +17,10 @@ class PromptSource(Protocol):
 
     @property
     def exhausted(self) -> bool:
-        """Whether draw() has nothing left."""
+        """Whether there is nothing left."""
         ...
 
-    def draw(self) -> Prompt:
-        """The next prompt."""
-        ...
+    def __next__(self) -> Prompt: ...
 
 
 class Admission:
@@ -73,7 +71,7 @@ class Admission:
         self._pump_due = False
         wave: list[Sample] = []
         while not self.closed:
-            wave += self._admit(self._source.draw())
+            wave += self._admit(next(self._source))
         if wave:
             self.on_admit(wave)
         self.channel.wake()

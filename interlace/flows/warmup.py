@@ -1,0 +1,33 @@
+"""Supervised fine-tuning on prompt/answer pairs: what a policy needs before reinforcement has anything to reinforce."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from interlace.core.types import Sample
+from interlace.runtime.group import WorkerGroup
+
+
+class ExampleSource(Protocol):
+    """Where examples come from."""
+
+    def batch(self, step: int) -> Sequence[Sample]:
+        """The examples of a step, as samples with their answer as the response."""
+        ...
+
+
+async def supervised_warmup(
+    trainer: WorkerGroup[Any],
+    examples: ExampleSource,
+    *,
+    num_steps: int,
+    folder: Path,
+    on_step: Callable[[int], None],
+) -> None:
+    """Trains for `num_steps` optimizer steps and writes the model to `folder`. on_step: told how many are done."""
+    async with trainer.hold("warm-up"):
+        for step in range(num_steps):
+            await trainer.accumulate(examples.batch(step))
+            await trainer.optimizer_step()
+            on_step(step + 1)
+        await trainer.save(folder)

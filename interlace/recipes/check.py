@@ -1,0 +1,200 @@
+"""Everything that can be known to be wrong with a recipe before work starts, and the numbers that follow from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from interlace.algorithms import Algorithm, Needs
+from interlace.core.errors import UserError
+from interlace.core.plugins import builtin_module, load_object
+from interlace.core.types import Prompt
+from interlace.data.loading import PromptSet, load_prompts
+from interlace.data.warmup import Demonstrations
+from interlace.engines.train.logprobs import training_temperature
+from interlace.models.loading import check_model, load_tokenizer
+from interlace.models.size import ModelSize, model_size
+from interlace.observe import loggers
+from interlace.recipes.clusters.local import find_devices
+from interlace.recipes.config import Recipe
+from interlace.recipes.launch import algorithm_of
+from interlace.rewards.base import load_reward
+from interlace.schedule.placement import Device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SERVED_NEEDS = ("reference", "proximal_logprobs")
+"""What of the needs that an algorithm can declare a run has workers for."""
+ADAM_COPIES = 4
+"""Of its weights, what a trained worker keeps: themselves, gradients and two moments."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerMemory:
+    """Forecast of one worker: what is resident. Activations come on top; tokens_per_microbatch bounds them."""
+
+    worker: str
+    """`actor`, `rollout/0` ..."""
+    devices: tuple[Device, ...]
+    num_bytes: int
+    """On each of its devices."""
+    how: str
+    """What it follows from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Derived:
+    """Numbers that follow from a recipe."""
+
+    num_parameters: int
+    num_train_prompts: int
+    num_heldout_prompts: int
+    """Of these the evaluation takes."""
+    max_prompt_tokens: int
+    """Of the longest prompt, to train on or held out."""
+    samples_per_step: int
+    samples_per_minibatch: int
+    max_tokens_per_step: int
+    """Prompt and response tokens of a step in which every response is as long as it may be."""
+    num_updates: int
+    """Optimizer updates of the run."""
+    num_versions: int
+    """Publications of the run."""
+    memory: tuple[WorkerMemory, ...]
+
+
+def check_recipe(recipe: Recipe) -> Derived:
+    """Reads what the recipe names, tokenizer and prompts included, but no weights, and writes nothing.
+
+    Raises UserError for the first thing that cannot work: what was given, what it conflicts with, what to do.
+    """
+    algorithm = algorithm_of(recipe)
+    _check_algorithm(recipe, algorithm)
+    _check_sizes(recipe)
+    training_temperature(recipe.sampling)
+    load_reward(recipe.reward.name)
+    _check_loggers(recipe)
+    devices = find_devices(recipe.cluster.devices)
+    check_placement(recipe, devices)
+    check_model(recipe.model)
+    tokenizer = load_tokenizer(recipe.model)
+    prompts = load_prompts(recipe.task, tokenizer)
+    _check_evaluation(recipe, len(prompts.heldout))
+    _check_warmup(recipe, prompts, tokenizer)
+    size = model_size(recipe.model)
+    longest = _longest_prompt(recipe, prompts, size)
+    memory = _forecast(recipe, algorithm.needs, size, devices)
+    _check_memory(memory)
+    samples = recipe.prompts_per_step * recipe.samples_per_prompt
+    return Derived(
+        num_parameters=size.num_parameters,
+        num_train_prompts=len(prompts.train),
+        num_heldout_prompts=len(prompts.heldout[: recipe.evaluation.num_prompts]),
+        max_prompt_tokens=longest,
+        samples_per_step=samples,
+        samples_per_minibatch=samples // recipe.minibatches,
+        max_tokens_per_step=samples * (longest + recipe.sampling.max_new_tokens),
+        num_updates=recipe.steps * recipe.minibatches,
+        num_versions=recipe.schedule.resolved.num_versions(recipe.steps),
+        memory=memory,
+    )
+
+
+def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
+    """Raises UserError where a role's placement names devices that the cluster has not."""
+    for role in ("rollout", "reference", "critic", "actor"):
+        recipe.schedule.resolved.instances(role, devices)
+
+
+def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
+    name = recipe.algorithm.name
+    if algorithm.is_group_relative and recipe.samples_per_prompt == 1:
+        raise UserError(
+            f"samples_per_prompt=1 leaves algorithm {name!r} nothing to learn from: it compares the samples of a prompt "
+            "with one another. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
+        )
+    missing = [need.name for need in fields(Needs) if getattr(algorithm.needs, need.name)]
+    missing = [need for need in missing if need not in SERVED_NEEDS]
+    if missing:
+        raise UserError(
+            f"algorithm {name!r} with these settings needs {', '.join(missing)}, for which a run has no worker yet. "
+            "Take another algorithm, or settings that do without."
+        )
+
+
+def _check_sizes(recipe: Recipe) -> None:
+    prompts, minibatches = recipe.prompts_per_step, recipe.minibatches
+    if prompts % minibatches:
+        fitting = [count for count in range(1, prompts + 1) if prompts % count == 0]
+        raise UserError(
+            f"prompts_per_step={prompts} cannot be cut into minibatches={minibatches} of equal size. "
+            f"Set minibatches to one of {', '.join(map(str, fitting))}, or prompts_per_step to a multiple of {minibatches}."
+        )
+
+
+def _check_loggers(recipe: Recipe) -> None:
+    for name in recipe.logging.loggers or ():
+        if ":" in name:
+            load_object("logger", name)
+        else:
+            builtin_module("logger", loggers, name)
+
+
+def _check_evaluation(recipe: Recipe, num_heldout: int) -> None:
+    wanted = recipe.evaluation.num_prompts
+    if wanted is not None and wanted > num_heldout:
+        raise UserError(
+            f"evaluation.num_prompts={wanted}, but the task holds out {num_heldout} prompts. Lower it, or raise the "
+            "task's heldout_size."
+        )
+    if recipe.eval_every and not num_heldout:
+        raise UserError(
+            f"eval_every={recipe.eval_every}, but the task holds out no prompts. Set its heldout_size, or eval_every=0."
+        )
+
+
+def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedTokenizerBase") -> None:
+    if recipe.warmup is not None:
+        # One example is written: a style knows only from a prompt whether it can serve it.
+        Demonstrations(recipe.warmup.demonstrations, prompts.train, tokenizer, recipe.seed).batch(0, 1)
+
+
+def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
+    """Tokens of the longest prompt, which must leave room for a response."""
+    longest: Prompt = max([*prompts.train, *prompts.heldout], key=lambda prompt: len(prompt.token_ids))
+    num_tokens, max_new_tokens = len(longest.token_ids), recipe.sampling.max_new_tokens
+    if size.context is not None and num_tokens + max_new_tokens > size.context:
+        raise UserError(
+            f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
+            f"more than the model's context of {size.context}. Lower max_new_tokens, or leave out long prompts."
+        )
+    if num_tokens + max_new_tokens > recipe.rollout.max_tokens:
+        raise UserError(
+            f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
+            f"more than the engine's whole KV cache (rollout.max_tokens={recipe.rollout.max_tokens}). Raise rollout.max_tokens."
+        )
+    return num_tokens
+
+
+def _forecast(recipe: Recipe, needs: Needs, size: ModelSize, devices: tuple[Device, ...]) -> tuple[WorkerMemory, ...]:
+    kv_bytes = recipe.rollout.max_tokens * size.kv_bytes_per_token
+    kinds = [("rollout", size.weight_bytes + kv_bytes, "weights + KV cache of rollout.max_tokens")]
+    if needs.reference:
+        kinds.append(("reference", size.weight_bytes, "weights"))
+    kinds.append(("actor", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
+    return tuple(
+        WorkerMemory(worker=f"{role}/{number}", devices=instance, num_bytes=num_bytes, how=how)
+        for role, num_bytes, how in kinds
+        for number, instance in enumerate(recipe.schedule.resolved.instances(role, devices))
+    )
+
+
+def _check_memory(memory: Sequence[WorkerMemory]) -> None:
+    for worker in memory:
+        for device in worker.devices:
+            if worker.num_bytes > device.memory_bytes:
+                raise UserError(
+                    f"{worker.worker} needs about {worker.num_bytes / 2**30:.1f} GiB ({worker.how}), and {device.name} has "
+                    f"{device.memory_bytes / 2**30:.1f} GiB. Lower rollout.max_tokens, take a smaller model, or give it "
+                    "another device (schedule.placement, cluster.devices)."
+                )

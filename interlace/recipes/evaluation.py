@@ -1,0 +1,121 @@
+"""Held-out accuracy: prompts that are never trained on, answered greedily and by samples, by the rollout engines."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from interlace.core.config import Config
+from interlace.core.types import Metrics, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.flows.run import PolicyRun
+from interlace.recipes.config import Recipe
+from interlace.runtime.group import WorkerGroup
+
+
+class Answer(Config):
+    """One answer to a held-out prompt, kept to be shown."""
+
+    uid: str
+    prompt: str
+    right_answer: str
+    response: str
+    correct: bool
+
+
+class Evaluation(Config):
+    """How the policy does on held-out prompts. Part of a checkpoint, so that a resumed run still knows its start."""
+
+    num_prompts: int
+    greedy_accuracy: float
+    """Share of prompts answered correctly."""
+    sampled_accuracy: float | None
+    """Share of samples that are correct; None where none were asked for."""
+    answers: tuple[Answer, ...]
+
+    def metrics(self) -> Metrics:
+        """As they are logged."""
+        sampled = {} if self.sampled_accuracy is None else {"eval/accuracy_sampled": self.sampled_accuracy}
+        return {"eval/accuracy_greedy": self.greedy_accuracy, **sampled}
+
+
+class Evaluator:
+    """Asks the same questions with the same sampling noise each time, so that evaluations can be compared."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        sampling: SamplingParams,
+        prompts: Sequence[Prompt],
+        run: PolicyRun,
+        reward: WorkerGroup[Any],
+    ) -> None:
+        """sampling: as in training, but for the temperature. prompts: held-out; with none there is no evaluation."""
+        self._settings, self._sampling, self._right = recipe.evaluation, sampling, recipe.reward.correct
+        self._prompts = tuple(prompts[: self._settings.num_prompts])
+        self._run, self._reward = run, reward
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether there is something to evaluate on."""
+        return bool(self._prompts)
+
+    async def evaluate(self) -> Evaluation:
+        """Answers and scores all held-out prompts with the weights that serve now."""
+        greedy = await self._answer(self._params(0.0), 1)
+        sampled = await self._answer(self._params(self._settings.temperature), self._settings.samples_per_prompt)
+        shown = sampled or greedy
+        step = max(1, len(shown) // len(self._prompts))
+        answers = [
+            Answer(
+                uid=sample.prompt.uid,
+                prompt=sample.prompt.text,
+                right_answer=sample.prompt.answer,
+                response=sample.text,
+                correct=correct,
+            )
+            for sample, correct in shown[::step][: self._settings.num_shown]
+        ]
+        return Evaluation(
+            num_prompts=len(self._prompts),
+            greedy_accuracy=_share([correct for _, correct in greedy]),
+            sampled_accuracy=_share([correct for _, correct in sampled]) if sampled else None,
+            answers=tuple(answers),
+        )
+
+    def _params(self, temperature: float) -> SamplingParams:
+        return self._sampling.model_copy(update={"temperature": temperature})
+
+    async def _answer(self, params: SamplingParams, count: int) -> list[tuple[Sample, bool]]:
+        kind = "greedy" if params.temperature == 0 else "sampled"
+        asked = [(prompt, index) for prompt in self._prompts for index in range(count)]
+        requests = [
+            Request(
+                uid=f"evaluation/{kind}/{prompt.uid}",
+                sample_index=index,
+                prompt_ids=prompt.token_ids.tolist(),
+                params=params,
+            )
+            for prompt, index in asked
+        ]
+        responses = await self._run.complete(requests)
+        samples = [_sample(prompt, index, response) for (prompt, index), response in zip(asked, responses, strict=True)]
+        results: list[RewardResult] = await self._reward.score(samples) if samples else []
+        return [
+            (sample, result.failure is None and result.reward >= self._right)
+            for sample, result in zip(samples, results, strict=True)
+        ]
+
+
+def _sample(prompt: Prompt, index: int, response: Response) -> Sample:
+    done = response.completion
+    return Sample(
+        key=SampleKey(-1, index),
+        prompt=prompt,
+        token_ids=np.array(done.token_ids, np.int32),
+        finish_reason=done.finish_reason,
+        text=response.text,
+    )
+
+
+def _share(verdicts: Sequence[bool]) -> float:
+    return sum(verdicts) / len(verdicts)

@@ -1,0 +1,182 @@
+"""From a recipe to the workers of its roles."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from interlace.algorithms import Algorithm, create_algorithm
+from interlace.core.training import LossFn
+from interlace.flows.run import RoleGroups
+from interlace.models.config import ModelConfig
+from interlace.recipes.config import Recipe
+from interlace.rewards.scorer import Scorer
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.worker import Worker, WorkerContext
+from interlace.workers.reward import RewardWorker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine
+    from interlace.models.loading import LoadedModel
+    from interlace.workers.rollout import Serving
+
+STAGES = {"rollout": 0, "reward": 1, "reference": 2, "critic": 3, "actor": 4}
+"""Place of each role in the flow, from upstream."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """What every worker is made from. Crosses to wherever the worker lives."""
+
+    recipe: Recipe
+    model: ModelConfig
+    """After warm-up, or of the checkpoint."""
+
+
+def algorithm_of(recipe: Recipe) -> Algorithm:
+    """The recipe's algorithm."""
+    choice = recipe.algorithm
+    return create_algorithm(choice.name, choice.settings.model_dump())
+
+
+async def launch_roles(cluster: Cluster, recipe: Recipe, policy: ModelConfig, initial: ModelConfig) -> RoleGroups:
+    """Starts the workers of all roles that the algorithm needs. policy: current weights. initial: the reference's."""
+    from interlace.workers.actor import ActorWorker
+    from interlace.workers.reference import ReferenceWorker
+    from interlace.workers.rollout import RolloutWorker
+
+    needs = algorithm_of(recipe).needs
+    seat, reference_seat = Seat(recipe=recipe, model=policy), Seat(recipe=recipe, model=initial)
+    rollout = await _launch_all(cluster, "rollout", RolloutWorker, partial(make_rollout_engine, seat), preemptible=True)
+    reference = (
+        await _launch_all(cluster, "reference", ReferenceWorker, partial(make_reference_engine, reference_seat))
+        if needs.reference
+        else []
+    )
+    actor = await _launch_all(cluster, "actor", ActorWorker, partial(make_actor_engine, seat))
+    spec = WorkerSpec(
+        name="reward",
+        factory=partial(RewardWorker, make_scorer=partial(Scorer, recipe.reward)),
+        worker_class=RewardWorker,
+        stage=STAGES["reward"],
+    )
+    return RoleGroups(rollout=rollout, reward=await cluster.launch(spec), reference=reference, actor=actor[0])
+
+
+async def launch_warmup(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
+    """The worker that is trained on examples, where the actor will be."""
+    from interlace.workers.actor import ActorWorker
+
+    make = partial(make_warmup_engine, Seat(recipe=recipe, model=recipe.model))
+    spec = WorkerSpec(
+        name="warmup",
+        factory=partial(ActorWorker, make_engine=make),
+        worker_class=ActorWorker,
+        devices=cluster.place("actor")[0],
+        stage=STAGES["actor"],
+    )
+    return await cluster.launch(spec)
+
+
+async def _launch_all(
+    cluster: Cluster, role: str, worker: type[Worker], make_engine: Callable[..., object], *, preemptible: bool = False
+) -> list[WorkerGroup[Any]]:
+    groups = []
+    for number, devices in enumerate(cluster.place(role)):
+        spec = WorkerSpec(
+            name=f"{role}/{number}",
+            factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # of a Worker with an engine
+            worker_class=worker,
+            devices=devices,
+            stage=STAGES[role],
+            preemptible=preemptible,
+        )
+        groups.append(await cluster.launch(spec))
+    return groups
+
+
+def make_rollout_engine(seat: Seat, context: WorkerContext) -> "Serving":
+    """The engine that serves a recipe's policy."""
+    from interlace.engines.rollout import NativeEngine
+    from interlace.workers.rollout import Serving
+
+    loaded = _load(seat)
+    settings = seat.recipe.rollout
+    engine = NativeEngine(
+        loaded.model.to(torch_device(context)),  # type: ignore[arg-type]  # transformers' own stub
+        tokenizer=loaded.tokenizer,
+        max_running=settings.max_running,
+        max_tokens=settings.max_tokens,
+        max_batch_tokens=settings.max_batch_tokens,
+        seed=seat.recipe.seed,
+    )
+    return Serving(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=loaded.stop_token_ids)
+
+
+def make_actor_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
+    """The engine that trains a recipe's policy by its algorithm's loss."""
+    algorithm = algorithm_of(seat.recipe)
+    return _train_engine(seat, context, algorithm.loss, seat.recipe.optimizer, train_config(seat.recipe, algorithm))
+
+
+def make_warmup_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
+    """The engine of supervised warm-up."""
+    from interlace.engines.train import TrainConfig, sft_loss
+
+    warmup = seat.recipe.warmup
+    if warmup is None:
+        raise ValueError("the recipe has no warm-up")
+    config = TrainConfig(tokens_per_microbatch=seat.recipe.tokens_per_microbatch)
+    return _train_engine(seat, context, sft_loss, warmup.optimizer, config)
+
+
+def make_reference_engine(seat: Seat, context: WorkerContext) -> "LogprobEngine":
+    """Log-probs under weights that stay."""
+    from interlace.engines.train import LogprobEngine
+
+    config = train_config(seat.recipe, algorithm_of(seat.recipe))
+    return LogprobEngine(_load(seat).model, config=config, device=torch_device(context))
+
+
+def train_config(recipe: Recipe, algorithm: Algorithm) -> "TrainConfig":
+    """How the policy's engines compute."""
+    from interlace.engines.train import TrainConfig, training_temperature
+
+    settings = algorithm.settings
+    return TrainConfig(
+        tokens_per_microbatch=recipe.tokens_per_microbatch,
+        temperature=training_temperature(recipe.sampling),
+        aggregation=settings.aggregation,
+        aggregation_length=settings.aggregation_length or recipe.sampling.max_new_tokens,
+        skip_minibatch_ratio=settings.skip_minibatch_ratio,
+        gradient_checkpointing=recipe.actor.gradient_checkpointing,
+    )
+
+
+def torch_device(context: WorkerContext) -> str:
+    """The device a rank computes on, as torch names it."""
+    name = context.devices[0] if context.devices else "cpu"
+    return "cpu" if name.startswith("cpu") else name
+
+
+def _train_engine(
+    seat: Seat, context: WorkerContext, loss: LossFn, optimizer: "OptimizerConfig", config: "TrainConfig"
+) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
+    from interlace.engines.train import TrainEngine
+
+    loaded = _load(seat)
+    engine = TrainEngine(loaded.model, loss=loss, optimizer=optimizer, config=config, device=torch_device(context))
+    return engine, loaded.tokenizer
+
+
+def _load(seat: Seat) -> "LoadedModel":
+    import torch
+
+    from interlace.models.loading import load_model
+
+    # Counted for each thread, and this is the worker's own: two workers' pools would fight for the same cores.
+    torch.set_num_threads(seat.recipe.cluster.threads_per_worker)
+    return load_model(seat.model)

@@ -1,0 +1,193 @@
+"""One training run of a recipe: cluster, workers, flow, and what is done at each step boundary."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlace.core.types import Metrics, SamplingParams, TerminalEvent
+from interlace.data.loading import load_prompts
+from interlace.data.stream import PromptStream
+from interlace.flows.policy import policy_optimization
+from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepResult
+from interlace.models.loading import load_tokenizer
+from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.loggers import MetricsLoggers, open_loggers
+from interlace.observe.loggers.base import RunInfo
+from interlace.observe.progress import ProgressView
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.observe.transcripts import write_transcripts
+from interlace.recipes.clusters.local import open_cluster
+from interlace.recipes.config import Recipe
+from interlace.recipes.evaluation import Evaluation, Evaluator
+from interlace.recipes.launch import algorithm_of, launch_roles
+from interlace.recipes.state import RunState
+from interlace.recipes.warmup import warmed_model
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.stages.factory import StageFactory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainReport:
+    """What a run came to."""
+
+    done_steps: int
+    num_steps: int
+    before: Evaluation | None
+    after: Evaluation | None
+    checkpoint: Path | None
+    """The newest."""
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it ended before its last step, at a step boundary, with a checkpoint."""
+        return self.done_steps < self.num_steps
+
+
+def train(recipe: Recipe, folder: RunFolder, *, resume: bool, progress: ProgressView, stop: StopSignal) -> TrainReport:
+    """Runs a recipe to its last step, or until `stop` is requested. The recipe was checked before.
+
+    resume: goes on from the newest checkpoint of the folder; without one, from the start.
+    """
+    return asyncio.run(_Session(recipe, folder, progress, stop).train(resume=resume))
+
+
+class _Session:
+    """Observes the flow: each step is logged, and may be checkpointed and evaluated."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, progress: ProgressView, stop: StopSignal) -> None:
+        self._recipe, self._folder, self._progress, self._stop = recipe, folder, progress, stop
+        self._checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints)
+        self._prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
+        self._stream = PromptStream(self._prompts.train, recipe.seed)
+        self._done_steps = 0
+        self._before: Evaluation | None = None
+        self._after: Evaluation | None = None
+        self._cluster: Cluster
+        self._logger: MetricsLoggers
+        self._groups: RoleGroups
+        self._run: PolicyRun
+        self._evaluator: Evaluator
+
+    async def train(self, *, resume: bool) -> TrainReport:
+        """From start or checkpoint to the end."""
+        newest = self._restore() if resume else None
+        cluster = self._cluster = open_cluster(self._recipe.cluster, self._recipe.schedule.resolved)
+        info = RunInfo(
+            name=self._folder.name,
+            folder=self._folder.path,
+            config=self._recipe.model_dump(mode="json"),
+            resumed_at=self._done_steps if resume else None,
+        )
+        try:
+            with open_loggers(info, self._recipe.logging.loggers) as self._logger:
+                await cluster.run(self._work(newest))
+        finally:
+            cluster.timeline.write(self._folder.timeline, cluster.devices)
+            await cluster.shutdown()
+        return TrainReport(
+            done_steps=self._done_steps,
+            num_steps=self._recipe.steps,
+            before=self._before,
+            after=self._after,
+            checkpoint=self._checkpoints.latest(),
+        )
+
+    def _restore(self) -> Path | None:
+        newest = self._checkpoints.latest()
+        state = RunState.read(newest) if newest else None
+        self._folder.truncate_after(state.done_steps if state else 0)
+        if state:
+            self._done_steps, self._before = state.done_steps, state.before
+            self._stream.restore(state.stream)
+            self._progress.say(f"resuming after step {state.done_steps} from {newest}")
+        return newest
+
+    async def _work(self, newest: Path | None) -> None:
+        await self._assemble(newest)
+        await self._run.start()
+        if self._evaluator.has_prompts and newest is None:
+            self._before = await self._evaluate("evaluation before")
+        await policy_optimization(self._run)
+        if self._evaluator.has_prompts and self._after is None:
+            await self._run.install_weights()
+            self._after = await self._evaluate("evaluation after")
+        if self._done_steps:
+            await self._save()
+        leftover = [entry for entry in self._run.finish() if entry.event != TerminalEvent.TRAINED]
+        if leftover:
+            write_transcripts(self._folder.samples, self._done_steps + 1, leftover)
+        await self._groups.reward.close_scorer()
+
+    async def _assemble(self, newest: Path | None) -> None:
+        recipe, cluster = self._recipe, self._cluster
+        initial = await warmed_model(cluster, recipe, self._prompts.train, self._progress)
+        policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
+        self._groups = await launch_roles(cluster, recipe, policy, initial)
+        if newest:
+            await self._groups.actor.load_optimizer(newest)
+        settings = LoopSettings(
+            num_steps=recipe.steps,
+            prompts_per_step=recipe.prompts_per_step,
+            samples_per_prompt=recipe.samples_per_prompt,
+            minibatches=recipe.minibatches,
+            sampling=await self._sampling(),
+            done_steps=self._done_steps,
+        )
+        stages = StageFactory(
+            cluster,
+            recipe.schedule.resolved,
+            prompts_per_step=recipe.prompts_per_step,
+            samples_per_prompt=recipe.samples_per_prompt,
+            num_steps=recipe.steps,
+            done_steps=self._done_steps,
+        )
+        algorithm = algorithm_of(recipe)
+        self._run = PolicyRun(cluster, stages, self._groups, algorithm, settings, self._stream, self)
+        self._evaluator = Evaluator(recipe, settings.sampling, self._prompts.heldout, self._run, self._groups.reward)
+
+    async def _sampling(self) -> SamplingParams:
+        """The recipe's, ending where the model's responses end."""
+        sampling = self._recipe.sampling
+        stops = dict.fromkeys((*sampling.stop_token_ids, *await self._groups.rollout[0].stop_token_ids()))
+        return sampling.model_copy(update={"stop_token_ids": tuple(stops)})
+
+    async def on_step(self, result: StepResult) -> bool:
+        """Logs the step; evaluates and saves where it is time. False where somebody asked for a stop."""
+        recipe = self._recipe
+        self._done_steps = result.step
+        write_transcripts(self._folder.samples, result.step, result.ended)
+        evaluation: Metrics = {}
+        self._after = None
+        if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:
+            self._after = await self._evaluate(f"evaluation after step {result.step}")
+            evaluation = self._after.metrics()
+        metrics = {**result.metrics, **evaluation}
+        self._logger.log(result.step, metrics)
+        self._progress.step(result.step, metrics)
+        if recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0:
+            await self._save()
+        return not self._stop.requested
+
+    async def _evaluate(self, title: str) -> Evaluation:
+        self._progress.stage(title, 0, 1)
+        evaluation = await self._evaluator.evaluate()
+        self._progress.stage(title, 1, 1, f"greedy {evaluation.greedy_accuracy:.3f}")
+        return evaluation
+
+    async def _save(self) -> None:
+        loop = asyncio.get_running_loop()
+        unfinished = self._run.unconsumed_prompts()
+        state = RunState(done_steps=self._done_steps, stream=self._stream.state(unfinished), before=self._before)
+
+        async def save_model(folder: Path) -> None:
+            await self._groups.actor.save(folder)
+
+        def write(folder: Path) -> None:
+            asyncio.run_coroutine_threadsafe(save_model(folder), loop).result()
+            state.write(folder)
+
+        num_bytes: int = await self._groups.actor.checkpoint_bytes()
+        # Off the loop: writing to disk must not hold up what else runs.
+        with self._cluster.waits.operation():
+            await asyncio.to_thread(self._checkpoints.save, self._done_steps, write, num_bytes=num_bytes)

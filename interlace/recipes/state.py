@@ -1,0 +1,32 @@
+"""What a checkpoint holds beside weights and optimizer: where the run stands."""
+
+from pathlib import Path
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.data.stream import StreamState
+from interlace.recipes.evaluation import Evaluation
+
+STATE_FILE = "state.json"
+
+
+class RunState(Config):
+    """Enough to go on as if nothing had happened."""
+
+    done_steps: int
+    stream: StreamState
+    """Prompts that were drawn and not trained on are in it, to be served first."""
+    before: Evaluation | None
+    """Held-out accuracy before the first step."""
+
+    def write(self, folder: Path) -> None:
+        """Beside the model of a checkpoint."""
+        (folder / STATE_FILE).write_text(self.model_dump_json(indent=1), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunState":
+        """Raises UserError where the folder is not a checkpoint."""
+        path = folder / STATE_FILE
+        if not path.is_file():
+            raise UserError(f"{folder} is no checkpoint to resume from: {STATE_FILE} is missing.")
+        return cls.model_validate_json(path.read_text(encoding="utf-8"))

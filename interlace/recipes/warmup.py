@@ -1,0 +1,80 @@
+"""The warmed-up model of a recipe, made once and kept by content."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import interlace
+from interlace.core.random import stable_hash
+from interlace.core.types import Prompt, Sample
+from interlace.data.warmup import Demonstrations
+from interlace.flows.warmup import supervised_warmup
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_tokenizer
+from interlace.observe.progress import ProgressView
+from interlace.recipes.config import Recipe
+from interlace.recipes.launch import launch_warmup
+from interlace.runtime.cluster import Cluster
+
+
+class _Examples:
+    """Demonstrations as samples."""
+
+    def __init__(self, recipe: Recipe, prompts: Sequence[Prompt]) -> None:
+        if recipe.warmup is None:
+            raise ValueError("the recipe has no warm-up")
+        self._size = recipe.warmup.batch_size
+        self._demonstrations = Demonstrations(
+            recipe.warmup.demonstrations, prompts, load_tokenizer(recipe.model), recipe.seed
+        )
+
+    def batch(self, step: int) -> Sequence[Sample]:
+        from interlace.engines.train import supervised_sample
+
+        shown = self._demonstrations.batch(step, self._size)
+        return [supervised_sample(example.prompt.token_ids, example.response_ids) for example in shown]
+
+
+def warmup_folder(recipe: Recipe) -> Path:
+    """Where the warmed-up model lies: named by everything that it depends on."""
+    parts = (recipe.model, recipe.task, recipe.warmup)
+    content = [part.model_dump_json() for part in parts if part is not None]
+    key = stable_hash(interlace.__version__, recipe.seed, recipe.tokens_per_microbatch, *content)
+    return Path(recipe.model.cache_dir).expanduser() / "warmup" / f"{key:016x}"
+
+
+async def warmed_model(
+    cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt], progress: ProgressView
+) -> ModelConfig:
+    """The model to start from: the recipe's own, or what its warm-up makes of it."""
+    if recipe.warmup is None:
+        return recipe.model
+    folder = warmup_folder(recipe)
+    if folder.exists():
+        progress.say(f"warm-up: found in {folder}")
+    else:
+        await _warm_up(cluster, recipe, prompts, progress, folder)
+    return recipe.model.model_copy(update={"path": str(folder), "tokenizer": None})
+
+
+async def _warm_up(
+    cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt], progress: ProgressView, folder: Path
+) -> None:
+    if recipe.warmup is None:
+        raise ValueError("the recipe has no warm-up")
+    num_steps = recipe.warmup.steps
+    unfinished = folder.with_name(f".tmp-{folder.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    trainer = await launch_warmup(cluster, recipe)
+    await supervised_warmup(
+        trainer,
+        _Examples(recipe, prompts),
+        num_steps=num_steps,
+        folder=unfinished,
+        on_step=lambda done: progress.stage("warm-up", done, num_steps),
+    )
+    await cluster.dismiss(trainer)
+    # Whoever was faster made the same.
+    if not folder.exists():
+        unfinished.rename(folder)
