@@ -20,10 +20,11 @@ _LOOKS = {
     "rollout": ("█", "blue"),
     "reward": ("▓", "magenta"),
     "reference": ("▒", "cyan"),
-    "critic": ("▚", "yellow"),
+    "values": ("▚", "yellow"),
     "train": ("░", "green"),
     "weight_sync": ("▪", "red"),
 }
+_OTHER_LOOK = ("·", "white")
 
 
 class ProgressView(Protocol):
@@ -177,7 +178,7 @@ def _time_bar(line: StepLine) -> Text:
     for name, share in line.shares:
         share_so_far += share
         start, end = end, round(share_so_far * _BAR_CELLS)
-        glyph, colour = _LOOKS[name]
+        glyph, colour = _LOOKS.get(name, _OTHER_LOOK)
         bar.append(glyph * (end - start), style=colour)
     return bar
 
@@ -185,6 +186,6 @@ def _time_bar(line: StepLine) -> Text:
 def _legend(line: StepLine) -> Text:
     legend = Text()
     for name, share in line.shares:
-        glyph, colour = _LOOKS[name]
+        glyph, colour = _LOOKS.get(name, _OTHER_LOOK)
         legend.append(f"{glyph} {name} {share:.0%}  ", style=colour)
     return legend

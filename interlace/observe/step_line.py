@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_STAGES = ("rollout", "reward", "reference", "critic", "train", "weight_sync")
+_TIMING = "timing_s/"
 _NAN = math.nan
 
 
@@ -25,7 +25,8 @@ class StepLine:
 
     @classmethod
     def of(cls, step: int, metrics: Mapping[str, float]) -> "StepLine":
-        times = {name: metrics.get(f"timing_s/{name}", 0.0) for name in _STAGES}
+        times = {name.removeprefix(_TIMING): time for name, time in metrics.items() if name.startswith(_TIMING)}
+        times.pop("step", None)
         total = sum(times.values())
         return cls(
             step=step,
