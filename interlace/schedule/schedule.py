@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from interlace.core.config import Config
+from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.placement import Device, cut, resolve
 
 TRAINED_ROLES = ("actor", "critic")
@@ -91,6 +92,7 @@ class Schedule(Config):
                 f"pipeline_depth ({self.pipeline_depth}) is above max_staleness ({self.max_staleness}): it would "
                 f"run generation further ahead than any sample may be stale. Lower the first or raise the second"
             )
+        create_dispatch(self.dispatch)  # an unknown policy is refused here, before anything runs
         return self
 
     @property
