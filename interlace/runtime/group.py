@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
@@ -30,6 +30,12 @@ class Rank(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def turn_of(worker: object, method: str, turn: asyncio.Lock) -> AbstractAsyncContextManager[None]:
+    """What a coroutine operation runs under: those on the device take turns, the others overlap."""
+    how = operation_of(type(worker), method)
+    return turn if how is None or how.on_device else nullcontext()
 
 
 class Services(Protocol):

@@ -62,7 +62,7 @@ class WorkerContext:
 class Worker:
     """Base of all workers. Constructed on the rank's own thread or process; operations run there one at a time.
 
-    An operation that is a coroutine function runs on the event loop instead, several at once.
+    An operation that is a coroutine function runs on the event loop instead; those that need no device overlap.
     """
 
     def __init__(self, context: WorkerContext) -> None:

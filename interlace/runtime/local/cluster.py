@@ -10,7 +10,7 @@ from typing import Any
 
 from interlace.core.errors import RemoteError, UserError
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Rank
+from interlace.runtime.group import Rank, turn_of
 from interlace.runtime.worker import Worker, WorkerContext
 
 
@@ -21,6 +21,7 @@ class ThreadRank:
         self._context = context
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{context.group}.{context.rank}")
         self._worker: Worker | None = None
+        self._turn = asyncio.Lock()
 
     async def start(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Constructs the worker. A UserError passes as it is; anything else becomes a RemoteError."""
@@ -37,7 +38,8 @@ class ThreadRank:
         function = getattr(self._worker, method)
         try:
             if asyncio.iscoroutinefunction(function):
-                return await function(*args, **kwargs)
+                async with turn_of(self._worker, method, self._turn):
+                    return await function(*args, **kwargs)
             return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
         except UserError:
             raise

@@ -7,7 +7,7 @@ from typing import Any
 
 from interlace.core.errors import HangError, RemoteError, UserError
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Rank
+from interlace.runtime.group import Rank, turn_of
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
@@ -15,7 +15,7 @@ from interlace.schedule.schedule import Schedule
 
 
 class InlineRank:
-    """Operations of one rank one at a time, in the order of the calls."""
+    """Operations of one rank on the event loop."""
 
     def __init__(self, worker: Worker, context: WorkerContext) -> None:
         self._worker, self._context = worker, context
@@ -24,7 +24,7 @@ class InlineRank:
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A coroutine function may sleep, which is its cost."""
         try:
-            async with self._turn:
+            async with turn_of(self._worker, method, self._turn):
                 result = getattr(self._worker, method)(*args, **kwargs)
                 return await result if asyncio.iscoroutine(result) else result
         except UserError:

@@ -1,0 +1,237 @@
+"""What every cluster promises, one suite for all."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from interlace.core.errors import HangError, InterlaceError, RemoteError, UserError
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.group import WorkerGroup
+from interlace.schedule.schedule import Schedule
+from tests.contract.clusters import CLUSTERS
+from tests.contract.workers import Broken, Item, Recorder
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(params=sorted(CLUSTERS))
+def run(request: pytest.FixtureRequest) -> Run:
+    def go(body: Callable[[Cluster], Any], schedule: Schedule | None = None, memory_bytes: int = 100) -> Any:
+        return CLUSTERS[request.param](body, schedule or Schedule(), memory_bytes)
+
+    return go
+
+
+async def launch(
+    cluster: Cluster, name: str, *, devices: tuple[int, ...] = (0,), ranks: int = 1, memory: int = 10, stage: int = 0
+) -> WorkerGroup[Any]:
+    spec = WorkerSpec(
+        name=name,
+        factory=partial(Recorder, memory=memory),
+        worker_class=Recorder,
+        devices=tuple(cluster.devices[i] for i in devices),
+        num_ranks=ranks,
+        stage=stage,
+    )
+    return await cluster.launch(spec)
+
+
+def test_a_call_returns_the_result_and_its_durations(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a")
+        handle = group.work("x")
+        assert await handle == 0
+        assert handle.done() and len(handle.durations_s) == 1
+        assert await group.later(7) == 7
+
+    run(body)
+
+
+def test_results_of_ranks_are_collected_as_declared(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a", devices=(0, 1), ranks=2)
+        assert await group.everywhere() == [0, 1]
+        items = [Item(value, tokens) for value, tokens in [(1, 5), (2, 100), (3, 5), (4, 5)]]
+        found = await group.squares(items)
+        assert [square for square, _ in found] == [1, 4, 9, 16], "back in the argument's order"
+        assert [rank for _, rank in found] == [1, 0, 1, 1], "dealt by load"
+
+    run(body)
+
+
+def test_a_remote_exception_says_where_and_keeps_the_traceback(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a")
+        with pytest.raises(RemoteError, match=r"a\[rank 0\].fails\(\) raised") as caught:
+            await group.fails()
+        assert "KeyError: 'no such thing'" in caught.value.remote_traceback
+        assert "in fails" in caught.value.remote_traceback
+        assert await group.work("still there") == 0
+
+    run(body)
+
+
+def test_a_worker_that_cannot_start_says_why(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        with pytest.raises(RemoteError, match="cannot start"):
+            await cluster.launch(WorkerSpec(name="b", factory=Broken, worker_class=Broken))
+
+    run(body)
+
+
+def test_an_unknown_operation_names_the_nearest(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a")
+        with pytest.raises(AttributeError, match="Did you mean 'work'"):
+            group.wrk("x")
+        with pytest.raises(InterlaceError, match="not declared concurrent"):
+            group.notify("work", "x")
+
+    run(body)
+
+
+def test_calls_of_a_group_run_one_at_a_time_in_their_order(run: Run) -> None:
+    async def body(cluster: Cluster) -> list[str]:
+        group = await launch(cluster, "a")
+        await asyncio.gather(*(group.work(str(number)) for number in range(20)))
+        return await group.history()
+
+    assert run(body) == ["onload", *(str(number) for number in range(20))]
+
+
+def test_waiting_with_a_limit_leaves_the_operation_going(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a")
+        handle = group.later(1)
+        with pytest.raises(InterlaceError, match="it goes on"):
+            await handle.wait(timeout_s=0.0)
+        assert await handle.wait(timeout_s=10) == 1
+
+    run(body)
+
+
+def test_devices_change_hands_and_state_stays_while_it_fits(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        first, second = await launch(cluster, "first"), await launch(cluster, "second")
+        for _ in range(2):
+            await first.work("x")
+            await second.work("y")
+        assert await first.history() == ["onload", "x", "x"]
+        assert cluster.lock.loaded_bytes(0) == 20
+
+    run(body)
+
+
+def test_the_least_recently_used_leaves_when_the_next_does_not_fit(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        groups = [await launch(cluster, name, memory=40) for name in "abc"]
+        for group in groups:
+            await group.work("x")
+        assert await groups[0].history() == ["onload", "x", "offload"]
+        assert await groups[1].history() == ["onload", "x"]
+        await groups[0].work("again")
+        assert await groups[1].history() == ["onload", "x", "offload"]
+        assert cluster.lock.loaded_bytes(0) == 80
+
+    run(body)
+
+
+def test_what_cannot_fit_alone_is_refused_at_launch(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        with pytest.raises(UserError, match="smaller model"):
+            await launch(cluster, "big", memory=101)
+
+    run(body)
+
+
+def test_a_hold_keeps_the_devices_over_several_calls(run: Run) -> None:
+    async def body(cluster: Cluster) -> list[str]:
+        first, second = await launch(cluster, "first"), await launch(cluster, "second", stage=1)
+        order: list[str] = []
+
+        async def other() -> None:
+            await second.work("y")
+            order.append("second")
+
+        async with first.hold("test"):
+            waiting = asyncio.ensure_future(other())
+            for _ in range(3):
+                await first.work("x")
+                order.append("first")
+            assert first.wanted_by_others
+        await waiting
+        return order
+
+    assert run(body) == ["first", "first", "first", "second"]
+
+
+def test_a_concurrent_operation_does_not_wait_for_the_running_one(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a")
+        running = group.later(1)
+        group.notify("nudge")
+        assert (await group.history())[0] == "nudge"
+        await running
+
+    run(body)
+
+
+def test_coroutine_operations_overlap_off_the_device_and_take_turns_on_it(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a")
+        assert await asyncio.gather(group.overlapping(), group.overlapping()) == [2, 2]
+        assert await asyncio.gather(group.in_turn(), group.in_turn()) == [1, 1]
+
+    run(body)
+
+
+def test_every_operation_is_a_span_on_its_devices(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a/0", devices=(0, 1))
+        async with group.hold("step 3"):
+            await group.work("x")
+        span = cluster.timeline.since(0)[-1]
+        assert (span.group, span.role, span.operation, span.cause) == ("a/0", "a", "work", "step 3")
+        assert span.devices == (0, 1) and span.end_s >= span.start_s
+
+    run(body)
+
+
+def test_a_stage_s_exception_ends_the_run(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        async def stage() -> None:
+            raise ValueError("a stage broke")
+
+        cluster.spawn(stage(), name="stage")
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(ValueError, match="a stage broke"):
+        run(body)
+
+
+def test_a_hang_is_an_error_that_names_who_waits_for_what(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await cluster.waits.wait_for(never, who="trainer", what="a batch that never comes")
+
+    with pytest.raises(HangError, match="trainer waits for a batch that never comes"):
+        run(body)
+
+
+def test_a_stall_can_be_resolved(run: Run) -> None:
+    async def body(cluster: Cluster) -> str:
+        stuck: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def resolve() -> bool:
+            if not stuck.done():
+                stuck.set_result("flushed")
+                return True
+            return False
+
+        cluster.watchdog.on_stall(resolve)
+        return await cluster.waits.wait_for(stuck, who="stage", what="a full granule")
+
+    assert run(body) == "flushed"

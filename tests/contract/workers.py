@@ -1,0 +1,79 @@
+"""Workers of the contract suite: importable, so that a cluster of processes can make them too."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from interlace.runtime.worker import Worker, WorkerContext, operation
+
+
+@dataclass(frozen=True)
+class Item:
+    value: int
+    num_total_tokens: int
+
+
+class Recorder(Worker):
+    """Says what was asked of it."""
+
+    def __init__(self, context: WorkerContext, memory: int = 10) -> None:
+        super().__init__(context)
+        self._memory = memory
+        self.log: list[str] = []
+        self._inside = 0
+
+    def onload(self) -> None:
+        self.log.append("onload")
+
+    def offload(self) -> None:
+        self.log.append("offload")
+
+    @operation(on_device=False)
+    def memory_bytes(self) -> int:
+        return self._memory
+
+    def work(self, name: str) -> int:
+        self.log.append(name)
+        return self.context.rank
+
+    @operation(collect="all")
+    def everywhere(self) -> int:
+        return self.context.rank
+
+    @operation(split="samples", collect="concat")
+    def squares(self, items: Sequence[Item]) -> list[tuple[int, int]]:
+        return [(item.value**2, self.context.rank) for item in items]
+
+    async def later(self, value: int) -> int:
+        await asyncio.sleep(0.01)
+        return value
+
+    async def in_turn(self) -> int:
+        """How many were inside at most, as this call saw it."""
+        self._inside += 1
+        await asyncio.sleep(0.01)
+        seen = self._inside
+        await asyncio.sleep(0.01)
+        self._inside -= 1
+        return seen
+
+    @operation(on_device=False)
+    async def overlapping(self) -> int:
+        return await self.in_turn()
+
+    def fails(self) -> None:
+        raise KeyError("no such thing")
+
+    @operation(on_device=False)
+    def history(self) -> list[str]:
+        return self.log
+
+    @operation(on_device=False, concurrent=True)
+    def nudge(self) -> None:
+        self.log.append("nudge")
+
+
+class Broken(Worker):
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        raise RuntimeError("cannot start")
