@@ -110,8 +110,8 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
     name = recipe.algorithm.name
     if algorithm.is_group_relative and recipe.samples_per_prompt == 1:
         raise UserError(
-            f"samples_per_prompt=1 leaves algorithm {name!r} nothing to learn from: it compares the samples of a prompt "
-            "with one another. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
+            f"samples_per_prompt=1 leaves algorithm {name!r} nothing to learn from: it compares the samples of a "
+            "prompt with one another. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
         )
     missing = [need.name for need in fields(Needs) if getattr(algorithm.needs, need.name)]
     missing = [need for need in missing if need not in SERVED_NEEDS]
@@ -128,7 +128,8 @@ def _check_sizes(recipe: Recipe) -> None:
         fitting = [count for count in range(1, prompts + 1) if prompts % count == 0]
         raise UserError(
             f"prompts_per_step={prompts} cannot be cut into minibatches={minibatches} of equal size. "
-            f"Set minibatches to one of {', '.join(map(str, fitting))}, or prompts_per_step to a multiple of {minibatches}."
+            f"Set minibatches to one of {', '.join(map(str, fitting))}, "
+            f"or prompts_per_step to a multiple of {minibatches}."
         )
 
 
@@ -171,7 +172,7 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
     if num_tokens + max_new_tokens > recipe.rollout.max_tokens:
         raise UserError(
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
-            f"more than the engine's whole KV cache (rollout.max_tokens={recipe.rollout.max_tokens}). Raise rollout.max_tokens."
+            f"more than the engine's whole KV cache. Raise rollout.max_tokens, which is {recipe.rollout.max_tokens}."
         )
     return num_tokens
 
@@ -194,7 +195,7 @@ def _check_memory(memory: Sequence[WorkerMemory]) -> None:
         for device in worker.devices:
             if worker.num_bytes > device.memory_bytes:
                 raise UserError(
-                    f"{worker.worker} needs about {worker.num_bytes / 2**30:.1f} GiB ({worker.how}), and {device.name} has "
-                    f"{device.memory_bytes / 2**30:.1f} GiB. Lower rollout.max_tokens, take a smaller model, or give it "
-                    "another device (schedule.placement, cluster.devices)."
+                    f"{worker.worker} needs about {worker.num_bytes / 2**30:.1f} GiB ({worker.how}), and "
+                    f"{device.name} has {device.memory_bytes / 2**30:.1f} GiB. Lower rollout.max_tokens, take a "
+                    "smaller model, or give it another device (schedule.placement, cluster.devices)."
                 )
