@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.core.training import Aggregation, LossInputs, LossOutputs
@@ -39,10 +40,12 @@ class AlgorithmConfig(Config):
     """Settings every algorithm has."""
 
     aggregation: Aggregation = "token_mean"
-    aggregation_length: int | None = None
+    aggregation_length: int | None = Field(default=None, ge=1)
     """The constant of `constant`; None takes max_new_tokens."""
-    skip_minibatch_ratio: float | None = None
+    skip_minibatch_ratio: float | None = Field(default=None, gt=1)
     """Minibatch early stop: a minibatch whose mean importance ratio is outside [1/x, x] is dropped and counted."""
+    skip_minibatch_kl: float | None = Field(default=None, gt=0)
+    """So is one whose policy is further than this from that at the start of the step, in nats a token."""
 
 
 class Algorithm(ABC):

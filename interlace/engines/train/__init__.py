@@ -1,5 +1,6 @@
 """Training of Hugging Face models: packed micro-batches, global denominators. Loads torch."""
 
+from interlace.engines.train.critic import CriticConfig, CriticEngine, critic_model
 from interlace.engines.train.engine import LogprobEngine, TrainConfig, TrainEngine
 from interlace.engines.train.export import save_model
 from interlace.engines.train.logprobs import training_temperature
@@ -8,11 +9,14 @@ from interlace.engines.train.optimizer import OptimizerConfig, OptimizerState
 from interlace.engines.train.sft import sft_loss, supervised_sample
 
 __all__ = [
+    "CriticConfig",
+    "CriticEngine",
     "LogprobEngine",
     "OptimizerConfig",
     "OptimizerState",
     "TrainConfig",
     "TrainEngine",
+    "critic_model",
     "merge_metrics",
     "save_model",
     "sft_loss",

@@ -36,7 +36,8 @@ def save_model(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenize
         del config.quantization_config
     with torch.device("meta"):
         empty = type(model)(config)
-    empty.generation_config = model.generation_config
+    if model.can_generate():
+        empty.generation_config = model.generation_config
     empty.save_pretrained(path, state_dict=model.state_dict())
     if tokenizer is not None:
         tokenizer.save_pretrained(path)

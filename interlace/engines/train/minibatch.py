@@ -52,7 +52,6 @@ class Minibatch:
         read = dict(zip(names, numbers, strict=True))
         metrics = {name: read[name] / self.num_tokens for name in self._sums}
         metrics["loss"] = read["loss"] / self.denominator
-        metrics["ess"] = metrics["ratio_mean"] ** 2 / metrics.pop("ratio_square")
         return metrics | {name: read[name] for name in self._maxima}
 
     def _add_sum(self, name: str, total: Tensor) -> None:
@@ -63,8 +62,8 @@ def policy_values(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]
     """Per-token quantities that every policy loss reports, [T] each, detached.
 
     kl: of the policy from the one at the start of the step, by the non-negative estimator r - 1 - log r.
-    step_ratio_mean: r, current over proximal. ratio_mean: current over behaviour; from its square comes `ess`, the
-    effective sample size as a share of the tokens. logprob_gap: between trained and sampled log-probs, absolute.
+    step_ratio_mean: r, current over proximal. ratio_mean: current over behaviour; from its square comes the
+    effective sample size. logprob_gap: between trained and sampled log-probs, absolute.
     """
     logprobs_T = inputs.logprobs_T.detach()
     log_step_T, log_ratio_T = logprobs_T - inputs.proximal_logprobs_T, logprobs_T - inputs.behaviour_logprobs_T

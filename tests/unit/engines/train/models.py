@@ -33,7 +33,11 @@ PACKED: Mapping[str, Mapping[str, object]] = {
     "gpt_neox": {},
 }
 """Architectures whose attention goes through transformers' interface, with what makes them special."""
-PADDED: Mapping[str, Mapping[str, object]] = {"bloom": {"n_layer": 2, "n_head": 4}, "falcon": {}}
+PADDED: Mapping[str, Mapping[str, object]] = {
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "falcon": {},
+    "gptj": {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4, "n_positions": 64},
+}
 """Architectures that keep their own attention."""
 
 

@@ -1,0 +1,108 @@
+"""The critic: a value for each response token, before that token is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from pydantic import Field
+
+from interlace.core.errors import UserError
+from interlace.engines.train.packed_engine import PackingConfig, TrainedEngine, read_column
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from interlace.core.types import FloatArray, Metrics, Sample
+    from interlace.engines.train.optimizer import OptimizerConfig
+    from interlace.engines.train.packing import MicroBatch
+
+
+class CriticConfig(PackingConfig):
+    """How a critic is trained, beside its OptimizerConfig."""
+
+    value_clip: float | None = Field(default=0.5, gt=0)
+    """A new value counts as at most this far from the one the advantages were made with; None leaves it free."""
+
+
+def critic_model(policy: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel:
+    """A token classifier with one label on a copy of the policy's body: a standard model that `from_pretrained` loads.
+
+    seed: of the head's weights. Raises UserError where transformers has no token classifier of this architecture.
+    """
+    from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification
+
+    config = type(policy.config).from_dict(policy.config.to_dict())  # without the attention that its engine installed
+    if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        raise UserError(f"{type(policy).__name__} has no value head: use an algorithm without a critic, such as grpo.")
+    config.num_labels = 1
+    model: PreTrainedModel = AutoModelForTokenClassification.from_config(config).float()
+    model.base_model.load_state_dict(policy.base_model.state_dict())
+    heads = [module for name, module in model.named_modules() if name in ("score", "classifier")]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        heads[0].weight.normal_(0, 0.02, generator=generator)
+        heads[0].bias.zero_()
+    return model
+
+
+class CriticEngine(TrainedEngine):
+    """Values and their training. model: a token classifier with one label."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        optimizer: OptimizerConfig,
+        config: CriticConfig,
+        device: str = "cpu",
+        prefix: str = "critic",
+    ) -> None:
+        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix)
+        self.config = config
+
+    def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """[L] of each sample: the return expected before each response token."""
+        return self._for_each_token(samples, self._values)
+
+    def _values(self, batch: MicroBatch) -> Tensor:
+        return self.packed.outputs(batch)[:, 0].float()
+
+    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch) -> None:
+        values_T = self._values(batch)
+        old_values_T = read_column(samples, "values", [sample.values for sample in samples], batch)
+        returns_T = read_column(samples, "returns", [sample.returns for sample in samples], batch)
+        if old_values_T is None or returns_T is None:
+            raise ValueError("a critic is trained on samples with values and returns")
+        loss_T, clipped_T = value_loss(values_T, old_values_T, returns_T, self.config.value_clip)
+        loss = loss_T.sum()
+        loss.backward()
+        num_tokens = sum(batch.lengths)
+        reported = {
+            "value_mean": values_T,
+            "return_mean": returns_T,
+            "return_square": returns_T.square(),
+            "squared_error": (returns_T - old_values_T).square(),
+            "clip_fraction": clipped_T.float(),
+        }
+        self._minibatch.add(loss=loss, values_T=reported, num_tokens=num_tokens, denominator=float(num_tokens))
+
+    def _derive(self, metrics: Metrics) -> Metrics:
+        """explained_variance: of the returns, by the values that the advantages were made with."""
+        variance = max(metrics.pop("return_square") - metrics["return_mean"] ** 2, 1e-8)
+        return metrics | {"explained_variance": 1 - metrics.pop("squared_error") / variance}
+
+
+def value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+    """Half the squared error, the larger of the free and the clipped value's (as in PPO's reference implementation).
+
+    Returns ([T] loss, [T] bool: tokens whose clipped value counts). The mean is taken over the minibatch's tokens.
+    """
+    error_T = (values_T - returns_T).square()
+    if clip is None:
+        return error_T / 2, torch.zeros_like(error_T, dtype=torch.bool)
+    bounded_T = old_values_T + (values_T - old_values_T).clamp(-clip, clip)
+    bounded_error_T = (bounded_T - returns_T).square()
+    return torch.maximum(error_T, bounded_error_T) / 2, (bounded_error_T > error_T).detach()

@@ -1,0 +1,152 @@
+"""What every engine on packed micro-batches shares, and what every trained one shares."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from interlace.core.config import Config
+from interlace.engines.train.export import named_weights
+from interlace.engines.train.minibatch import Minibatch
+from interlace.engines.train.optimizer import Optimizer, OptimizerConfig, OptimizerState
+from interlace.engines.train.packed_model import PackedModel
+from interlace.engines.train.packing import collate, column, row_length, split_by_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from interlace.core.types import BoolArray, FloatArray, Metrics, Sample
+    from interlace.engines.train.packing import MicroBatch
+
+
+class PackingConfig(Config):
+    """How much is computed at once. Changes memory and speed, never the result."""
+
+    tokens_per_microbatch: int = Field(default=8192, ge=1)
+    """Prompt and response tokens of one forward; a longer sample has one to itself."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward: less memory, about a third more time."""
+
+
+class PackedEngine:
+    """A model called on packed micro-batches of samples."""
+
+    def __init__(self, model: PreTrainedModel, *, packing: PackingConfig, device: str) -> None:
+        self._packing = packing
+        self.packed = PackedModel(model, device=device, gradient_checkpointing=packing.gradient_checkpointing)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.packed.model
+
+    def _split(self, samples: Sequence[Sample]) -> Iterator[list[int]]:
+        """Micro-batches, as indices; samples without a response are left out."""
+        present = [index for index, sample in enumerate(samples) if sample.num_tokens]
+        lengths = [row_length(samples[index]) for index in present]
+        for rows in split_by_tokens(lengths, self._packing.tokens_per_microbatch):
+            yield [present[row] for row in rows]
+
+    def _collate(self, samples: Sequence[Sample], *, masks: Sequence[BoolArray | None]) -> MicroBatch:
+        return collate(samples, self.packed.device, padded=not self.packed.is_packed, masks=masks)
+
+    @torch.no_grad()
+    def _for_each_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> list[FloatArray]:
+        """[L] of each sample, from what `compute` gives for each response token of a micro-batch."""
+        found: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
+        for rows in self._split(samples):
+            batch = self._collate([samples[row] for row in rows], masks=[None] * len(rows))
+            pieces = compute(batch).cpu().split(batch.lengths)
+            for row, piece in zip(rows, pieces, strict=True):
+                found[row] = piece.numpy()
+        return found
+
+
+class TrainedEngine(PackedEngine, ABC):
+    """A packed engine with an optimizer and an open minibatch. prefix: of the metrics it reports."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, packing: PackingConfig, optimizer: OptimizerConfig, device: str, prefix: str
+    ) -> None:
+        super().__init__(model, packing=packing, device=device)
+        self._optimizer = Optimizer(model, optimizer)
+        self._prefix = prefix
+        self._minibatch = Minibatch()
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps taken, skipped minibatches not counted."""
+        return self._optimizer.step_count
+
+    def accumulate(self, samples: Sequence[Sample]) -> None:
+        """Adds samples to the open minibatch: forward and backward of unnormalised sums.
+
+        May be called as samples arrive; only tokens whose loss mask is True are trained. Raises ValueError where a
+        column that the loss reads is missing.
+        """
+        trained = [sample for sample in samples if sample.loss_mask is None or sample.loss_mask.any()]
+        for rows in self._split(trained):
+            chosen = [trained[row] for row in rows]
+            batch = self._collate(chosen, masks=[sample.loss_mask for sample in chosen])
+            self._accumulate_microbatch(chosen, batch)
+
+    def optimizer_step(self) -> Metrics:
+        """Closes the minibatch with one update, or drops it; returns flat metrics under the engine's prefix.
+
+        Dropped (`skipped_minibatches` = 1) are a minibatch without trained tokens, one whose gradient is not finite,
+        and one that the engine finds too far out.
+        """
+        closed, self._minibatch = self._minibatch, Minibatch()
+        metrics = self._derive(closed.metrics()) if closed.num_tokens else {}
+        metrics["lr"] = self._optimizer.next_lr
+        norm = float(self._optimizer.grad_norm(closed.denominator or 1.0))
+        skip = closed.num_tokens == 0 or not np.isfinite(norm) or self._is_too_far(metrics)
+        if not skip:
+            self._optimizer.step(closed.denominator, norm)
+        self._optimizer.zero_grad()
+        metrics |= {"grad_norm": norm, "skipped_minibatches": float(skip)}
+        return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Parameters and persistent buffers by Hugging Face name, tied ones once. Aliases what training writes to."""
+        return named_weights(self.model)
+
+    def snapshot(self) -> Mapping[str, Tensor]:
+        """A copy of `weights` that later steps do not touch."""
+        return {name: tensor.clone() for name, tensor in self.weights().items()}
+
+    def state_dict(self) -> OptimizerState:
+        """Optimizer, schedule and counters; the weights are saved apart. Aliases live tensors."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: OptimizerState) -> None:
+        self._optimizer.load_state_dict(state)
+
+    @abstractmethod
+    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch) -> None: ...
+
+    def _derive(self, metrics: Metrics) -> Metrics:
+        """What follows from the minibatch's means, added; what only served it, taken out."""
+        return metrics
+
+    def _is_too_far(self, metrics: Metrics) -> bool:
+        del metrics
+        return False
+
+
+def read_column(
+    samples: Sequence[Sample], name: str, values: Sequence[FloatArray | None], batch: MicroBatch
+) -> Tensor | None:
+    """[T] a column of the micro-batch; None where no sample has it. Raises ValueError where only some do."""
+    present = [value for value in values if value is not None and len(value)]
+    if not present:
+        return None
+    if len(present) < len(samples):
+        missing = len(samples) - len(present)
+        raise ValueError(f"{missing} of {len(samples)} samples have no {name}: all need it, or none")
+    return column(present, [sample.loss_mask for sample in samples], batch.targets_T.device)
