@@ -1,0 +1,164 @@
+"""Whole runs of the quick start at toy size: what a user is promised of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from interlace.observe.run_folder import RunFolder
+from tests.support.training import equal_weights, final_weights, largest_difference, metrics, run, samples
+
+NAMED = [
+    "step",
+    "version",
+    "reward/mean",
+    "response_length/mean",
+    "response_length/max",
+    "actor/loss",
+    "actor/entropy",
+    "actor/grad_norm",
+    "actor/clip_fraction",
+    "actor/kl",
+    "timing_s/step",
+    "timing_s/rollout",
+    "timing_s/reward",
+    "timing_s/reference",
+    "timing_s/train",
+    "timing_s/weight_sync",
+    "perf/throughput",
+    "sched/staleness_mean",
+    "sched/staleness_max",
+    "sched/bubble",
+]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds an uninterrupted run called `whole`."""
+    root = tmp_path_factory.mktemp("runs")
+    report = run(root, "whole")
+    assert report.done_steps == 4 and not report.was_stopped
+    assert report.before is not None and report.after is not None
+    return root
+
+
+def test_a_run_leaves_what_the_manual_says(root: Path) -> None:
+    folder = RunFolder(path=root / "whole")
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert not [name for name in NAMED if name not in lines[0]]
+    assert lines[-1]["version"] == 4
+    trace = json.loads(folder.timeline.read_text())["traceEvents"]
+    assert {"rollout.serve", "actor.accumulate"} <= {event["name"] for event in trace}
+    assert all(event["ph"] in "MX" and event.get("dur", 0) >= 0 for event in trace)
+    assert len(samples(root, "whole")) == 4 * 16
+
+
+def test_a_transcript_holds_one_object_a_sample(root: Path) -> None:
+    row = samples(root, "whole")[0]
+    expected = [
+        "step",
+        "uid",
+        "index",
+        "prompt",
+        "response",
+        "token_ids",
+        "num_tokens",
+        "reward",
+        "version_min",
+        "version_max",
+        "event",
+    ]
+    assert list(row) == expected
+    assert row["event"] == "trained" and row["num_tokens"] == len(row["token_ids"])  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_is_a_hugging_face_folder(root: Path) -> None:
+    checkpoint = next((root / "whole" / "checkpoints").iterdir())
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+    assert model.get_input_embeddings().num_embeddings >= len(tokenizer)
+
+
+def test_two_identical_runs_are_identical_but_for_the_clock(root: Path) -> None:
+    run(root, "again")
+    assert metrics(root, "again") == metrics(root, "whole")
+    assert samples(root, "again") == samples(root, "whole")
+    assert equal_weights(final_weights(root, "again"), final_weights(root, "whole"))
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(root: Path) -> None:
+    assert run(root, "stopped", stop_after=2).was_stopped
+    assert run(root, "stopped", resume=True).done_steps == 4
+    assert metrics(root, "stopped") == metrics(root, "whole")
+    assert samples(root, "stopped") == samples(root, "whole")
+    assert equal_weights(final_weights(root, "stopped"), final_weights(root, "whole"))
+
+
+def test_a_stopped_asynchronous_run_trains_on_the_same_prompts_none_twice(root: Path) -> None:
+    overrides = ["schedule=one-step-off"]
+    run(root, "async-whole", overrides)
+    run(root, "async", overrides, stop_after=2)
+    run(root, "async", overrides, resume=True)
+
+    def trained(name: str) -> list[tuple[object, ...]]:
+        rows = [row for row in samples(root, name) if row["event"] == "trained"]
+        return sorted((row["step"], row["uid"], row["index"]) for row in rows)
+
+    assert trained("async") == trained("async-whole")
+
+
+def test_one_step_off_lags_one_version(root: Path) -> None:
+    run(root, "lagging", ["schedule=one-step-off"])
+    assert [line["sched/staleness_max"] for line in metrics(root, "lagging")] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["schedule.placement.actor=0", "schedule.placement.rollout=1"],
+        ["schedule.granularity=group", "minibatches=2"],
+        ["schedule.dispatch=least_tokens", "schedule.switch=when_ready", "schedule.granularity.reference=sample"],
+        ["cluster.devices=cpu:1"],
+        ["schedule.concurrency=3"],
+    ],
+    ids=["disaggregated", "fine-grained", "other-dispatch", "one-device", "few-at-once"],
+)
+def test_synchronous_schedules_are_one_algorithm(root: Path, changes: list[str]) -> None:
+    """The same tokens are sampled; the weights are equal to the bit, since minibatches are summed in the same order."""
+    name = "-".join(changes).replace("=", "_").replace(":", "_")
+    run(root, name, changes)
+    ours = [(row["uid"], row["index"], row["token_ids"]) for row in samples(root, name)]
+    theirs = [(row["uid"], row["index"], row["token_ids"]) for row in samples(root, "whole")]
+    assert sorted(ours) == sorted(theirs)  # type: ignore[type-var]
+    assert equal_weights(final_weights(root, name), final_weights(root, "whole"))
+
+
+def test_streaming_training_differs_only_by_the_order_of_a_sum(root: Path) -> None:
+    run(root, "one-minibatch", ["minibatches=1"])
+    run(root, "streaming", ["minibatches=1", "schedule.granularity.actor=sample", "schedule.placement.actor=0",
+                            "schedule.placement.rollout=1"])  # fmt: skip
+    ours, theirs = final_weights(root, "streaming"), final_weights(root, "one-minibatch")
+    assert largest_difference(ours, theirs) < 1e-4
+
+
+def flaky(prompt: str, response: str, answer: str, metadata: object) -> float:
+    if len(response) % 3 == 0:
+        raise RuntimeError(f"no score for {len(response)} characters")
+    return float(len(response))
+
+
+def test_a_reward_that_raises_fails_its_sample_not_the_run(root: Path) -> None:
+    reward = ["reward.name=tests.e2e.test_training:flaky", "reward.tag=null", "reward.answer_format=text"]
+    report = run(root, "flaky", [*reward, "steps=2"])
+    assert report.done_steps == 2
+    failed = [row for row in samples(root, "flaky") if row["event"] == "failed"]
+    assert failed and all("no score for" in str(row["reason"]) for row in failed)
+    counted = sum(line["samples/failed"] for line in metrics(root, "flaky"))
+    assert counted == len(failed)
+
+
+def test_an_algorithm_with_a_reference_runs_from_the_same_flow(root: Path) -> None:
+    run(root, "reference", ["algorithm.kl_coefficient=0.1", "steps=2"])
+    lines = [json.loads(line) for line in (root / "reference" / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["timing_s/reference"] > 0 for line in lines)

@@ -1,0 +1,74 @@
+"""Real training runs at toy size, through the same door as the command line."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from interlace.observe.progress import QuietProgress
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.recipes.load import load_recipe
+from interlace.recipes.session import TrainReport, train
+
+SMALL = (
+    "steps=4",
+    "prompts_per_step=4",
+    "samples_per_prompt=4",
+    "warmup.steps=20",
+    "warmup.batch_size=16",
+    "task.reasoning_gym.train_size=64",
+    "task.reasoning_gym.heldout_size=8",
+    "logging.loggers=[]",
+    "algorithm.drop_zero_variance=false",
+    "cluster.devices=cpu:2",
+)
+TIMED = ("timing_s/", "perf/throughput", "sched/bubble", "engine/")
+
+
+class StopAfter(StopSignal):
+    """Asks for a stop once so many steps are logged."""
+
+    def __init__(self, metrics: Path, steps: int | None) -> None:
+        super().__init__(lambda: None)
+        self._metrics, self._steps = metrics, steps
+
+    @property
+    def requested(self) -> bool:
+        return self._steps is not None and len(self._metrics.read_text().splitlines()) >= self._steps
+
+
+def run(
+    root: Path, name: str, overrides: Sequence[str] = (), *, resume: bool = False, stop_after: int | None = None
+) -> TrainReport:
+    recipe = load_recipe("quickstart", [*SMALL, f"model.cache_dir={root / 'cache'}", *overrides])
+    folder = RunFolder.resume(root, name) if resume else RunFolder.create(root, name)
+    folder.write_config(recipe)
+    stop = StopAfter(folder.metrics, stop_after)
+    return train(recipe, folder, resume=resume, progress=QuietProgress(), stop=stop)
+
+
+def metrics(root: Path, name: str) -> list[dict[str, float]]:
+    """Each step's, without what depends on the clock."""
+    lines = (root / name / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if not key.startswith(TIMED)} for line in lines]
+
+
+def samples(root: Path, name: str) -> list[dict[str, object]]:
+    paths = sorted((root / name / "samples").glob("step_*.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def final_weights(root: Path, name: str) -> dict[str, torch.Tensor]:
+    newest = max((root / name / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
+    return load_file(newest / "model.safetensors")
+
+
+def equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
