@@ -1,6 +1,7 @@
 """Scores samples in processes of their own, each call under a real time limit."""
 
 import asyncio
+import importlib
 import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as ScoreTimeout
@@ -73,15 +74,21 @@ class Scorer:
             self._pool = ProcessPool(
                 max_workers=self._config.workers,
                 context=context,
-                initializer=_function_here,
+                initializer=_prepare,
                 initargs=(self._config.name,),
             )
         return self._pool
 
 
+def _prepare(name: str) -> None:
+    """Imports what a reward needs as a worker process starts, before any time limit runs."""
+    _function_here(name)
+    for module in preload_modules(name):
+        importlib.import_module(module)
+
+
 @cache
 def _function_here(name: str) -> RewardFn:
-    """A worker process finds its function once, before any time limit runs."""
     return load_reward(name)
 
 
