@@ -129,7 +129,7 @@ class NativeEngine:
             start = time.perf_counter()
             plan = self._scheduler.schedule()
             self._counters.schedule_s += time.perf_counter() - start
-            new_tokens = self._run(plan, finished)
+            new_tokens = self._run(plan, finished) if len(plan.rows) else 0
         return StepOutput(
             finished=tuple(finished),
             num_running=len(self._scheduler.running),

@@ -19,6 +19,12 @@ def tiny_model(seed: int = 0) -> PreTrainedModel:
     return Qwen2ForCausalLM(config).eval()
 
 
+@pytest.fixture(scope="session")
+def tiny() -> ModelMaker:
+    """As make_model, for fixtures of a wider scope."""
+    return tiny_model
+
+
 @pytest.fixture
 def make_model() -> ModelMaker:
     """A fresh copy of one model each time: an engine takes its model over."""

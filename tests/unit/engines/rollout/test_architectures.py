@@ -66,6 +66,7 @@ PLAIN: dict[str, tuple[str, dict[str, object]]] = {
                         "initializer_range": 0.1, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}),
 }  # fmt: skip
 
+
 def build(kind: str, settings: dict[str, object]) -> PreTrainedModel:
     """The same weights each time."""
     torch.manual_seed(0)
@@ -100,8 +101,12 @@ def serve_with_interruptions(engine: NativeEngine) -> dict[int, Completion]:
     for partial in engine.abort():
         engine.submit(
             Request(
-                uid="p", sample_index=partial.request.sample_index, prompt_ids=partial.request.prompt_ids,
-                params=params, generated_ids=partial.token_ids, generated_logprobs=partial.logprobs,
+                uid="p",
+                sample_index=partial.request.sample_index,
+                prompt_ids=partial.request.prompt_ids,
+                params=params,
+                generated_ids=partial.token_ids,
+                generated_logprobs=partial.logprobs,
                 generated_versions=partial.versions,
             )  # fmt: skip
         )

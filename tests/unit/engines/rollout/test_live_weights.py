@@ -1,0 +1,181 @@
+"""Weights change under running sequences: every token carries its version, and its log-prob is that version's."""
+
+import copy
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from interlace.core.errors import UserError
+from interlace.core.types import Completion, Request
+from interlace.engines.rollout import NativeEngine, SamplingParams
+from interlace.engines.rollout.protocol import UpdateMode
+
+ModelMaker = Callable[..., PreTrainedModel]
+PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 3], [7, 8, 9, 10, 11, 12]]
+
+
+def submit_all(engine: NativeEngine, max_new_tokens: int = 24) -> None:
+    for index, prompt in enumerate(PROMPTS):
+        params = SamplingParams(max_new_tokens=max_new_tokens)
+        engine.submit(Request(uid="p", sample_index=index, prompt_ids=prompt, params=params))
+
+
+def drain(engine: NativeEngine, into: dict[int, Completion], steps: int = 1000) -> None:
+    for _ in range(steps):
+        output = engine.step()
+        into |= {completion.request.sample_index: completion for completion in output.finished}
+        if not output.num_running and not output.num_waiting:
+            return
+
+
+def teacher_forced(model: PreTrainedModel, prompt: list[int], tokens: tuple[int, ...]) -> Tensor:
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def run_through_updates(engine: NativeEngine, models: list[PreTrainedModel], mode: UpdateMode) -> dict[int, Completion]:
+    """Six tokens under each of four versions."""
+    done: dict[int, Completion] = {}
+    submit_all(engine)
+    for version, model in enumerate(models[1:], start=1):
+        drain(engine, done, steps=6)
+        engine.update_weights(dict(model.named_parameters()), version, mode)
+    drain(engine, done)
+    return done
+
+
+def test_recompute_gives_the_logprobs_of_the_tagged_versions(make_model: ModelMaker) -> None:
+    models = [make_model(seed) for seed in range(4)]
+    done = run_through_updates(NativeEngine(make_model(0)), models, "recompute")
+    assert sorted(done) == [0, 1, 2, 3]
+    for index, prompt in enumerate(PROMPTS):
+        completion = done[index]
+        assert len(completion.token_ids) == 24 and set(completion.versions) == {0, 1, 2, 3}
+        assert list(completion.versions) == sorted(completion.versions)
+        expected = torch.stack([teacher_forced(model, prompt, completion.token_ids) for model in models])
+        tagged = expected.gather(0, torch.tensor(completion.versions)[None])[0]
+        torch.testing.assert_close(torch.tensor(completion.logprobs), tagged, atol=1e-5, rtol=0)
+
+
+def test_keep_tags_versions_and_attends_to_the_old_cache(make_model: ModelMaker) -> None:
+    models = [make_model(seed) for seed in range(4)]
+    done = run_through_updates(NativeEngine(make_model(0)), models, "keep")
+    for index, prompt in enumerate(PROMPTS):
+        completion = done[index]
+        assert len(completion.token_ids) == 24 and list(completion.versions) == sorted(completion.versions)
+        expected = torch.stack([teacher_forced(model, prompt, completion.token_ids) for model in models])
+        tagged = expected.gather(0, torch.tensor(completion.versions)[None])[0]
+        off = (torch.tensor(completion.logprobs) - tagged).abs()
+        first = completion.versions.index(1)
+        assert off[:first].max() < 1e-5, "tokens of the first version see only its keys and values"
+        assert off[first:].max() > 1e-2, "later ones see keys and values of the version before"
+
+
+def test_a_new_sequence_does_not_fork_a_prompt_of_an_older_version(make_model: ModelMaker) -> None:
+    engine, new = NativeEngine(make_model(0)), make_model(1)
+    params = SamplingParams(max_new_tokens=8)
+    engine.submit(Request(uid="p", sample_index=0, prompt_ids=[1, 2, 3, 4], params=params))
+    engine.step()
+    engine.update_weights(dict(new.named_parameters()), 1, "keep")
+    engine.submit(Request(uid="p", sample_index=1, prompt_ids=[1, 2, 3, 4], params=params))
+    done: dict[int, Completion] = {}
+    drain(engine, done)
+    expected = teacher_forced(new, [1, 2, 3, 4], done[1].token_ids)
+    torch.testing.assert_close(torch.tensor(done[1].logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_update_reaches_fused_and_tied_weights_and_copies(make_model: ModelMaker) -> None:
+    new = make_model(1)
+    engine = NativeEngine(make_model(0))
+    names = dict(new.named_parameters())
+    assert "lm_head.weight" not in names, "a tied name is left out by named_parameters"
+    engine.update_weights(names, 1, "recompute")
+    engine.update_weights(dict(new.state_dict()), 2, "recompute")
+    expected = NativeEngine(make_model(1)).generate(PROMPTS, SamplingParams(max_new_tokens=8))
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter.zero_()  # training goes on: the engine's weights must not follow
+    for ours, theirs in zip(engine.generate(PROMPTS, SamplingParams(max_new_tokens=8)), expected, strict=True):
+        assert ours.token_ids == theirs.token_ids and ours.logprobs == theirs.logprobs
+
+
+@pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "mode"])
+def test_a_faulty_update_is_refused_as_a_whole(make_model: ModelMaker, fault: str) -> None:
+    engine = NativeEngine(make_model(0))
+    before = engine.generate(PROMPTS, SamplingParams(max_new_tokens=8))
+    tensors: dict[str, Tensor] = dict(make_model(1).named_parameters())
+    name = "model.layers.1.mlp.down_proj.weight"
+    if fault == "missing":
+        del tensors[name]
+    elif fault == "unknown":
+        tensors["model.layers.1.mlp.down.weight"] = tensors[name]
+    elif fault == "shape":
+        tensors[name] = tensors[name][:-1]
+    match = {"missing": name, "unknown": "Did you mean", "shape": "has shape", "mode": "unknown weight update mode"}
+    with pytest.raises(UserError, match=match[fault]):
+        engine.update_weights(tensors, 1, "swap" if fault == "mode" else "keep")  # type: ignore[arg-type]
+    assert engine.version == 0
+    after = engine.generate(PROMPTS, SamplingParams(max_new_tokens=8))
+    assert [one.logprobs for one in after] == [one.logprobs for one in before]
+
+
+def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker) -> None:
+    expected: dict[int, Completion] = {}
+    plain = NativeEngine(make_model(0))
+    submit_all(plain)
+    drain(plain, expected)
+    engine, done = NativeEngine(make_model(0)), dict[int, Completion]()
+    submit_all(engine)
+    drain(engine, done, steps=5)
+    engine.offload()
+    assert engine.memory().kv_cache == 0 and engine.step().num_new_tokens == 0
+    engine.onload()
+    drain(engine, done)
+    for index, completion in expected.items():
+        assert (done[index].token_ids, done[index].logprobs) == (completion.token_ids, completion.logprobs)
+
+
+def test_paused_engine_does_nothing_until_resumed(make_model: ModelMaker) -> None:
+    engine = NativeEngine(make_model(0))
+    submit_all(engine)
+    engine.step()
+    engine.pause()
+    assert engine.step().num_new_tokens == 0
+    engine.resume()
+    assert engine.step().num_new_tokens == len(PROMPTS)
+
+
+def test_engines_and_training_share_a_process(make_model: ModelMaker) -> None:
+    """Two engines and a model of the same config object, each on a thread, as ranks of the embedded runtime are."""
+    trained = make_model(0)
+    expected = NativeEngine(make_model(0)).generate(PROMPTS * 4, SamplingParams(max_new_tokens=24))
+    engines = [NativeEngine(make_model(0)) for _ in range(2)]
+    shared = NativeEngine(type(trained)(trained.config))  # its config object is the trained model's
+    shared.update_weights(dict(trained.named_parameters()), 0, "keep")
+    engines.append(shared)
+    assert trained.config._attn_implementation == "sdpa"
+    results: dict[int, list[Completion]] = {}
+
+    def generate(number: int) -> None:
+        results[number] = engines[number].generate(PROMPTS * 4, SamplingParams(max_new_tokens=24))
+
+    def train() -> None:
+        other = copy.deepcopy(trained)
+        for _ in range(5):
+            other(input_ids=torch.tensor(PROMPTS[:1]), labels=torch.tensor(PROMPTS[:1])).loss.backward()
+        results[-1] = []
+
+    threads = [threading.Thread(target=generate, args=(number,)) for number in range(len(engines))]
+    threads.append(threading.Thread(target=train))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert -1 in results
+    for number in range(len(engines)):
+        assert [one.logprobs for one in results[number]] == [one.logprobs for one in expected]
