@@ -1,0 +1,255 @@
+"""One policy update, beside the bare model and TRL: tokens a second, in one process, in turns.
+
+What is measured is the training half of a GRPO step on given samples: forward, loss, backward, clipping, AdamW.
+Generation and scoring are left out, and so are TRL's data loading and logging.
+
+- `bare`: forward and backward of a plain copy of the model on as many tokens in rows of one length, and the same
+  optimizer step. No loss, no padding: what the model itself costs. With long-tailed lengths its rows are as long as
+  the mean, so its attention does less work than any exact one could.
+- `interlace`: `TrainEngine.accumulate` and `optimizer_step` with GRPO's loss.
+- `trl`: the loss of TRL's GRPOTrainer on its padded batch, backward, the same optimizer step (where TRL is installed).
+
+The three take turns, so a ratio compares neighbours in time. Ratios are of CPU seconds on one thread.
+
+    python benchmarks/train_step.py [--size tiny|small] [--rounds 7] [--json train_step.json]
+"""
+
+import argparse
+import importlib.util
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from interlace.algorithms import create_algorithm
+from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+SAMPLES, PROMPT_TOKENS, MEDIAN, LONGEST = 64, 16, 64, 512
+MICROBATCH_TOKENS, TRL_MICROBATCH = 4096, 16
+VOCABULARY = 512
+SIZES = {"tiny": (128, 4), "small": (384, 8)}
+"""Hidden size and layers: 0.8 and 14 million parameters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One contender at one length distribution."""
+
+    size: str
+    lengths: str
+    contender: str
+    tokens: int
+    cpu_s: float
+    """Median over the rounds."""
+    tokens_per_cpu_s: float
+    relative_to_bare: float
+    """Median over the rounds of (bare's seconds a token / this one's)."""
+
+
+def build(size: str) -> PreTrainedModel:
+    """The same weights every time."""
+    torch.manual_seed(0)
+    hidden, layers = SIZES[size]
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=PROMPT_TOKENS + LONGEST,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def response_lengths(kind: str) -> list[int]:
+    """uniform: all the median. longtail: lognormal around it, the longest present."""
+    if kind == "uniform":
+        return [MEDIAN] * SAMPLES
+    draw = random.Random(0)
+    lengths = [min(LONGEST, max(4, round(MEDIAN * np.exp(draw.gauss(0, 1))))) for _ in range(SAMPLES)]
+    lengths[lengths.index(max(lengths))] = LONGEST
+    return lengths
+
+
+def make_samples(lengths: list[int]) -> list[Sample]:
+    """Random tokens, in groups of eight."""
+    draw = np.random.default_rng(0)
+    return [
+        Sample(
+            key=SampleKey(index // 8, index % 8),
+            prompt=Prompt(
+                uid=str(index),
+                token_ids=draw.integers(2, VOCABULARY, PROMPT_TOKENS).astype(np.int32),
+                text="",
+                answer="",
+            ),
+            token_ids=draw.integers(2, VOCABULARY, length).astype(np.int32),
+            logprobs=np.full(length, -np.log(VOCABULARY), np.float32),
+            advantages=np.full(length, draw.normal(), np.float32),
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+def bare_update(size: str, num_tokens: int) -> Callable[[], None]:
+    """The model alone, on rows of one length."""
+    model, width = build(size), round(num_tokens / SAMPLES)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    rows = torch.randint(2, VOCABULARY, (SAMPLES, width)).split(max(1, MICROBATCH_TOKENS // width))
+
+    def update() -> None:
+        for part in rows:
+            logits = model(part, use_cache=False).logits
+            logits.backward(torch.full_like(logits, 1e-6))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+def our_update(size: str, samples: list[Sample]) -> Callable[[], None]:
+    """One minibatch through the train engine."""
+    engine = TrainEngine(
+        build(size),
+        loss=create_algorithm("grpo", {}).loss,
+        optimizer=OptimizerConfig(lr=1e-6),
+        config=TrainConfig(tokens_per_microbatch=MICROBATCH_TOKENS),
+    )
+
+    def update() -> None:
+        engine.accumulate(samples)
+        engine.optimizer_step()
+
+    return update
+
+
+def trl_update(size: str, samples: list[Sample]) -> Callable[[], None]:
+    """TRL pads to the longest of the batch and takes TRL_MICROBATCH samples at a time."""
+    trainer = trl_trainer(size)
+    optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=1e-6, fused=True)
+    longest = max(sample.num_tokens for sample in samples)
+    ids, mask = torch.zeros(SAMPLES, longest, dtype=torch.long), torch.zeros(SAMPLES, longest, dtype=torch.long)
+    for index, sample in enumerate(samples):
+        ids[index, : sample.num_tokens] = torch.from_numpy(sample.token_ids)
+        mask[index, : sample.num_tokens] = 1
+    prompts = torch.from_numpy(np.stack([sample.prompt.token_ids for sample in samples])).long()
+    batch = {
+        "prompt_ids": prompts,
+        "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": ids,
+        "completion_mask": mask,
+        "advantages": torch.tensor([float(sample.advantages[0]) for sample in samples]),
+    }
+
+    def update() -> None:
+        for first in range(0, SAMPLES, TRL_MICROBATCH):
+            part = {name: column[first : first + TRL_MICROBATCH] for name, column in batch.items()}
+            part["num_items_in_batch"] = mask.sum()
+            trainer._compute_loss(trainer.model, part).backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+def trl_trainer(size: str) -> "GRPOTrainer":
+    """TRL's own trainer, whose loss is called directly: it never generates."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    words = {"<pad>": 0, "<eos>": 1} | {f"w{index}": index for index in range(2, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=TRL_MICROBATCH,
+        gradient_accumulation_steps=SAMPLES // TRL_MICROBATCH,
+        num_generations=8,
+        max_completion_length=LONGEST,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        beta=0.0,
+        gradient_checkpointing=False,
+    )
+    trainer = GRPOTrainer(
+        model=build(size),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": "w2 w3"}] * SAMPLES),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>"),
+    )
+    trainer.current_gradient_accumulation_steps = SAMPLES // TRL_MICROBATCH
+    return trainer
+
+
+def measure(size: str, kind: str, rounds: int) -> list[Row]:
+    """All contenders in turns, one unmeasured round first."""
+    samples = make_samples(response_lengths(kind))
+    num_tokens = sum(sample.num_total_tokens for sample in samples)
+    contenders = {"bare": bare_update(size, num_tokens), "interlace": our_update(size, samples)}
+    if importlib.util.find_spec("trl"):
+        contenders["trl"] = trl_update(size, samples)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds + 1):
+        for name, update in contenders.items():
+            start = time.process_time()
+            update()
+            seconds[name].append(time.process_time() - start)
+    rows = []
+    for name, taken in seconds.items():
+        ratios = [bare / own for bare, own in zip(seconds["bare"][1:], taken[1:], strict=True)]
+        cpu_s = statistics.median(taken[1:])
+        rows.append(
+            Row(
+                size=size,
+                lengths=kind,
+                contender=name,
+                tokens=num_tokens,
+                cpu_s=round(cpu_s, 4),
+                tokens_per_cpu_s=round(num_tokens / cpu_s, 1),
+                relative_to_bare=round(statistics.median(ratios), 3),
+            )
+        )
+    return rows
+
+
+def main() -> None:
+    """Runs both length distributions and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=list(SIZES), default="tiny")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, default=None, help="also write the rows there")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [row for kind in ("uniform", "longtail") for row in measure(arguments.size, kind, arguments.rounds)]
+    print(f"{'lengths':10}{'contender':12}{'tokens':>8}{'CPU s':>9}{'tokens/CPU s':>14}{'of bare':>9}")
+    for row in rows:
+        figures = f"{row.tokens:8}{row.cpu_s:9.3f}{row.tokens_per_cpu_s:14.0f}{row.relative_to_bare:9.2f}"
+        print(f"{row.lengths:10}{row.contender:12}{figures}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
