@@ -1,7 +1,7 @@
 """What the policy flow is written against: the roles of one run, joined by a channel."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from interlace.algorithms.base import Algorithm
@@ -18,6 +18,7 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
+from interlace.flows.baseline import GreedyBaseline
 from interlace.flows.step_metrics import StepMeter
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
@@ -108,10 +109,16 @@ class PolicyRun:
         )
         self._channel = channel
         self.admission: Admission = stages.admission(prompts, channel)
-        self._batches = Batches(self.admission, cluster.waits)
+        self._batches = Batches(self.admission, cluster.waits, finish=self._with_batch_statistics)
         self._meter = StepMeter(cluster)
         self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission)
+        self._baseline = (
+            GreedyBaseline(cluster, self.rollout.generator, groups.reward, self.admission, settings.sampling)
+            if algorithm.needs.greedy_baseline
+            else None
+        )
+        self.rollout.baseline = self._baseline
         self.reward = RewardRole(stages, groups.reward, self._failures)
         self.reference = ReferenceRole(stages, groups.reference)
         whole = algorithm.needs.batch_statistics
@@ -165,6 +172,8 @@ class PolicyRun:
         """Advantages of each group, as soon as its last sample is here."""
 
         def compute(group: SampleGroup) -> None:
+            if self._baseline:
+                group = replace(group, baseline_reward=self._baseline.take(group.gid))
             result = self._algorithm.advantages(group)
             for place, sample in enumerate(group.samples):
                 columns: Columns = {"advantages": result.advantages[place]}
@@ -172,6 +181,8 @@ class PolicyRun:
                     columns["returns"] = result.returns[place]
                 self._channel.put(sample.key, columns, marks=(ADVANTAGES_DONE,))
 
+        if self._baseline:
+            samples = self._baseline.attach(samples)
         GroupStage("advantages", self.admission, min_samples=self._min_samples, on_group=compute).attach(samples)
         return samples.plus(ADVANTAGES_DONE)
 
@@ -202,6 +213,16 @@ class PolicyRun:
         if not self._stopped:
             self.admission.pump()
 
+    def _with_batch_statistics(self, groups: list[SampleGroup]) -> list[SampleGroup]:
+        if not self._algorithm.needs.batch_statistics:
+            return groups
+        ordered = sorted(groups, key=lambda group: group.gid)
+        found = iter(self._algorithm.batch_advantages([sample for group in ordered for sample in group.samples]))
+        return [
+            replace(group, samples=tuple(replace(sample, advantages=next(found)) for sample in group.samples))
+            for group in ordered
+        ]
+
     @property
     def _min_samples(self) -> int:
         return 2 if self._algorithm.is_group_relative else 1
@@ -226,13 +247,19 @@ class RolloutRole:
         self, stages: StageFactory, engines: Sequence[WorkerGroup[Any]], params: SamplingParams, admission: Admission
     ) -> None:
         self.generator = stages.generator(engines, params)
+        self.baseline: GreedyBaseline | None = None
         self._admission = admission
 
     def generate(self, prompts: PromptSource) -> Stream:
         """Responses to the prompts that pass the gate."""
         del prompts  # the admission draws from them
-        self._admission.on_admit = self.generator.generate
+        self._admission.on_admit = self._admitted
         return self.generator.attach(self._admission.channel)
+
+    def _admitted(self, wave: Sequence[Sample]) -> None:
+        self.generator.generate(wave)
+        if self.baseline:
+            self.baseline.admitted(wave)
 
 
 def _reward_columns(result: RewardResult) -> Columns | Failure:

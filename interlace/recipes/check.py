@@ -23,7 +23,7 @@ from interlace.schedule.placement import Device
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SERVED_NEEDS = ("reference", "proximal_logprobs")
+SERVED_NEEDS = ("reference", "critic", "greedy_baseline", "proximal_logprobs", "batch_statistics")
 """What of the needs that an algorithm can declare a run has workers for."""
 ADAM_COPIES = 4
 """Of its weights, what a trained worker keeps: themselves, gradients and two moments."""

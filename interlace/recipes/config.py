@@ -109,6 +109,16 @@ class ActorConfig(Config):
     """Recompute each layer in the backward: less memory, about a third more time."""
 
 
+class CriticConfig(Config):
+    """The value model, where the algorithm needs one. It starts as the policy's body with a new head."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
+    value_clip: float | None = Field(default=0.5, gt=0)
+    """A new value counts as at most this far from the one the advantages were made with; None leaves it free."""
+    gradient_checkpointing: bool = False
+    """As the actor's."""
+
+
 class WarmupConfig(Config):
     """Supervised fine-tuning on written examples before step 0; its result is cached by content."""
 
@@ -192,6 +202,7 @@ class Recipe(Config):
     """Of the actor."""
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig = ActorConfig()
+    critic: CriticConfig = CriticConfig()
     warmup: WarmupConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()

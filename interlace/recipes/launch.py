@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlace.algorithms import Algorithm, create_algorithm
@@ -19,7 +20,7 @@ from interlace.workers.reward import RewardWorker
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine
+    from interlace.engines.train import CriticEngine, LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine
     from interlace.models.loading import LoadedModel
     from interlace.workers.rollout import Serving
 
@@ -29,11 +30,23 @@ STAGES = {"rollout": 0, "reward": 1, "reference": 2, "critic": 3, "actor": 4}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seat:
-    """What every worker is made from. Crosses to wherever the worker lives."""
+    """What a worker is made from. Crosses to wherever the worker lives."""
 
     recipe: Recipe
     model: ModelConfig
-    """After warm-up, or of the checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seats:
+    """What the workers of a run are made from."""
+
+    recipe: Recipe
+    policy: ModelConfig
+    """The current weights: after warm-up, or of the checkpoint."""
+    initial: ModelConfig
+    """The reference's: after warm-up."""
+    critic: Path | None = None
+    """The value model's folder in a checkpoint; None starts it from the policy."""
 
 
 def algorithm_of(recipe: Recipe) -> Algorithm:
@@ -42,19 +55,26 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
     return create_algorithm(choice.name, choice.settings.model_dump())
 
 
-async def launch_roles(cluster: Cluster, recipe: Recipe, policy: ModelConfig, initial: ModelConfig) -> RoleGroups:
-    """Starts the workers of all roles that the algorithm needs. policy: current weights. initial: the reference's."""
+async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
+    """Starts the workers of all roles that the algorithm needs."""
     from interlace.workers.actor import ActorWorker
+    from interlace.workers.critic import CriticWorker
     from interlace.workers.reference import ReferenceWorker
     from interlace.workers.rollout import RolloutWorker
 
+    recipe = seats.recipe
     needs = algorithm_of(recipe).needs
-    seat, reference_seat = Seat(recipe=recipe, model=policy), Seat(recipe=recipe, model=initial)
+    seat, reference_seat = Seat(recipe=recipe, model=seats.policy), Seat(recipe=recipe, model=seats.initial)
     rollout = await _launch_all(cluster, "rollout", RolloutWorker, partial(make_rollout_engine, seat), preemptible=True)
     reference = (
         await _launch_all(cluster, "reference", ReferenceWorker, partial(make_reference_engine, reference_seat))
         if needs.reference
         else []
+    )
+    critic = (
+        await _launch_all(cluster, "critic", CriticWorker, partial(make_critic_engine, seat, seats.critic))
+        if needs.critic
+        else [None]
     )
     actor = await _launch_all(cluster, "actor", ActorWorker, partial(make_actor_engine, seat))
     spec = WorkerSpec(
@@ -63,7 +83,8 @@ async def launch_roles(cluster: Cluster, recipe: Recipe, policy: ModelConfig, in
         worker_class=RewardWorker,
         stage=STAGES["reward"],
     )
-    return RoleGroups(rollout=rollout, reward=await cluster.launch(spec), reference=reference, actor=actor[0])
+    reward = await cluster.launch(spec)
+    return RoleGroups(rollout=rollout, reward=reward, reference=reference, critic=critic[0], actor=actor[0])
 
 
 async def launch_warmup(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
@@ -133,6 +154,27 @@ def make_warmup_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine
     return _train_engine(seat, context, sft_loss, warmup.optimizer, config)
 
 
+def make_critic_engine(seat: Seat, folder: Path | None, context: WorkerContext) -> "CriticEngine":
+    """The value model: of a checkpoint, or new on the policy's body."""
+    from transformers import AutoModelForTokenClassification
+
+    from interlace.engines.train import CriticConfig, CriticEngine, critic_model
+
+    settings = seat.recipe.critic
+    policy = _load(seat).model
+    model = (
+        AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
+        if folder
+        else critic_model(policy, seed=seat.recipe.seed)
+    )
+    config = CriticConfig(
+        tokens_per_microbatch=seat.recipe.tokens_per_microbatch,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        value_clip=settings.value_clip,
+    )
+    return CriticEngine(model, optimizer=settings.optimizer, config=config, device=torch_device(context))
+
+
 def make_reference_engine(seat: Seat, context: WorkerContext) -> "LogprobEngine":
     """Log-probs under weights that stay."""
     from interlace.engines.train import LogprobEngine
@@ -152,6 +194,7 @@ def train_config(recipe: Recipe, algorithm: Algorithm) -> "TrainConfig":
         aggregation=settings.aggregation,
         aggregation_length=settings.aggregation_length or recipe.sampling.max_new_tokens,
         skip_minibatch_ratio=settings.skip_minibatch_ratio,
+        skip_minibatch_kl=settings.skip_minibatch_kl,
         gradient_checkpointing=recipe.actor.gradient_checkpointing,
     )
 

@@ -4,11 +4,11 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from interlace.core.types import Metrics, SamplingParams, TerminalEvent
+from interlace.core.types import Metrics, TerminalEvent
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepResult
+from interlace.flows.run import PolicyRun, RoleGroups, StepResult
 from interlace.models.loading import load_tokenizer
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.loggers import MetricsLoggers, open_loggers
@@ -17,14 +17,17 @@ from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.observe.transcripts import write_transcripts
+from interlace.recipes.assemble import assemble
 from interlace.recipes.clusters.local import open_cluster
 from interlace.recipes.config import Recipe
 from interlace.recipes.evaluation import Evaluation, Evaluator
-from interlace.recipes.launch import algorithm_of, launch_roles
+from interlace.recipes.launch import Seats, launch_roles
 from interlace.recipes.state import RunState
 from interlace.recipes.warmup import warmed_model
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.stages.factory import StageFactory
+
+CRITIC_FOLDER = "critic"
+"""Of a checkpoint: the value model, where the algorithm has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,34 +126,15 @@ class _Session:
         recipe, cluster = self._recipe, self._cluster
         initial = await warmed_model(cluster, recipe, self._prompts.train, self._progress)
         policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
-        self._groups = await launch_roles(cluster, recipe, policy, initial)
+        critic = newest / CRITIC_FOLDER if newest else None
+        self._groups = await launch_roles(cluster, Seats(recipe=recipe, policy=policy, initial=initial, critic=critic))
         if newest:
             await self._groups.actor.load_optimizer(newest)
-        settings = LoopSettings(
-            num_steps=recipe.steps,
-            prompts_per_step=recipe.prompts_per_step,
-            samples_per_prompt=recipe.samples_per_prompt,
-            minibatches=recipe.minibatches,
-            sampling=await self._sampling(),
-            done_steps=self._done_steps,
-        )
-        stages = StageFactory(
-            cluster,
-            recipe.schedule.resolved,
-            prompts_per_step=recipe.prompts_per_step,
-            samples_per_prompt=recipe.samples_per_prompt,
-            num_steps=recipe.steps,
-            done_steps=self._done_steps,
-        )
-        algorithm = algorithm_of(recipe)
-        self._run = PolicyRun(cluster, stages, self._groups, algorithm, settings, self._stream, self)
-        self._evaluator = Evaluator(recipe, settings.sampling, self._prompts.heldout, self._run, self._groups.reward)
-
-    async def _sampling(self) -> SamplingParams:
-        """The recipe's, ending where the model's responses end."""
-        sampling = self._recipe.sampling
-        stops = dict.fromkeys((*sampling.stop_token_ids, *await self._groups.rollout[0].stop_token_ids()))
-        return sampling.model_copy(update={"stop_token_ids": tuple(stops)})
+            if self._groups.critic:
+                await self._groups.critic.load_optimizer(newest / CRITIC_FOLDER)
+        ready = await assemble(cluster, recipe, self._groups, self._stream, self, done_steps=self._done_steps)
+        self._run = ready.run
+        self._evaluator = Evaluator(recipe, ready.sampling, self._prompts.heldout, self._run, self._groups.reward)
 
     async def on_step(self, result: StepResult) -> bool:
         """Logs the step; evaluates and saves where it is time. False where somebody asked for a stop."""
@@ -180,14 +164,17 @@ class _Session:
         unfinished = self._run.unconsumed_prompts()
         state = RunState(done_steps=self._done_steps, stream=self._stream.state(unfinished), before=self._before)
 
-        async def save_model(folder: Path) -> None:
+        async def save_models(folder: Path) -> None:
             await self._groups.actor.save(folder)
+            if self._groups.critic:
+                await self._groups.critic.save(folder / CRITIC_FOLDER)
 
         def write(folder: Path) -> None:
-            asyncio.run_coroutine_threadsafe(save_model(folder), loop).result()
+            asyncio.run_coroutine_threadsafe(save_models(folder), loop).result()
             state.write(folder)
 
-        num_bytes: int = await self._groups.actor.checkpoint_bytes()
+        trained = [self._groups.actor, *([self._groups.critic] if self._groups.critic else [])]
+        num_bytes: int = sum([await group.checkpoint_bytes() for group in trained])
         # Off the loop: writing to disk must not hold up what else runs.
         with self._cluster.waits.operation():
             await asyncio.to_thread(self._checkpoints.save, self._done_steps, write, num_bytes=num_bytes)

@@ -9,28 +9,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from interlace.observe.run_folder import RunFolder
 from tests.support.training import equal_weights, final_weights, largest_difference, metrics, run, samples
 
-NAMED = [
-    "step",
-    "version",
-    "reward/mean",
-    "response_length/mean",
-    "response_length/max",
-    "actor/loss",
-    "actor/entropy",
-    "actor/grad_norm",
-    "actor/clip_fraction",
-    "actor/kl",
-    "timing_s/step",
-    "timing_s/rollout",
-    "timing_s/reward",
-    "timing_s/reference",
-    "timing_s/train",
-    "timing_s/weight_sync",
-    "perf/throughput",
-    "sched/staleness_mean",
-    "sched/staleness_max",
-    "sched/bubble",
-]
+NAMED = (
+    "step", "version", "reward/mean", "response_length/mean", "response_length/max", "actor/loss", "actor/entropy",
+    "actor/grad_norm", "actor/clip_fraction", "actor/kl", "timing_s/step", "timing_s/rollout", "timing_s/reward",
+    "timing_s/reference", "timing_s/train", "timing_s/weight_sync", "perf/throughput", "sched/staleness_mean",
+    "sched/staleness_max", "sched/bubble",
+)  # fmt: skip
+ROW = (
+    "step", "uid", "index", "prompt", "response", "token_ids", "num_tokens", "reward", "version_min", "version_max",
+    "event",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +45,7 @@ def test_a_run_leaves_what_the_manual_says(root: Path) -> None:
 
 def test_a_transcript_holds_one_object_a_sample(root: Path) -> None:
     row = samples(root, "whole")[0]
-    expected = [
-        "step",
-        "uid",
-        "index",
-        "prompt",
-        "response",
-        "token_ids",
-        "num_tokens",
-        "reward",
-        "version_min",
-        "version_max",
-        "event",
-    ]
-    assert list(row) == expected
+    assert tuple(row) == ROW
     assert row["event"] == "trained" and row["num_tokens"] == len(row["token_ids"])  # type: ignore[arg-type]
 
 

@@ -1,6 +1,6 @@
 """Batches that fill while they are trained on."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TypeAlias
 
 from interlace.core.types import Metrics, SampleGroup
@@ -18,6 +18,7 @@ class Batch:
         self.groups: list[SampleGroup] = []
         """In the order in which they were taken; admission order is by gid."""
         self.closed = False
+        """Whether no group will be added any more."""
         self.changed = Signal(waits)
         self.metrics: Metrics = {}
         """What the trained roles report of this step."""
@@ -33,8 +34,11 @@ class Batch:
 class Batches:
     """Forms batches of complete groups, as the batcher's rules allow."""
 
-    def __init__(self, admission: Admission, waits: WaitRegistry) -> None:
-        self._admission, self._waits = admission, waits
+    def __init__(
+        self, admission: Admission, waits: WaitRegistry, *, finish: Callable[[list[SampleGroup]], list[SampleGroup]]
+    ) -> None:
+        """finish: what is done with the groups of a batch once it is closed (statistics of the whole batch)."""
+        self._admission, self._waits, self._finish = admission, waits, finish
         self._complete: dict[int, SampleGroup] = {}
         self._open: Batch | None = None
 
@@ -72,6 +76,8 @@ class Batches:
         for ticket in tickets:
             batch.add(self._complete.pop(ticket.gid), self._admission.gate.version)
         batch.closed = len(batch.groups) == batch.size or self._nothing_comes(batch.step)
+        if batch.closed:
+            batch.groups = self._finish(batch.groups)
         if tickets or batch.closed:
             batch.changed.fire()
 

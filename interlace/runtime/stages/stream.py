@@ -14,7 +14,9 @@ SELECTED = "selected"
 """Mark: the sample's group was found worth training on."""
 ADVANTAGES_DONE = "advantages_done"
 """Mark: advantages (and returns, where there is a critic) are there."""
-MARKS = (SELECTED, ADVANTAGES_DONE)
+BASELINE = "baseline"
+"""Mark: the reward of the group's greedy response is known."""
+MARKS = (SELECTED, BASELINE, ADVANTAGES_DONE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

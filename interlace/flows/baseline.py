@@ -1,0 +1,72 @@
+"""A greedy response beside each group, whose reward is the group's baseline."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from interlace.core.types import Request, RewardResult, Sample, SampleKey, SamplingParams, TerminalEvent
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.stages.admission import Admission
+from interlace.runtime.stages.generate import Generator
+from interlace.runtime.stages.stream import BASELINE, Stream
+
+GREEDY_INDEX = -1
+"""Sample index of the greedy response: it is nobody's sample and is not trained on."""
+
+
+class GreedyBaseline:
+    """Generates and scores them as groups are admitted; a group's samples wait for its baseline."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        generator: Generator,
+        reward: WorkerGroup[Any],
+        admission: Admission,
+        sampling: SamplingParams,
+    ) -> None:
+        self._cluster, self._generator, self._reward, self._admission = cluster, generator, reward, admission
+        self._params = sampling.model_copy(update={"temperature": 0.0})
+        self._rewards: dict[int, float] = {}
+
+    def admitted(self, wave: Sequence[Sample]) -> None:
+        """Starts one for each group of a wave."""
+        for sample in wave:
+            if sample.key.index == 0:
+                self._cluster.spawn(self._measure(sample), name=f"baseline {sample.key.gid}")
+
+    def attach(self, stream: Stream) -> Stream:
+        """The stream behind the baselines."""
+        return stream.plus(BASELINE)
+
+    def take(self, gid: int) -> float:
+        """The baseline of a group whose samples have passed. Asked for once."""
+        return self._rewards.pop(gid)
+
+    async def _measure(self, sample: Sample) -> None:
+        prompt, gid = sample.prompt, sample.key.gid
+        request = Request(
+            uid=f"greedy/{prompt.uid}",
+            sample_index=GREEDY_INDEX,
+            attempt=prompt.attempt,
+            prompt_ids=prompt.token_ids.tolist(),
+            params=self._params,
+        )
+        [response] = await self._generator.complete([request])
+        greedy = Sample(
+            key=SampleKey(gid, GREEDY_INDEX),
+            prompt=prompt,
+            token_ids=np.array(response.completion.token_ids, np.int32),
+            finish_reason=response.completion.finish_reason,
+            text=response.text,
+        )
+        results: list[RewardResult] = await self._reward.score([greedy])
+        if results[0].failure is not None:
+            self._admission.retire(gid, TerminalEvent.FAILED)
+        if self._admission.ticket(gid) is None:
+            return
+        self._rewards[gid] = results[0].reward
+        for index in range(self._admission.samples_per_prompt):
+            self._admission.channel.put(SampleKey(gid, index), {}, marks=(BASELINE,))

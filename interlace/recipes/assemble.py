@@ -1,0 +1,53 @@
+"""The roles of a run, joined and ready to start."""
+
+from dataclasses import dataclass
+
+from interlace.core.types import SamplingParams
+from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepObserver
+from interlace.recipes.config import Recipe
+from interlace.recipes.launch import algorithm_of
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.stages.admission import PromptSource
+from interlace.runtime.stages.factory import StageFactory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assembled:
+    """What a session works with."""
+
+    run: PolicyRun
+    sampling: SamplingParams
+    """The recipe's, ending where the model's responses end."""
+
+
+async def assemble(
+    cluster: Cluster,
+    recipe: Recipe,
+    groups: RoleGroups,
+    prompts: PromptSource,
+    observer: StepObserver,
+    *,
+    done_steps: int = 0,
+) -> Assembled:
+    """Joins the workers of a recipe. done_steps: trained before, where a run is resumed."""
+    sampling = recipe.sampling
+    stops = dict.fromkeys((*sampling.stop_token_ids, *await groups.rollout[0].stop_token_ids()))
+    sampling = sampling.model_copy(update={"stop_token_ids": tuple(stops)})
+    settings = LoopSettings(
+        num_steps=recipe.steps,
+        prompts_per_step=recipe.prompts_per_step,
+        samples_per_prompt=recipe.samples_per_prompt,
+        minibatches=recipe.minibatches,
+        sampling=sampling,
+        done_steps=done_steps,
+    )
+    stages = StageFactory(
+        cluster,
+        recipe.schedule.resolved,
+        prompts_per_step=recipe.prompts_per_step,
+        samples_per_prompt=recipe.samples_per_prompt,
+        num_steps=recipe.steps,
+        done_steps=done_steps,
+    )
+    run = PolicyRun(cluster, stages, groups, algorithm_of(recipe), settings, prompts, observer)
+    return Assembled(run=run, sampling=sampling)

@@ -1,0 +1,49 @@
+"""Held-out accuracy of a model as it is, without training."""
+
+import asyncio
+
+from interlace.data.loading import load_prompts
+from interlace.data.stream import PromptStream
+from interlace.flows.run import StepResult
+from interlace.models.loading import load_tokenizer
+from interlace.observe.progress import ProgressView
+from interlace.recipes.assemble import assemble
+from interlace.recipes.clusters.local import open_cluster
+from interlace.recipes.config import Recipe
+from interlace.recipes.evaluation import Evaluation, Evaluator
+from interlace.recipes.launch import Seats, launch_roles
+from interlace.runtime.cluster import Cluster
+
+
+def judge(recipe: Recipe, progress: ProgressView) -> Evaluation:
+    """Evaluates the recipe's model on its held-out prompts, without its warm-up. The recipe was checked before."""
+    return asyncio.run(_judge(recipe, progress))
+
+
+async def _judge(recipe: Recipe, progress: ProgressView) -> Evaluation:
+    cluster = open_cluster(recipe.cluster, recipe.schedule.resolved)
+    try:
+        return await cluster.run(_evaluate(cluster, recipe, progress))
+    finally:
+        await cluster.shutdown()
+
+
+async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) -> Evaluation:
+    prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
+    groups = await launch_roles(cluster, Seats(recipe=recipe, policy=recipe.model, initial=recipe.model))
+    stream = PromptStream(prompts.train, recipe.seed)
+    assembled = await assemble(cluster, recipe, groups, stream, _NoSteps())
+    await assembled.run.start()
+    progress.stage("evaluation", 0, 1)
+    evaluator = Evaluator(recipe, assembled.sampling, prompts.heldout, assembled.run, groups.reward)
+    evaluation = await evaluator.evaluate()
+    progress.stage("evaluation", 1, 1)
+    await groups.reward.close_scorer()
+    return evaluation
+
+
+class _NoSteps:
+    """Nothing is trained here, so there is no step to observe."""
+
+    async def on_step(self, result: StepResult) -> bool:
+        raise ValueError(f"step {result.step} of an evaluation, which has none")

@@ -1,0 +1,21 @@
+"""The value model."""
+
+from collections.abc import Callable, Sequence
+
+from interlace.core.types import FloatArray, Sample
+from interlace.engines.train import CriticEngine
+from interlace.runtime.worker import WorkerContext, operation
+from interlace.workers.trained import TrainedWorker
+
+
+class CriticWorker(TrainedWorker):
+    """Values, and their training."""
+
+    def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], CriticEngine]) -> None:
+        self._engine = make_engine(context)
+        super().__init__(context, self._engine)
+
+    @operation(split="samples", collect="concat")
+    def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """[L] of each sample: the return expected before each response token."""
+        return self._engine.values(samples)
