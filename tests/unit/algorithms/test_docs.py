@@ -1,0 +1,31 @@
+"""Each algorithm has a page that names what is its own."""
+
+from pathlib import Path
+
+import pytest
+
+from interlace.algorithms import algorithm_names, create_algorithm
+from interlace.algorithms.policy import PolicySettings
+
+PAGES = Path(__file__).parents[3] / "docs" / "algorithms"
+
+
+def own_settings(name: str) -> list[str]:
+    """Settings that the common ones lack, or whose default differs from theirs."""
+    fields = type(create_algorithm(name, {}).settings).model_fields
+    common = PolicySettings.model_fields
+    return [key for key, field in fields.items() if key not in common or field.default != common[key].default]
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_the_page_names_every_setting_of_its_own(name: str) -> None:
+    text = (PAGES / f"{name}.md").read_text(encoding="utf-8")
+    missing = [key for key in own_settings(name) if f"`{key}`" not in text]
+    assert not missing, f"docs/algorithms/{name}.md does not name {missing}"
+    assert f"[{name}]({name}.md)" in (PAGES / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_common_settings_are_in_the_readme() -> None:
+    text = (PAGES / "README.md").read_text(encoding="utf-8")
+    missing = [key for key in PolicySettings.model_fields if f"`{key}`" not in text]
+    assert not missing
