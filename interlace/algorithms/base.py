@@ -44,6 +44,9 @@ class AlgorithmConfig(Config):
     """The constant of `constant`; None takes max_new_tokens."""
     skip_minibatch_ratio: float | None = Field(default=None, gt=1)
     """Minibatch early stop: a minibatch whose mean importance ratio is outside [1/x, x] is dropped and counted."""
+    refill_rounds: int = Field(default=10, ge=0)
+    """Groups that were dropped are replaced until the batch is full, at most this many times prompts_per_step a step;
+    then the batch stays short. 0 replaces none."""
     skip_minibatch_kl: float | None = Field(default=None, gt=0)
     """So is one whose policy is further than this from that at the start of the step, in nats a token."""
 

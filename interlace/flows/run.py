@@ -108,7 +108,7 @@ class PolicyRun:
             "samples", Sample, cluster.waits, marks=MARKS, on_end=self._on_end
         )
         self._channel = channel
-        self.admission: Admission = stages.admission(prompts, channel)
+        self.admission: Admission = stages.admission(prompts, channel, refill_rounds=algorithm.settings.refill_rounds)
         self._batches = Batches(self.admission, cluster.waits, finish=self._with_batch_statistics)
         self._meter = StepMeter(cluster)
         self._stopped = False

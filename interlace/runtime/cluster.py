@@ -12,7 +12,7 @@ from interlace.runtime.group import Rank, WorkerGroup
 from interlace.runtime.timeline import Timeline
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import Watchdog
-from interlace.runtime.worker import Worker, WorkerContext
+from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
@@ -57,12 +57,14 @@ class Cluster(ABC):
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
         """Starts a group. Raises RemoteError where a constructor does, UserError where memory is short."""
+        rendezvous = await self._rendezvous(spec) if spec.num_ranks > 1 else None
         contexts = [
             WorkerContext(
                 group=spec.name,
                 rank=rank,
                 num_ranks=spec.num_ranks,
                 devices=tuple(device.name for device in spec.devices[rank :: spec.num_ranks]),
+                rendezvous=rendezvous,
             )
             for rank in range(spec.num_ranks)
         ]
@@ -91,6 +93,10 @@ class Cluster(ABC):
 
     @abstractmethod
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...
+
+    async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous | None:  # noqa: ARG002 - for clusters of processes
+        """Where the ranks of a group meet."""
+        return None
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
         """Runs a stage's loop until the run ends; its exception ends the run."""

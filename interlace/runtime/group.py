@@ -212,8 +212,7 @@ class WorkerGroup(Generic[W_co]):
 
     async def close(self) -> None:
         """Ends the ranks."""
-        for rank in self._ranks:
-            await rank.close()
+        await asyncio.gather(*(rank.close() for rank in self._ranks))
 
 
 def _collect(how: Operation, results: list[Any], order: list[list[int]]) -> Any:

@@ -49,6 +49,21 @@ def operation_of(worker_class: type, name: str) -> Operation | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Rendezvous:
+    """Where the ranks of a group meet for torch.distributed: `init_process_group(init_method=place.url, ...)`."""
+
+    address: str
+    """Of rank 0's node."""
+    port: int
+    """Free there when the group was started."""
+
+    @property
+    def url(self) -> str:
+        """As torch.distributed takes it."""
+        return f"tcp://{self.address}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerContext:
     """What a rank is told of its place."""
 
@@ -57,6 +72,8 @@ class WorkerContext:
     num_ranks: int
     devices: tuple[str, ...]
     """Names of the devices it may compute on, e.g. ('cuda:0',); empty for a worker that needs none."""
+    rendezvous: Rendezvous | None = None
+    """Of a group of several processes; None where ranks are threads, or alone."""
 
 
 class Worker:

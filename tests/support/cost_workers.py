@@ -185,8 +185,8 @@ class CostActor(CostReference):
 class CostAlgorithm(Algorithm):
     """Keeps a keyed share of the groups."""
 
-    def __init__(self, costs: Costs, needs: Needs) -> None:
-        super().__init__(AlgorithmConfig())
+    def __init__(self, costs: Costs, needs: Needs, refill_rounds: int) -> None:
+        super().__init__(AlgorithmConfig(refill_rounds=refill_rounds))
         self._costs, self._needs = costs, needs
 
     @property

@@ -56,6 +56,7 @@ def random_workload(rng: random.Random) -> Workload:
             fail_share=rng.choice([0, 0, 0.1, 0.5]),
             filter_share=rng.choice([0, 0, 0.3, 0.6]),
         ),
+        refill_rounds=rng.choice([10**6, 10**6, 1, 0]),
         num_devices=rng.randint(1, 6),
         device_memory=rng.choice([10, 25, 100]),
     )

@@ -61,6 +61,7 @@ class Workload:
     num_devices: int = 4
     device_memory: int = 100
     done_steps: int = 0
+    refill_rounds: int = 10**6
 
 
 class _Observer:
@@ -112,7 +113,7 @@ async def _run(schedule: Schedule, work: Workload, stop_after: int | None) -> Re
         done_steps=work.done_steps,
     )
     record = Record(cluster=cluster)
-    algorithm = CostAlgorithm(work.costs, work.needs)
+    algorithm = CostAlgorithm(work.costs, work.needs, work.refill_rounds)
     prompts = CountedPrompts(work.num_prompts)
     run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, _Observer(record, stop_after))
 

@@ -34,8 +34,10 @@ class Admission:
         source: PromptSource,
         channel: SampleChannel,
         samples_per_prompt: int,
+        max_refills: int,
         waits: WaitRegistry,
     ) -> None:
+        """max_refills: groups of a step that may be replaced."""
         self.gate, self.batcher, self.channel = gate, batcher, channel
         self.samples_per_prompt = samples_per_prompt
         self.changed = Signal(waits)
@@ -44,6 +46,9 @@ class Admission:
         self._source = source
         self._live: dict[int, tuple[Ticket, Prompt]] = {}
         self._vacancies: list[int] = []
+        self._max_refills = max_refills
+        self._num_refills: dict[int, int] = {}
+        self._empty: dict[int, None] = {}
         self._next_gid = self._next_slot = gate.admitted
         self._pump_due = False
         channel.may_open = lambda: not self.closed
@@ -55,16 +60,15 @@ class Admission:
 
     def ticket(self, gid: int) -> Ticket | None:
         """A live group's ticket; None once it was consumed or dropped."""
-        entry = self._live.get(gid)
-        return entry[0] if entry else None
+        return self._live[gid][0] if self._is_live(gid) else None
 
     def live_gids(self) -> list[int]:
         """The live groups, in order of admission."""
-        return list(self._live)
+        return [gid for gid in self._live if self._is_live(gid)]
 
     def unconsumed_prompts(self) -> list[Prompt]:
         """Prompts of the live groups, in order of admission: what a resumed run has to admit again."""
-        return [prompt for _, prompt in self._live.values()]
+        return [self._live[gid][1] for gid in self.live_gids()]
 
     def pump(self) -> None:
         """Admits as many groups as there is room for."""
@@ -77,22 +81,34 @@ class Admission:
         self.channel.wake()
         self.changed.fire()
 
-    def consume(self, need: int, step: int) -> list[Ticket]:
-        """Takes up to `need` finished groups for a step."""
+    def consume(self, need: int, step: int) -> tuple[list[Ticket], int]:
+        """Takes up to `need` places of a step: (finished groups, places that stay empty)."""
         tickets = self.batcher.take(need, step)
         for ticket in tickets:
             del self._live[ticket.gid]
-        return tickets
+        filled = [ticket for ticket in tickets if ticket.gid not in self._empty]
+        for ticket in tickets:
+            self._empty.pop(ticket.gid, None)
+        return filled, len(tickets) - len(filled)
 
     def retire(self, gid: int, event: TerminalEvent) -> None:
-        """A group ends untrained: its slot goes back and a replacement inherits its step. Nothing if it has ended."""
-        entry = self._live.pop(gid, None)
-        if entry is None:
+        """A group ends untrained; nothing if it has ended.
+
+        Its slot goes back and a replacement inherits its step. Once the step has been refilled enough, the group is
+        taken as an empty place instead: to the rules it is a group like any other, with a deadline and a slot.
+        """
+        ticket = self.ticket(gid)
+        if ticket is None:
             return
-        ticket = entry[0]
-        self.batcher.drop(ticket)
-        self.gate.returned += 1
-        heapq.heappush(self._vacancies, ticket.step)
+        self._num_refills[ticket.step] = self._num_refills.get(ticket.step, 0) + 1
+        if self._num_refills[ticket.step] <= self._max_refills:
+            del self._live[gid]
+            self.batcher.drop(ticket)
+            self.gate.returned += 1
+            heapq.heappush(self._vacancies, ticket.step)
+        else:
+            self._empty[gid] = None
+            self.batcher.ready(ticket)
         for index in range(self.samples_per_prompt):
             self.channel.end(SampleKey(gid, index), event)
         self.changed.fire()
@@ -100,6 +116,9 @@ class Admission:
             # Not at once: this may be a reader's callback in the middle of a put.
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self.pump)
+
+    def _is_live(self, gid: int) -> bool:
+        return gid in self._live and gid not in self._empty
 
     def _admit(self, prompt: Prompt) -> list[Sample]:
         step = heapq.heappop(self._vacancies) if self._vacancies else self._take_slot()

@@ -20,10 +20,17 @@ class Batch:
         self.closed = False
         """Whether no group will be added any more."""
         self.changed = Signal(waits)
+        self.num_empty = 0
+        """Places whose group was dropped and is not replaced."""
         self.metrics: Metrics = {}
         """What the trained roles report of this step."""
         self.staleness: Staleness = []
         """One a sample: version when taken - oldest version of its tokens."""
+
+    @property
+    def num_missing(self) -> int:
+        """Groups that may still come."""
+        return self.size - self.num_empty - len(self.groups)
 
     def add(self, group: SampleGroup, version: int) -> None:
         """Takes a group for training at the current version."""
@@ -57,7 +64,7 @@ class Batches:
             batch = Batch(step, self._admission.gate.prompts_per_step, self._waits)
             self._open = batch
             self.fill()
-            if batch.closed and not batch.groups:
+            if batch.closed and not batch.groups and not batch.num_empty:
                 return
             yield batch
 
@@ -72,10 +79,11 @@ class Batches:
         batch = self._open
         if batch is None or batch.closed:
             return
-        tickets = self._admission.consume(batch.size - len(batch.groups), batch.step)
+        tickets, num_empty = self._admission.consume(batch.num_missing, batch.step)
+        batch.num_empty += num_empty
         for ticket in tickets:
             batch.add(self._complete.pop(ticket.gid), self._admission.gate.version)
-        batch.closed = len(batch.groups) == batch.size or self._nothing_comes(batch.step)
+        batch.closed = batch.num_missing == 0 or self._nothing_comes(batch.step)
         if batch.closed:
             batch.groups = self._finish(batch.groups)
         if tickets or batch.closed:

@@ -36,14 +36,15 @@ class StageFactory:
         self.gate = Gate(schedule, prompts_per_step=prompts_per_step, num_steps=num_steps, done_steps=done_steps)
         self._resolvers: list[Callable[[], bool]] = []
 
-    def admission(self, source: PromptSource, channel: SampleChannel) -> Admission:
-        """The gate's books over `source`, opening rows in `channel`."""
+    def admission(self, source: PromptSource, channel: SampleChannel, *, refill_rounds: int) -> Admission:
+        """The gate's books over `source`, opening rows in `channel`. refill_rounds: see AlgorithmConfig."""
         return Admission(
             gate=self.gate,
             batcher=Batcher(self.gate, self._schedule.batching),
             source=source,
             channel=channel,
             samples_per_prompt=self._samples_per_prompt,
+            max_refills=refill_rounds * self._prompts_per_step,
             waits=self._cluster.waits,
         )
 

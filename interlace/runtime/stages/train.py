@@ -56,7 +56,8 @@ class TrainStage:
         self._position = 0
         if self._whole_batch:
             await self._until_ready(batch, batch.size)
-            parts = [_samples(part) for part in slices(batch.groups, self._minibatches)]
+            # A batch all of whose groups were dropped is still a step: its one empty minibatch is counted as skipped.
+            parts = [_samples(part) for part in slices(batch.groups, self._minibatches)] or [[]]
             async with self._group.hold(f"step {batch.step}"):
                 if self._recompute_proximal:
                     parts = [await self._with_proximal(part) for part in parts]

@@ -1,0 +1,170 @@
+"""What runs in a rank's process."""
+
+import asyncio
+import contextlib
+import hmac
+import os
+import queue
+import secrets
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from interlace.core.errors import InterlaceError, RemoteError, UserError
+from interlace.runtime.group import turn_of
+from interlace.runtime.ray.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Reply, encode
+from interlace.runtime.ray.tensors import store_large, stored_in
+from interlace.runtime.worker import Worker, WorkerContext
+
+TOKEN_BYTES = 32
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """Where a rank listens for its controller."""
+
+    host: str
+    port: int
+    token: bytes
+    """Sent first; whoever does not know it is not heard."""
+    process: int
+
+
+class RankActor:
+    """A Ray actor around one worker. Ray places and watches it; its operations come over a socket of its own.
+
+    A plain operation runs on the thread of run(), in the order of the calls. A coroutine runs on the actor's event
+    loop, where those that need no device overlap. A concurrent operation runs at once, on the thread that receives.
+    """
+
+    def __init__(self, folder: str) -> None:
+        """folder: the controller's, so that relative paths mean the same here where the file system is shared."""
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        host = ray.util.get_node_ip_address()
+        self._listener = socket.create_server((host, 0))
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        self._endpoint = Endpoint(
+            host=host, port=self._listener.getsockname()[1], token=self._token, process=os.getpid()
+        )
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._turn = asyncio.Lock()
+        self._writing = threading.Lock()
+        self._sent_tables: dict[str, Any] = {}
+        self._received_tables: dict[str, Any] = {}
+        self._connection: socket.socket
+        self._context: WorkerContext
+        self._worker: Worker
+
+    def endpoint(self) -> Endpoint:
+        """Where to connect."""
+        return self._endpoint
+
+    def hand_over(self, keys: list[str]) -> list[Any]:
+        """References of stored tables that a reply named."""
+        return [self._sent_tables.pop(key) for key in keys]
+
+    def take(self, tables: dict[str, list[Any]]) -> None:
+        """References of stored tables that the next call names. In lists, or Ray would fetch them."""
+        self._received_tables.update({key: refs[0] for key, refs in tables.items()})
+
+    def run(self, factory: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
+        """Constructs the worker and serves it until the controller hangs up."""
+        self._context = context
+        self._connection = self._accept()
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            if not self._construct(factory):
+                return
+            threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True).start()
+            threading.Thread(target=self._receive, name="calls", daemon=True).start()
+            while (call := self._calls.get()) is not None:
+                self._run(call)
+        finally:
+            # Wakes the controller, if it is there, and the thread that receives, whatever ended this.
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> socket.socket:
+        while True:
+            connection, _ = self._listener.accept()
+            connection.settimeout(10.0)
+            given = connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
+            if hmac.compare_digest(given, self._token):
+                connection.settimeout(None)
+                self._listener.close()
+                return connection
+            connection.close()
+
+    def _construct(self, factory: Callable[[WorkerContext], Worker]) -> bool:
+        try:
+            self._worker = factory(self._context)
+        except Exception as error:
+            self._send(Reply(number=CONSTRUCTION, error=self._explained("__init__", error)))
+            return False
+        self._send(Reply(number=CONSTRUCTION))
+        return True
+
+    def _receive(self) -> None:
+        assembler, method = Assembler(), "receive"
+        try:
+            while count := self._connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
+                message = assembler.received(count)
+                if isinstance(message, Call):
+                    method = message.method
+                    self._dispatch(message)
+        except OSError:
+            pass  # the same as a hang-up
+        except Exception as error:
+            # What cannot be read, or a concurrent operation that raised: nobody waits for it, so it ends the run.
+            self._send(Reply(number=UNAWAITED, error=self._explained(method, error)))
+        self._calls.put(None)
+
+    def _dispatch(self, call: Call) -> None:
+        for table in stored_in((*call.args, *call.kwargs.values())):
+            table.ref = self._received_tables.pop(table.key)
+        if call.number == UNAWAITED:
+            getattr(self._worker, call.method)(*call.args)
+        elif asyncio.iscoroutinefunction(getattr(self._worker, call.method)):
+            asyncio.run_coroutine_threadsafe(self._await(call), self._loop)
+        else:
+            self._calls.put(call)
+
+    def _run(self, call: Call) -> None:
+        try:
+            value = getattr(self._worker, call.method)(*call.args, **call.kwargs)
+            self._reply(call, value)
+        except Exception as error:
+            self._send(Reply(number=call.number, error=self._explained(call.method, error)))
+
+    async def _await(self, call: Call) -> None:
+        try:
+            async with turn_of(self._worker, call.method, self._turn):
+                value = await getattr(self._worker, call.method)(*call.args, **call.kwargs)
+            self._reply(call, value)
+        except Exception as error:
+            self._send(Reply(number=call.number, error=self._explained(call.method, error)))
+
+    def _reply(self, call: Call, value: Any) -> None:
+        value = store_large(value)
+        self._sent_tables.update({table.key: table.ref for table in stored_in((value,)) if table.ref is not None})
+        self._send(Reply(number=call.number, value=value))
+
+    def _send(self, reply: Reply) -> None:
+        parts = encode(reply)
+        with self._writing:
+            for part in parts:
+                self._connection.sendall(part)
+
+    def _explained(self, method: str, error: Exception) -> InterlaceError:
+        if isinstance(error, UserError):
+            return error
+        return RemoteError(self._context.group, self._context.rank, method, traceback.format_exc())

@@ -1,0 +1,99 @@
+"""Weights travel once: put into the object store where they are made, read there by every rank that needs them."""
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MIN_BYTES = 100_000
+"""A smaller table is cheaper inside the message."""
+_Packed = dict[str, tuple[str, tuple[int, ...], NDArray[np.uint8]]]
+
+
+class StoredTensors(Mapping[str, "Tensor"]):
+    """A table of tensors in Ray's object store, read-only. Fetched when first looked into; on one node, not copied."""
+
+    def __init__(self, key: str, ref: Any = None) -> None:
+        """key: names the object over process borders. ref: Ray's reference; it travels apart, since Ray counts it."""
+        self.key, self.ref = key, ref
+        self._tensors: dict[str, Tensor] | None = None
+
+    @classmethod
+    def put(cls, tensors: "Mapping[str, Tensor]") -> "StoredTensors":
+        """Copies the tensors into the store."""
+        ref = ray.put({name: _pack(tensor) for name, tensor in tensors.items()})
+        return cls(ref.hex(), ref)
+
+    def __getitem__(self, name: str) -> "Tensor":
+        return self._fetch()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fetch())
+
+    def __len__(self) -> int:
+        return len(self._fetch())
+
+    def __reduce__(self) -> "tuple[type[StoredTensors], tuple[str]]":
+        return StoredTensors, (self.key,)
+
+    def _fetch(self) -> "dict[str, Tensor]":
+        if self._tensors is None:
+            packed: _Packed = ray.get(self.ref)
+            self._tensors = {name: _unpack(*entry) for name, entry in packed.items()}
+        return self._tensors
+
+
+def store_large(result: Any) -> Any:
+    """A record whose large tables of tensors are in the store; anything else as it is."""
+    if not dataclasses.is_dataclass(result) or isinstance(result, type):
+        return result
+    values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    stored = {name: StoredTensors.put(value) for name, value in values.items() if _is_large_table(value)}
+    return dataclasses.replace(result, **stored) if stored else result
+
+
+def stored_in(values: Sequence[Any]) -> list[StoredTensors]:
+    """Stored tables among some values and the fields of the records among them."""
+    found = []
+    for value in values:
+        record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)] if record else [value]
+        found += [part for part in parts if isinstance(part, StoredTensors)]
+    return found
+
+
+def _is_large_table(value: Any) -> bool:
+    # A process that has not loaded torch holds no tensors.
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, Mapping) or isinstance(value, StoredTensors):
+        return False
+    if not all(isinstance(entry, torch.Tensor) for entry in value.values()):
+        return False
+    return sum(tensor.numel() * tensor.element_size() for tensor in value.values()) >= MIN_BYTES
+
+
+def _pack(tensor: "Tensor") -> tuple[str, tuple[int, ...], NDArray[np.uint8]]:
+    import torch
+
+    # As bytes, because numpy has no bfloat16 and no float8.
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.view(torch.uint8).numpy()
+
+
+def _unpack(dtype: str, shape: tuple[int, ...], content: NDArray[np.uint8]) -> "Tensor":
+    import torch
+
+    if not content.size:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    with warnings.catch_warnings():
+        # The store's memory is read-only, and torch has no read-only tensors: whoever takes weights copies them.
+        warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")
+        return torch.from_numpy(content).view(getattr(torch, dtype)).reshape(shape)
