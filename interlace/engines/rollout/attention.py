@@ -155,7 +155,8 @@ class KernelAttention:
         """The kernel's view of a layer's tensors. Valid while they live and the pool is not reallocated."""
         shape, group = self._pool.layers[layer], query.shape[1] // key.shape[1]
         if group not in self._scratch:
-            self._scratch[group] = torch.zeros(group, self._scratch_row)
+            self._scratch[group] = torch.zeros(group + 1, self._scratch_row + group)
+        scratch = self._scratch[group]
         sinks = None if traits.sinks is None else traits.sinks.detach()
         return kernels.Attention(
             query=query.data_ptr(), key=key.data_ptr(), value=value.data_ptr(),
@@ -165,7 +166,7 @@ class KernelAttention:
             heads=query.shape[1], kv_heads=shape.kv_heads, key_dim=shape.key_dim, value_dim=shape.value_dim,
             scale=traits.scale, softcap=traits.softcap, window=traits.window,
             sinks=None if sinks is None else sinks.data_ptr(),
-            scratch=self._scratch[group].data_ptr(), scratch_row=self._scratch_row,
+            scratch=scratch.data_ptr(), scratch_row=scratch.shape[1], inverse=scratch[group].data_ptr(),
         )  # fmt: skip
 
     def run(self, arguments: kernels.Attention) -> None:

@@ -58,6 +58,7 @@ struct Attention {
   const float* sinks;      // [heads] or null
   float* scratch;          // [heads / kv_heads, longest context rounded up to 8]
   int64_t scratch_row;
+  float* inverse;          // [heads / kv_heads]
 };
 
 // The parts of a decoder layer around its matrix products. Buffers are [rows, ...] row-major; `count` rows are worked on.
@@ -102,10 +103,7 @@ static inline int64_t locate(const Tokens& t, int64_t row, int64_t position) {
   return t.page_table[row * t.pages_per_row + page] + (position & ((int64_t(1) << t.page_shift) - 1));
 }
 
-// D is the dimension where known at compile time, 0 for any.
-template <int D>
-static inline float dot(const float* a, const float* b, int64_t dim) {
-  const int64_t n = D ? D : dim;
+static inline float dot(const float* a, const float* b, int64_t n) {
   v8 acc = set8(0.0f);
   int64_t i = 0;
   for (; i + 8 <= n; i += 8) acc += load8(a + i) * load8(b + i);
@@ -114,13 +112,58 @@ static inline float dot(const float* a, const float* b, int64_t dim) {
   return sum8(acc) + rest;
 }
 
-template <int D>
-static inline void add_scaled(float* out, float weight, const float* x, int64_t dim) {
-  const int64_t n = D ? D : dim;
+static inline void add_scaled(float* out, float weight, const float* x, int64_t n) {
   const v8 w = set8(weight);
   int64_t i = 0;
   for (; i + 8 <= n; i += 8) store8(out + i, load8(out + i) + w * load8(x + i));
   for (; i < n; ++i) out[i] += weight * x[i];
+}
+
+#define SHUFFLE __builtin_shufflevector
+static inline v8 pairs1(v8 a, v8 b) { return SHUFFLE(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(a, b, 1, 9, 3, 11, 5, 13, 7, 15); }
+static inline v8 pairs2(v8 a, v8 b) { return SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15); }
+static inline v8 pairs4(v8 a, v8 b) { return SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
+
+// Eight keys' products with one query, summed by one transposing tree. D is a multiple of 8.
+template <int D>
+static inline v8 dot_keys(const float* query, const float* const* keys) {
+  v8 acc[8];
+#pragma GCC unroll 8
+  for (int k = 0; k < 8; ++k) acc[k] = load8(query) * load8(keys[k]);
+#pragma GCC unroll 16
+  for (int i = 8; i < D; i += 8) {
+    const v8 q = load8(query + i);
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; ++k) acc[k] += q * load8(keys[k] + i);
+  }
+  return pairs4(pairs2(pairs1(acc[0], acc[1]), pairs1(acc[2], acc[3])),
+                pairs2(pairs1(acc[4], acc[5]), pairs1(acc[6], acc[7])));
+}
+
+// sums[G, E] += weights[G, count] x values[count, E]; sums stay in registers. E is a multiple of 8, at most 32.
+template <int G, int E>
+static inline void add_values(float* sums, int64_t sums_row, const float* weights, int64_t weights_row,
+                              const float* values, int64_t step, int64_t count) {
+  v8 acc[G][E / 8];
+#pragma GCC unroll 4
+  for (int g = 0; g < G; ++g)
+#pragma GCC unroll 4
+    for (int i = 0; i < E / 8; ++i) acc[g][i] = load8(sums + g * sums_row + i * 8);
+  for (int64_t k = 0; k < count; ++k, values += step) {
+    v8 value[E / 8];
+#pragma GCC unroll 4
+    for (int i = 0; i < E / 8; ++i) value[i] = load8(values + i * 8);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+      const v8 w = set8(weights[g * weights_row + k]);
+#pragma GCC unroll 4
+      for (int i = 0; i < E / 8; ++i) acc[g][i] += w * value[i];
+    }
+  }
+#pragma GCC unroll 4
+  for (int g = 0; g < G; ++g)
+#pragma GCC unroll 4
+    for (int i = 0; i < E / 8; ++i) store8(sums + g * sums_row + i * 8, acc[g][i]);
 }
 
 // scores[0:n] -> exp(score - max); returns 1 / sum. The row is padded to a multiple of 8 with zeros.
@@ -149,41 +192,83 @@ static float softmax_row(float* scores, int64_t n, const Attention& a, int64_t h
   return 1.0f / total;
 }
 
+// What one token's query heads of one kv head attend to, page by page: calls `work(first position, cell, count)`.
+template <class Work>
+static inline void each_page(const Tokens& t, int64_t row, int64_t first, int64_t last, Work work) {
+  const int64_t page = int64_t(1) << t.page_shift;
+  for (int64_t p = first; p <= last;) {
+    const int64_t end = (p & ~(page - 1)) + (page - 1), stop = end < last ? end : last;
+    work(p, locate(t, row, p), stop - p + 1);
+    p = stop + 1;
+  }
+}
+
+template <int D>
+static inline void score_keys(const Attention& a, const float* query, int64_t group, const float* key, int64_t step,
+                              int64_t count, float* scores) {
+  if (!D) {
+    for (int64_t k = 0; k < count; ++k)
+      for (int64_t g = 0; g < group; ++g)
+        scores[g * a.scratch_row + k] = a.scale * dot(query + g * a.query_head, key + k * step, a.key_dim);
+    return;
+  }
+  for (int64_t k = 0; k < count; k += 8) {
+    const float* keys[8];  // past the end the last key again: a score's bits do not depend on its neighbours
+    for (int64_t j = 0; j < 8; ++j) keys[j] = key + (k + j < count ? k + j : count - 1) * step;
+    for (int64_t g = 0; g < group; ++g) {
+      const v8 found = dot_keys<D ? D : 8>(query + g * a.query_head, keys) * set8(a.scale);
+      float* out = scores + g * a.scratch_row + k;
+      if (k + 8 <= count) store8(out, found);
+      else for (int64_t j = 0; j < count - k; ++j) out[j] = found[j];
+    }
+  }
+}
+
+template <int E>
+static inline void sum_values(const Attention& a, float* out, int64_t group, const float* weights, const float* value,
+                              int64_t step, int64_t count) {
+  if (!E) {
+    for (int64_t k = 0; k < count; ++k)
+      for (int64_t g = 0; g < group; ++g)
+        add_scaled(out + g * a.value_dim, weights[g * a.scratch_row + k], value + k * step, a.value_dim);
+    return;
+  }
+  constexpr int part = E >= 32 ? 32 : 16;
+  for (int i = 0; i < E; i += part) {
+    int64_t g = 0;
+    for (; g + 2 <= group; g += 2)
+      add_values<2, part>(out + g * E + i, E, weights + g * a.scratch_row, a.scratch_row, value + i, step, count);
+    for (; g < group; ++g)
+      add_values<1, part>(out + g * E + i, E, weights + g * a.scratch_row, a.scratch_row, value + i, step, count);
+  }
+}
+
+// D and E are the dimensions where known at compile time, 0 for any.
 template <int D, int E>
 static void attend(const Tokens& t, const Attention& a, int64_t token, int64_t kv_head) {
   const int64_t group = a.heads / a.kv_heads, row = t.row[token], last = t.position[token];
   const int64_t first = a.window > 0 && last >= a.window ? last - a.window + 1 : 0;
-  const int64_t page = int64_t(1) << t.page_shift;
   const float* query = a.query + token * a.query_token + kv_head * group * a.query_head;
   const int64_t key_dim = D ? D : a.key_dim, value_dim = E ? E : a.value_dim;
   const int64_t key_step = a.kv_heads * key_dim, value_step = a.kv_heads * value_dim;
-  for (int64_t p = first; p <= last;) {
-    const int64_t end = ((p >> t.page_shift) << t.page_shift) + (page - 1) < last
-                            ? ((p >> t.page_shift) << t.page_shift) + (page - 1) : last;
-    const float* key = a.key_pool + locate(t, row, p) * key_step + kv_head * key_dim;
-    for (; p <= end; ++p, key += key_step)
-      for (int64_t g = 0; g < group; ++g)
-        a.scratch[g * a.scratch_row + p - first] = a.scale * dot<D>(query + g * a.query_head, key, key_dim);
-  }
+  each_page(t, row, first, last, [&](int64_t position, int64_t cell, int64_t count) {
+    const float* key = a.key_pool + cell * key_step + kv_head * key_dim;
+    score_keys<D>(a, query, group, key, key_step, count, a.scratch + position - first);
+  });
   float* out = a.out + (token * a.heads + kv_head * group) * value_dim;
   std::memset(out, 0, sizeof(float) * group * value_dim);
-  for (int64_t g = 0; g < group; ++g) {
-    float* scores = a.scratch + g * a.scratch_row;
-    const float inverse = softmax_row(scores, last - first + 1, a, kv_head * group + g);
-    for (int64_t i = 0; i <= last - first; ++i) scores[i] *= inverse;
-  }
-  for (int64_t p = first; p <= last;) {
-    const int64_t end = ((p >> t.page_shift) << t.page_shift) + (page - 1) < last
-                            ? ((p >> t.page_shift) << t.page_shift) + (page - 1) : last;
-    const float* value = a.value_pool + locate(t, row, p) * value_step + kv_head * value_dim;
-    for (; p <= end; ++p, value += value_step)
-      for (int64_t g = 0; g < group; ++g)
-        add_scaled<E>(out + g * value_dim, a.scratch[g * a.scratch_row + p - first], value, value_dim);
-  }
+  for (int64_t g = 0; g < group; ++g)
+    a.inverse[g] = softmax_row(a.scratch + g * a.scratch_row, last - first + 1, a, kv_head * group + g);
+  each_page(t, row, first, last, [&](int64_t position, int64_t cell, int64_t count) {
+    const float* value = a.value_pool + cell * value_step + kv_head * value_dim;
+    sum_values<E>(a, out, group, a.scratch + position - first, value, value_step, count);
+  });
+  for (int64_t g = 0; g < group; ++g)
+    for (int64_t i = 0; i < value_dim; ++i) out[g * value_dim + i] *= a.inverse[g];
 }
 
 static void rms_norm(const float* x, const float* weight, float* out, int64_t dim, float epsilon) {
-  const float scale = 1.0f / std::sqrt(dot<0>(x, x, dim) / float(dim) + epsilon);
+  const float scale = 1.0f / std::sqrt(dot(x, x, dim) / float(dim) + epsilon);
   for (int64_t k = 0; k < dim; ++k) out[k] = x[k] * scale * weight[k];
 }
 
@@ -213,6 +298,7 @@ void attention(const Tokens* t, const Attention* a) {
   if (a->key_dim == 16 && a->value_dim == 16) attend_all<16, 16>(*t, *a);
   else if (a->key_dim == 32 && a->value_dim == 32) attend_all<32, 32>(*t, *a);
   else if (a->key_dim == 64 && a->value_dim == 64) attend_all<64, 64>(*t, *a);
+  else if (a->key_dim == 96 && a->value_dim == 96) attend_all<96, 96>(*t, *a);
   else if (a->key_dim == 128 && a->value_dim == 128) attend_all<128, 128>(*t, *a);
   else attend_all<0, 0>(*t, *a);
 }

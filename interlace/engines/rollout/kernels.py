@@ -42,6 +42,7 @@ class Attention(ctypes.Structure):
         ("sinks", _PTR),
         ("scratch", _PTR),
         ("scratch_row", _I64),
+        ("inverse", _PTR),
     ]
 
 

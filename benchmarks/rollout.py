@@ -1,0 +1,224 @@
+"""Tokens a second of the native rollout engine, beside `generate` and transformers' continuous batching.
+
+One process, one thread, the same prompts, forced response lengths, temperature 1. The contestants take turns, so that
+a ratio compares neighbours in time; rates are tokens per CPU second, and a ratio is the median over the rounds.
+
+- `generate`: one padded batch; a row that ended is padded until the longest row ends.
+- `continuous batching`: transformers' ContinuousBatchingManager with each request's own max_new_tokens.
+- `share of the bound`: the time that a decode step of 64 rows must take at least, max(FLOPs / GEMM rate, bytes /
+  memory bandwidth), both measured in this run, over the time it took. `outside`: the part of a decode step that is
+  not the model's forward pass.
+
+    python benchmarks/rollout.py [--model tiny|135m] [--rounds 5] [--json rollout.json]
+"""
+
+import argparse
+import copy
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from interlace.core.types import Request
+from interlace.engines.rollout import NativeEngine, SamplingParams
+
+SAMPLES, PROMPT_TOKENS = 64, 16
+RATIO = 8
+"""The longest response over the median one, long-tailed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One workload."""
+
+    workload: str
+    tokens: int
+    tokens_per_s: dict[str, float]
+    """Median over the rounds, per CPU second."""
+    ratio: dict[str, float]
+    """Ours over theirs, median of the rounds' ratios."""
+
+
+def build(name: str) -> tuple[PreTrainedModel, int]:
+    """A random-initialised model, and the median response length that keeps a run within minutes."""
+    torch.manual_seed(0)
+    shared = {"tie_word_embeddings": True, "max_position_embeddings": 1024, "pad_token_id": 0,
+              "bos_token_id": None, "eos_token_id": None}  # fmt: skip
+    if name == "tiny":
+        config = Qwen2Config(vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
+                             num_attention_heads=4, num_key_value_heads=2, **shared)  # fmt: skip
+        return Qwen2ForCausalLM(config).eval(), 64
+    llama = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+                        num_attention_heads=9, num_key_value_heads=3, **shared)  # fmt: skip
+    return LlamaForCausalLM(llama).eval(), 16
+
+
+def lengths(workload: str, median: int) -> list[int]:
+    """Response tokens of each sample; long-tailed is lognormal with sigma 1, cut at RATIO times the median."""
+    if workload == "uniform":
+        return [median] * SAMPLES
+    draw = random.Random(0)
+    found = [min(RATIO * median, max(4, round(median * draw.lognormvariate(0, 1)))) for _ in range(SAMPLES)]
+    found[found.index(max(found))] = RATIO * median
+    return found
+
+
+def run_engine(engine: NativeEngine, prompts: list[list[int]], targets: list[int]) -> int:
+    """Returns the tokens made."""
+    params = [SamplingParams(max_new_tokens=target) for target in targets]
+    return sum(len(completion.token_ids) for completion in engine.generate(prompts, params))
+
+
+def run_generate(model: PreTrainedModel, prompts: list[list[int]], targets: list[int]) -> int:
+    """The useful tokens: those up to each row's target."""
+    ids = torch.tensor(prompts)
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max(targets), min_new_tokens=max(targets),
+                   do_sample=True, temperature=1.0, top_k=0, top_p=1.0)  # fmt: skip
+    return sum(targets)
+
+
+def run_continuous(model: PreTrainedModel, prompts: list[list[int]], targets: list[int]) -> int:
+    """Requests with their own lengths, added one by one."""
+    config = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(targets))
+    sizes = ContinuousBatchingConfig(num_blocks=256, max_batch_tokens=1088)
+    with model.continuous_batching_context_manager(
+        generation_config=config, continuous_batching_config=sizes, warmup=False
+    ) as manager:
+        for number, (prompt, target) in enumerate(zip(prompts, targets, strict=True)):
+            manager.add_request(prompt, request_id=f"r{number}", max_new_tokens=target, eos_token_id=-1)
+        made, done = 0, 0
+        while done < len(prompts):
+            result = manager.get_result(timeout=1)
+            if result is not None and result.is_finished():
+                made, done = made + len(result.generated_tokens), done + 1
+    return made
+
+
+def measure(work: Callable[[], int]) -> float:
+    """Tokens per CPU second."""
+    start = time.process_time()
+    tokens = work()
+    return tokens / (time.process_time() - start)
+
+
+def compare(name: str, rounds: int) -> list[Result]:
+    """Both workloads, contestants in turns."""
+    model, median = build(name)
+    engine = NativeEngine(copy.deepcopy(model), max_running=SAMPLES)
+    print(engine.report())
+    draw = random.Random(1)
+    vocab = model.config.vocab_size
+    prompts = [[draw.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(SAMPLES)]
+    batched = copy.deepcopy(model)
+    results = []
+    for workload in ("uniform", "long tail"):
+        targets = lengths(workload, median)
+        contestants: dict[str, Callable[[], int]] = {
+            "interlace": lambda targets=targets: run_engine(engine, prompts, targets),
+            "generate": lambda targets=targets: run_generate(model, prompts, targets),
+            "continuous batching": lambda targets=targets: run_continuous(batched, prompts, targets),
+        }
+        rates: dict[str, list[float]] = {contestant: [] for contestant in contestants}
+        for turn in range(rounds + 1):
+            for contestant, work in contestants.items():
+                rate = measure(work)
+                if turn or rounds == 1:  # the first turn warms up
+                    rates[contestant].append(rate)
+        ours = rates["interlace"]
+        results.append(
+            Result(
+                workload=workload,
+                tokens=sum(targets),
+                tokens_per_s={contestant: statistics.median(found) for contestant, found in rates.items()},
+                ratio={
+                    contestant: statistics.median(a / b for a, b in zip(ours, found, strict=True))
+                    for contestant, found in rates.items()
+                    if contestant != "interlace"
+                },
+            )
+        )
+    return results
+
+
+def share_of_bound(name: str, steps: int) -> dict[str, float]:
+    """Decode steps of 64 rows, against what the machine's GEMM rate and memory bandwidth allow."""
+    model, _ = build(name)
+    weights = (
+        sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
+        + model.get_input_embeddings().weight.numel()
+    )
+    engine = NativeEngine(model, max_running=SAMPLES)
+    for index in range(SAMPLES):
+        prompt = [(index * 7 + place) % 512 for place in range(PROMPT_TOKENS)]
+        engine.submit(
+            Request(uid="b", sample_index=index, prompt_ids=prompt, params=SamplingParams(max_new_tokens=steps + 8))
+        )
+    for _ in range(3):
+        engine.step()
+    engine.metrics()
+    flops, bandwidth, spent = [], [], []
+    square = torch.randn(1024, 1024)
+    block = torch.randn(16 * 2**20)
+    for _ in range(5):
+        flops.append(2 * 1024**3 / timed(lambda: square @ square))
+        bandwidth.append(block.nbytes / timed(lambda: block.sum()))
+        spent += [timed(engine.step) for _ in range(steps // 5)]
+    split = engine.metrics()
+    step_s = statistics.median(spent)
+    needed = max(2 * weights * SAMPLES / max(flops), 4 * weights / max(bandwidth))
+    inside = split["schedule_s"] + split["forward_s"] + split["sample_s"]
+    return {
+        "gemm_gflops_per_s": max(flops) / 1e9,
+        "bandwidth_gb_per_s": max(bandwidth) / 1e9,
+        "step_ms": step_s * 1e3,
+        "bound_ms": needed * 1e3,
+        "share_of_bound": needed / step_s,
+        "outside_forward": 1 - split["forward_s"] / max(sum(spent), inside),
+        "attention_share": split["attention_s"] / split["forward_s"],
+    }
+
+
+def timed(work: Callable[[], object]) -> float:
+    """CPU seconds."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def main() -> None:
+    """Prints a table and writes the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["tiny", "135m"], default="tiny")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    bound = share_of_bound(arguments.model, 100 if arguments.model == "tiny" else 10)
+    for key, value in bound.items():
+        print(f"{key:24}{value:10.3g}")
+    results = compare(arguments.model, arguments.rounds)
+    for result in results:
+        print(f"\n{arguments.model}, {result.workload}: {result.tokens} tokens in {SAMPLES} samples")
+        for contestant, rate in result.tokens_per_s.items():
+            ratio = f"   interlace is {result.ratio[contestant]:.2f}x" if contestant in result.ratio else ""
+            print(f"  {contestant:22}{rate:10.0f} tokens per CPU second{ratio}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"bound": bound, "results": [asdict(one) for one in results]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
