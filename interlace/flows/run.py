@@ -206,7 +206,7 @@ class PolicyRun:
                 self._channel.end(sample.key, TerminalEvent.TRAINED)
         await self._publisher.publish(batch.step)
         ended, self._ended = self._ended, []
-        metrics = self._meter.measure(batch, self.version, [entry.event for entry in ended])
+        metrics = self._meter.measure(batch, self.version, [(entry.sample, entry.event) for entry in ended])
         result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)
         self._stopped = not await self._observer.on_step(result)
         self._meter.start()

@@ -8,6 +8,7 @@ from interlace.runtime.cluster import Cluster
 from interlace.runtime.stages.batches import Batch
 from interlace.runtime.timeline import Span, busy_seconds
 
+SCORED = (TerminalEvent.TRAINED, TerminalEvent.FILTERED)
 TRAINING_OPERATIONS = ("accumulate", "optimizer_step")
 SYNC_OPERATIONS = ("export_weights", "update_weights")
 SWITCH_OPERATIONS = ("onload", "offload")
@@ -24,13 +25,18 @@ class StepMeter:
         """A step begins here."""
         self._start_s, self._position = self._cluster.clock.now(), len(self._cluster.timeline)
 
-    def measure(self, batch: Batch, version: int, events: Sequence[TerminalEvent]) -> Metrics:
-        """All metrics of a step that ends now."""
+    def measure(self, batch: Batch, version: int, ended: Sequence[tuple[Sample, TerminalEvent]]) -> Metrics:
+        """All metrics of a step that ends now. ended: samples that ended since the last one.
+
+        Rewards and lengths are those of all scored samples, also of filtered groups: what is trained on alone would
+        show neither how the policy does nor what a filter costs.
+        """
         end_s = self._cluster.clock.now()
         spans = self._cluster.timeline.since(self._position)
-        samples = [sample for group in batch.groups for sample in group.samples]
+        samples = [sample for sample, event in ended if event in SCORED]
+        num_tokens = sum(sample.num_total_tokens for sample in samples)
         step_s = max(end_s - self._start_s, 1e-9)
-        counts = Counter(events)
+        counts = Counter(event for _, event in ended)
         return {
             "step": batch.step + 1,
             "version": version,
@@ -38,8 +44,8 @@ class StepMeter:
             **_lengths(samples),
             **batch.metrics,
             **self._timing(spans, step_s, end_s),
-            "perf/throughput": sum(sample.num_total_tokens for sample in samples) / step_s,
-            "perf/num_tokens": sum(sample.num_total_tokens for sample in samples),
+            "perf/throughput": num_tokens / step_s,
+            "perf/num_tokens": num_tokens,
             "sched/staleness_mean": sum(batch.staleness) / max(1, len(batch.staleness)),
             "sched/staleness_max": max(batch.staleness, default=0),
             "sched/bubble": 1.0 - self._busy(spans, end_s) / (step_s * len(self._cluster.devices)),
