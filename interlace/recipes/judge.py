@@ -8,7 +8,7 @@ from interlace.flows.run import StepResult
 from interlace.models.loading import load_tokenizer
 from interlace.observe.progress import ProgressView
 from interlace.recipes.assemble import assemble
-from interlace.recipes.clusters.local import open_cluster
+from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
 from interlace.recipes.evaluation import Evaluation, Evaluator
 from interlace.recipes.launch import Seats, launch_roles
@@ -21,7 +21,7 @@ def judge(recipe: Recipe, progress: ProgressView) -> Evaluation:
 
 
 async def _judge(recipe: Recipe, progress: ProgressView) -> Evaluation:
-    cluster = open_cluster(recipe.cluster, recipe.schedule.resolved)
+    cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
     try:
         return await cluster.run(_evaluate(cluster, recipe, progress))
     finally:

@@ -1,0 +1,40 @@
+"""What a recipe's settings come to, as it is shown before a run."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from interlace.observe.step_line import short
+from interlace.observe.tables import DerivedNumber
+
+if TYPE_CHECKING:
+    from interlace.recipes.check import Derived
+    from interlace.recipes.config import Recipe
+
+
+def derived_numbers(recipe: "Recipe", derived: "Derived") -> list[DerivedNumber]:
+    """Rows of the table."""
+    return [*_counts(recipe, derived), *_memory(derived)]
+
+
+def _counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
+    prompts, samples = recipe.prompts_per_step, recipe.samples_per_prompt
+    longest = f"{derived.max_prompt_tokens} + {recipe.sampling.max_new_tokens} tokens a sample"
+    yield DerivedNumber(name="parameters", value=short(derived.num_parameters), how=recipe.model.path)
+    yield DerivedNumber(
+        name="prompts", value=short(derived.num_train_prompts), how=f"{derived.num_heldout_prompts} more are held out"
+    )
+    yield DerivedNumber(name="samples a step", value=str(derived.samples_per_step), how=f"{prompts} x {samples}")
+    yield DerivedNumber(
+        name="samples a minibatch", value=str(derived.samples_per_minibatch), how=f"{recipe.minibatches} minibatches"
+    )
+    yield DerivedNumber(name="tokens a step", value=f"<= {short(derived.max_tokens_per_step)}", how=f"<= {longest}")
+    yield DerivedNumber(name="optimizer updates", value=str(derived.num_updates), how=f"{recipe.steps} steps")
+    yield DerivedNumber(name="versions", value=str(derived.num_versions), how=f"schedule {recipe.schedule.preset}")
+
+
+def _memory(derived: "Derived") -> Iterator[DerivedNumber]:
+    for worker in derived.memory:
+        devices = ", ".join(device.name for device in worker.devices)
+        yield DerivedNumber(
+            name=worker.worker, value=f"{worker.num_bytes / 2**20:,.0f} MiB", how=f"on {devices}: {worker.how}"
+        )

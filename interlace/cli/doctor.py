@@ -1,0 +1,134 @@
+"""`interlace doctor`: whether this machine can run what it should, each line ok or what to do."""
+
+import importlib.metadata
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from interlace.cli.libraries import hush_libraries
+from interlace.core.errors import InterlaceError
+
+DISK_BYTES = 2 * 2**30
+"""Room for a few checkpoints of a small model."""
+SMOKE = (
+    "steps=2",
+    "prompts_per_step=2",
+    "samples_per_prompt=2",
+    "minibatches=1",
+    "warmup.steps=2",
+    "warmup.batch_size=4",
+    "task.reasoning_gym.train_size=16",
+    "task.reasoning_gym.heldout_size=4",
+    "sampling.max_new_tokens=4",
+    "algorithm.drop_zero_variance=false",  # an untrained model's groups are all alike
+)
+"""The quick start at toy size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One line."""
+
+    what: str
+    remedy: str | None = None
+    """What to do, where something is not ok."""
+
+
+def doctor() -> None:
+    """Check installation, devices and disk, and train for two steps. Exits with 1 where something is not ok."""
+    healthy = True
+    for finding in _findings():
+        healthy &= finding.remedy is None
+        print(f"ok    {finding.what}" if finding.remedy is None else f"FAIL  {finding.what}\n      {finding.remedy}")
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _findings() -> Iterator[Finding]:
+    yield _python()
+    packages = list(_packages())
+    yield from packages
+    if any(finding.remedy for finding in packages):
+        return  # the rest would fail for the same reason
+    hush_libraries()
+    for check in (_devices, _compiler, _disk, _smoke_run):
+        yield _guarded(check)
+
+
+def _guarded(check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except InterlaceError as error:
+        return Finding(what=check.__name__.strip("_").replace("_", " "), remedy=str(error))
+
+
+def _python() -> Finding:
+    what = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    return Finding(what=what, remedy=None if sys.version_info >= (3, 11) else "interlace needs Python 3.11 or newer.")
+
+
+def _packages() -> Iterator[Finding]:
+    """What the installation asks for, extras left out."""
+    from packaging.requirements import Requirement
+
+    for line in importlib.metadata.requires("interlace") or ():
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        wanted = f"{requirement.name}{requirement.specifier}"
+        try:
+            version = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(what=f"{requirement.name} is not installed", remedy=f"pip install '{wanted}'")
+            continue
+        fits = requirement.specifier.contains(version, prereleases=True)
+        yield Finding(what=f"{requirement.name} {version}", remedy=None if fits else f"pip install '{wanted}'")
+
+
+def _devices() -> Finding:
+    from interlace.recipes.clusters.local import find_devices
+    from interlace.recipes.config import ClusterConfig
+
+    devices = find_devices(ClusterConfig())
+    found = ", ".join(f"{device.name} ({device.memory_bytes / 2**30:.1f} GiB)" for device in devices)
+    return Finding(what=f"devices: {found}")
+
+
+def _compiler() -> Finding:
+    from interlace.engines.rollout import kernels
+
+    try:
+        kernels.load()
+    except kernels.KernelsUnavailable as error:
+        return Finding(what="compiled kernels", remedy=f"{error}. Generation on CPU works without them, but slower.")
+    return Finding(what="compiled kernels")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free
+    remedy = None if free >= DISK_BYTES else f"Make room under {Path.cwd()}: checkpoints go to runs/ there."
+    return Finding(what=f"disk: {free / 2**30:.1f} GiB free", remedy=remedy)
+
+
+def _smoke_run() -> Finding:
+    """Two steps of the quick start: warm-up, generation, scoring, training, checkpoint."""
+    from interlace.observe.progress import QuietProgress
+    from interlace.observe.run_folder import RunFolder
+    from interlace.observe.stop import StopSignal
+    from interlace.recipes.check import check_recipe
+    from interlace.recipes.load import load_recipe
+    from interlace.recipes.session import train
+
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe = load_recipe("quickstart", [*SMOKE, f"model.cache_dir={scratch}"])
+        check_recipe(recipe)
+        folder = RunFolder.create(Path(scratch) / "runs", "doctor")
+        with StopSignal(lambda: None) as stop:
+            report = train(recipe, folder, resume=False, progress=QuietProgress(), stop=stop)
+    return Finding(what=f"smoke run: {report.done_steps} steps of the quick start at toy size")

@@ -1,0 +1,83 @@
+"""`interlace eval`: held-out accuracy of a run or a model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from interlace.cli.libraries import hush_libraries
+from interlace.cli.train import ROOT
+from interlace.core.errors import UserError
+
+if TYPE_CHECKING:
+    from interlace.models.config import ModelConfig
+    from interlace.observe.run_folder import RunFolder
+    from interlace.recipes.config import Recipe
+
+
+def evaluate(
+    run_or_model: Annotated[
+        str, typer.Argument(help="Name or folder of a run (its newest checkpoint), a checkpoint, or any model.")
+    ],
+    recipe: Annotated[
+        str | None, typer.Option(help="Whose held-out prompts, reward and evaluation are used. Default: the run's own.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the recipe to change.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")] = False,
+) -> None:
+    """Answer a recipe's held-out prompts and print how many are right."""
+    from interlace.cli.outcome import evaluation_tables
+    from interlace.observe.progress import open_progress
+    from interlace.recipes.judge import judge
+
+    hush_libraries()
+    settings = _settings(run_or_model, recipe, overrides or [])
+    console = Console()
+    with open_progress(console, num_steps=0, quiet=quiet) as progress:
+        evaluation = judge(settings, progress)
+    for table in evaluation_tables(settings, evaluation):
+        console.print(table)
+
+
+def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "Recipe":
+    """The recipe with the model that is asked about. Raises UserError where nothing can be evaluated."""
+    from interlace.recipes.check import check_recipe
+    from interlace.recipes.load import load_recipe
+
+    run = _run_folder(run_or_model)
+    if recipe is None and run is None:
+        raise UserError(
+            f"{run_or_model!r} is no run, so it has no recipe of its own: name one whose held-out prompts are to be "
+            "answered (--recipe)."
+        )
+    settings = load_recipe(recipe or str(run.config if run else ""), overrides)
+    model = _checkpoint(run, settings) if run else settings.model.model_copy(update={"path": run_or_model})
+    settings = settings.model_copy(update={"model": model})
+    derived = check_recipe(settings)
+    if not derived.num_heldout_prompts:
+        raise UserError("the recipe's task holds out no prompts to evaluate on: set its heldout_size.")
+    return settings
+
+
+def _run_folder(spec: str) -> "RunFolder | None":
+    from interlace.observe.run_folder import RunFolder
+
+    for path in (Path(spec), ROOT / spec):
+        folder = RunFolder(path=path)
+        if folder.config.is_file():
+            return folder
+    return None
+
+
+def _checkpoint(run: "RunFolder", settings: "Recipe") -> "ModelConfig":
+    from interlace.observe.checkpoints import Checkpoints
+
+    newest = Checkpoints(run.checkpoints, keep=settings.keep_checkpoints).latest()
+    if newest is None:
+        raise UserError(
+            f"run {run.path} has no checkpoint yet; it writes one at its end, or every checkpoint_every steps."
+        )
+    return settings.model.model_copy(update={"path": str(newest), "tokenizer": None})

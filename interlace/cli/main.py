@@ -1,0 +1,46 @@
+"""`interlace`: the commands, and how their errors are shown."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+from interlace.cli.doctor import doctor
+from interlace.cli.eval import evaluate
+from interlace.cli.presets import presets
+from interlace.cli.recipes import recipes
+from interlace.cli.train import train
+from interlace.core.errors import InterlaceError, UserError
+
+BAD_INPUT, FAILED = 2, 1
+P = ParamSpec("P")
+
+
+def _reporting(command: Callable[P, None]) -> Callable[P, None]:
+    """The command, its errors shown as sentences and not as tracebacks."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except InterlaceError as error:
+            for line in (f"error: {error}", *getattr(error, "__notes__", ())):
+                print(line, file=sys.stderr)
+            raise typer.Exit(BAD_INPUT if isinstance(error, UserError) else FAILED) from None
+
+    return run
+
+
+app = typer.Typer(
+    help="Reinforcement-learning post-training: the flow is written once, the way it runs is data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(_reporting(train))
+app.command("eval")(_reporting(evaluate))
+app.command("doctor")(_reporting(doctor))
+app.command("recipes")(_reporting(recipes))
+app.command("presets")(_reporting(presets))

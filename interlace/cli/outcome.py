@@ -1,0 +1,90 @@
+"""What a run came to, as it is shown at its end."""
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from interlace.observe.tables import AccuracyRow, AnswerRow, accuracy_table, answers_table
+
+if TYPE_CHECKING:
+    from interlace.observe.run_folder import RunFolder
+    from interlace.recipes.config import Recipe
+    from interlace.recipes.evaluation import Evaluation
+    from interlace.recipes.session import TrainReport
+
+
+def outcome_tables(recipe: "Recipe", report: "TrainReport") -> list[Table]:
+    """Answers and held-out accuracy before and after, where something was held out."""
+    if report.before is None or report.after is None:
+        return []
+    answers = answers_table(_answers(report.before, report.after)) if report.after.answers else None
+    accuracy = accuracy_table(_accuracies(recipe, report.before, report.after))
+    return [accuracy] if answers is None else [answers, accuracy]
+
+
+def _accuracies(recipe: "Recipe", before: "Evaluation", after: "Evaluation") -> list[AccuracyRow]:
+    pairs = [
+        ("greedy", before.greedy_accuracy, after.greedy_accuracy),
+        (f"temperature {recipe.evaluation.temperature:g}", before.sampled_accuracy, after.sampled_accuracy),
+    ]
+    return [
+        AccuracyRow(decoding=decoding, num_prompts=after.num_prompts, before=old, after=new)
+        for decoding, old, new in pairs
+        if old is not None and new is not None
+    ]
+
+
+def _answers(before: "Evaluation", after: "Evaluation") -> list[AnswerRow]:
+    now = {answer.uid: answer for answer in after.answers}
+    return [
+        AnswerRow(
+            prompt=old.prompt,
+            answer=old.right_answer,
+            before=old.response,
+            before_correct=old.correct,
+            after=now[old.uid].response,
+            after_correct=now[old.uid].correct,
+        )
+        for old in before.answers
+        if old.uid in now
+    ]
+
+
+def evaluation_tables(recipe: "Recipe", evaluation: "Evaluation") -> list[Table]:
+    """Answers and accuracy of a model as it is."""
+    answers = Table(title="Answers to held-out prompts", title_justify="left", show_lines=True)
+    for heading in ("prompt", "right answer", "answer"):
+        answers.add_column(heading, overflow="fold")
+    for answer in evaluation.answers:
+        mark, style = ("✓", "green") if answer.correct else ("✗", "red")
+        answers.add_row(Text(answer.prompt), Text(answer.right_answer), Text(f"{mark} {answer.response}", style))
+    accuracy = Table(title="Held-out accuracy", title_justify="left")
+    for heading in ("decoding", "prompts", "accuracy"):
+        accuracy.add_column(heading)
+    decodings = {
+        "greedy": evaluation.greedy_accuracy,
+        f"temperature {recipe.evaluation.temperature:g}": evaluation.sampled_accuracy,
+    }
+    for decoding, share in decodings.items():
+        if share is not None:
+            accuracy.add_row(decoding, str(evaluation.num_prompts), f"{share:.3f}")
+    return [answers, accuracy] if evaluation.answers else [accuracy]
+
+
+def written_paths(folder: "RunFolder", report: "TrainReport") -> Table:
+    """Where everything lies."""
+    found = [
+        ("settings", folder.config),
+        ("metrics", folder.metrics),
+        ("samples", folder.samples),
+        ("timeline (open in ui.perfetto.dev)", folder.timeline),
+        ("checkpoint", report.checkpoint),
+    ]
+    table = Table(title="Written", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for what, path in found:
+        if path is not None and path.exists():
+            table.add_row(Text(what), Text(str(path)))
+    return table

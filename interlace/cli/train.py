@@ -1,0 +1,130 @@
+"""`interlace train`: a run, from a recipe to a trained model."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from interlace.cli.libraries import hush_libraries
+from interlace.core.errors import InterlaceError, UserError
+
+if TYPE_CHECKING:
+    from interlace.observe.run_folder import RunFolder
+    from interlace.recipes.config import Recipe
+    from interlace.recipes.session import TrainReport
+
+ROOT = Path("runs")
+CHANGEABLE = ("steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging")
+"""What a resumed run may do otherwise without becoming another run."""
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change: `steps=10 schedule=one-step-off`."),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help=f"Go on with a run; only {', '.join(CHANGEABLE)} may be changed."),
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run of that name.")] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Of the run, which is written to runs/NAME. Default: the recipe's, numbered.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no tables.")] = False,
+) -> None:
+    """Train a model. Everything is written to runs/NAME: settings, metrics, timeline, samples, checkpoints."""
+    if resume and overwrite:
+        raise UserError("--resume goes on with a run, --overwrite deletes it: give one of them.")
+    hush_libraries()
+    console = Console(quiet=quiet)
+    changes = overrides or []
+    settings, folder = _resumed(recipe, changes, name) if resume else _fresh(recipe, changes, name, overwrite, console)
+    folder.write_config(settings)
+    report = _run(settings, folder, resume=resume, quiet=quiet, console=console)
+    _show(settings, report, folder, console)
+
+
+def _fresh(
+    spec: str, overrides: list[str], name: str | None, overwrite: bool, console: Console
+) -> "tuple[Recipe, RunFolder]":
+    from interlace.cli.derived import derived_numbers
+    from interlace.observe.run_folder import RunFolder, default_name
+    from interlace.observe.tables import derived_numbers_table
+    from interlace.recipes.check import check_recipe
+    from interlace.recipes.load import load_recipe
+
+    settings = load_recipe(spec, overrides)
+    derived = check_recipe(settings)
+    folder = RunFolder.create(ROOT, name or default_name(ROOT, Path(spec).stem), overwrite=overwrite)
+    console.print(derived_numbers_table(derived_numbers(settings, derived)))
+    return settings, folder
+
+
+def _resumed(spec: str, overrides: list[str], name: str | None) -> "tuple[Recipe, RunFolder]":
+    """The run's own settings, whatever the recipe says today."""
+    from interlace.observe.checkpoints import Checkpoints
+    from interlace.observe.run_folder import RunFolder, latest_name
+    from interlace.recipes.check import check_recipe
+    from interlace.recipes.load import load_recipe, override_key
+
+    for override in overrides:
+        if override_key(override).partition(".")[0] not in CHANGEABLE:
+            raise UserError(
+                f"{override!r} would make the resumed run another one. With --resume only {', '.join(CHANGEABLE)} may "
+                "be changed; for anything else start a new run."
+            )
+    folder = RunFolder.resume(ROOT, name or latest_name(ROOT, Path(spec).stem))
+    settings = load_recipe(str(folder.config), overrides)
+    done = max(Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).steps(), default=0)
+    if settings.steps < done:
+        raise UserError(f"steps={settings.steps}, but {folder.path} has trained {done} already: give {done} or more.")
+    check_recipe(settings)
+    return settings, folder
+
+
+def _run(recipe: "Recipe", folder: "RunFolder", *, resume: bool, quiet: bool, console: Console) -> "TrainReport":
+    from interlace.observe.progress import open_progress
+    from interlace.observe.stop import StopSignal
+    from interlace.recipes.session import train as train_recipe
+
+    with open_progress(console, num_steps=recipe.steps, quiet=quiet) as progress:
+
+        def announce() -> None:
+            progress.say("Stopping at the end of this step, with a checkpoint. Ctrl-C again stops at once.")
+
+        try:
+            with StopSignal(announce) as stop:
+                return train_recipe(recipe, folder, resume=resume, progress=progress, stop=stop)
+        except KeyboardInterrupt:
+            raise InterlaceError(f"stopped at once. {_how_to_go_on(folder)}") from None
+        except Exception as error:
+            if isinstance(error, UserError) and not resume and not folder.metrics.exists():
+                # A mistake that only the workers could see: nothing was trained, so nothing is left behind.
+                shutil.rmtree(folder.path)
+            else:
+                error.add_note(_how_to_go_on(folder))
+            raise
+
+
+def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console: Console) -> None:
+    from interlace.cli.outcome import outcome_tables, written_paths
+
+    for table in outcome_tables(recipe, report):
+        console.print(table)
+    console.print(written_paths(folder, report))
+    if report.was_stopped:
+        console.print(
+            f"Stopped after step {report.done_steps} of {report.num_steps}. {_how_to_go_on(folder)}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _how_to_go_on(folder: "RunFolder") -> str:
+    """The run's name is enough; the recipe is there because the command wants one."""
+    return f"To go on from its newest checkpoint: interlace train {folder.config} --name {folder.name} --resume"
