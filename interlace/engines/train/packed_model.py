@@ -53,7 +53,8 @@ class PackedModel:
         if not whole:
             arguments["logits_to_keep"] = batch.keep_T
         logits: Tensor = self.model(batch.input_ids, **arguments).logits
-        return logits.flatten(0, 1)[batch.keep_T] if whole else logits[0]
+        rows = logits.flatten(0, 1)  # a view; selecting row 0 would cost a second table in the backward
+        return rows[batch.keep_T] if whole else rows
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:
