@@ -16,6 +16,10 @@ class HangError(InterlaceError):
     """Nothing can make progress any more; the message holds the wait-for graph."""
 
 
+class WorkerDiedError(InterlaceError):
+    """A worker's process is gone; the message says which, and what it was doing."""
+
+
 class RemoteError(InterlaceError):
     """A worker's operation raised. Carries where (group, rank, method) and the remote traceback."""
 

@@ -14,7 +14,7 @@ from interlace.engines.train.logprobs import training_temperature
 from interlace.models.loading import check_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
 from interlace.observe import loggers
-from interlace.recipes.clusters.local import find_devices
+from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
 from interlace.recipes.launch import algorithm_of
 from interlace.rewards.base import load_reward
@@ -74,7 +74,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     training_temperature(recipe.sampling)
     load_reward(recipe.reward.name)
     _check_loggers(recipe)
-    devices = find_devices(recipe.cluster.devices)
+    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     check_placement(recipe, devices)
     check_model(recipe.model)
     tokenizer = load_tokenizer(recipe.model)
@@ -182,6 +182,8 @@ def _forecast(recipe: Recipe, needs: Needs, size: ModelSize, devices: tuple[Devi
     kinds = [("rollout", size.weight_bytes + kv_bytes, "weights + KV cache of rollout.max_tokens")]
     if needs.reference:
         kinds.append(("reference", size.weight_bytes, "weights"))
+    if needs.critic:
+        kinds.append(("critic", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
     kinds.append(("actor", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
     return tuple(
         WorkerMemory(worker=f"{role}/{number}", devices=instance, num_bytes=num_bytes, how=how)

@@ -75,9 +75,11 @@ class ClusterConfig(Config):
     """Where the run computes. Written as the back end's name, or `{backend: ..., devices: ...}`."""
 
     backend: str = "local"
-    """local: in this process."""
+    """local: in this process. ray: processes that Ray places, on this machine or many."""
     devices: str = "auto"
     """auto: every GPU, or a device for each CPU core. Else how many of which kind: `cpu:2`, `cuda:1,cpu:4`."""
+    address: str | None = None
+    """ray: of a running cluster to join, `auto` or host:port; without it one is started on this machine for the run."""
     threads_per_worker: int = Field(default=1, ge=1)
     """Threads of a worker's CPU operations. More than one a core slows everything down."""
     hang_after_s: float = Field(default=1800.0, gt=0)

@@ -18,7 +18,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.recipes.assemble import assemble
-from interlace.recipes.clusters.local import open_cluster
+from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
 from interlace.recipes.evaluation import Evaluation, Evaluator
 from interlace.recipes.launch import Seats, launch_roles
@@ -75,7 +75,9 @@ class _Session:
     async def train(self, *, resume: bool) -> TrainReport:
         """From start or checkpoint to the end."""
         newest = self._restore() if resume else None
-        cluster = self._cluster = open_cluster(self._recipe.cluster, self._recipe.schedule.resolved)
+        cluster = self._cluster = back_end(self._recipe.cluster).open_cluster(
+            self._recipe.cluster, self._recipe.schedule.resolved
+        )
         info = RunInfo(
             name=self._folder.name,
             folder=self._folder.path,

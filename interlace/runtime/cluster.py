@@ -57,18 +57,18 @@ class Cluster(ABC):
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
         """Starts a group. Raises RemoteError where a constructor does, UserError where memory is short."""
-        rendezvous = await self._rendezvous(spec) if spec.num_ranks > 1 else None
-        contexts = [
-            WorkerContext(
-                group=spec.name,
-                rank=rank,
-                num_ranks=spec.num_ranks,
-                devices=tuple(device.name for device in spec.devices[rank :: spec.num_ranks]),
-                rendezvous=rendezvous,
-            )
-            for rank in range(spec.num_ranks)
-        ]
         with self.waits.operation():
+            rendezvous = await self._rendezvous(spec) if spec.num_ranks > 1 else None
+            contexts = [
+                WorkerContext(
+                    group=spec.name,
+                    rank=rank,
+                    num_ranks=spec.num_ranks,
+                    devices=tuple(device.name for device in spec.devices[rank :: spec.num_ranks]),
+                    rendezvous=rendezvous,
+                )
+                for rank in range(spec.num_ranks)
+            ]
             ranks = await asyncio.gather(*(self._start_rank(spec, context) for context in contexts))
         group: WorkerGroup[Worker] = WorkerGroup(
             spec.name,

@@ -19,6 +19,9 @@ Run = Callable[..., Any]
 
 @pytest.fixture(params=sorted(CLUSTERS))
 def run(request: pytest.FixtureRequest) -> Run:
+    if request.param == "ray":
+        request.getfixturevalue("ray_session")
+
     def go(body: Callable[[Cluster], Any], schedule: Schedule | None = None, memory_bytes: int = 100) -> Any:
         return CLUSTERS[request.param](body, schedule or Schedule(), memory_bytes)
 

@@ -9,14 +9,14 @@ import secrets
 import socket
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from interlace.core.errors import InterlaceError, RemoteError, UserError
+from interlace.core.errors import RemoteError, UserError
 from interlace.runtime.group import turn_of
 from interlace.runtime.ray.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Reply, encode
 from interlace.runtime.ray.tensors import store_large, stored_in
@@ -105,27 +105,21 @@ class RankActor:
             connection.close()
 
     def _construct(self, factory: Callable[[WorkerContext], Worker]) -> bool:
-        try:
+        is_made = False
+        with self._reporting(CONSTRUCTION, "__init__"):
             self._worker = factory(self._context)
-        except Exception as error:
-            self._send(Reply(number=CONSTRUCTION, error=self._explained("__init__", error)))
-            return False
-        self._send(Reply(number=CONSTRUCTION))
-        return True
+            is_made = True
+            self._send(Reply(number=CONSTRUCTION))
+        return is_made
 
     def _receive(self) -> None:
-        assembler, method = Assembler(), "receive"
-        try:
+        # What cannot be read, or a concurrent operation that raises: nobody waits for it, so it ends the run.
+        with contextlib.suppress(OSError), self._reporting(UNAWAITED, "receive"):
+            assembler = Assembler()
             while count := self._connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
                 message = assembler.received(count)
                 if isinstance(message, Call):
-                    method = message.method
                     self._dispatch(message)
-        except OSError:
-            pass  # the same as a hang-up
-        except Exception as error:
-            # What cannot be read, or a concurrent operation that raised: nobody waits for it, so it ends the run.
-            self._send(Reply(number=UNAWAITED, error=self._explained(method, error)))
         self._calls.put(None)
 
     def _dispatch(self, call: Call) -> None:
@@ -139,19 +133,14 @@ class RankActor:
             self._calls.put(call)
 
     def _run(self, call: Call) -> None:
-        try:
-            value = getattr(self._worker, call.method)(*call.args, **call.kwargs)
-            self._reply(call, value)
-        except Exception as error:
-            self._send(Reply(number=call.number, error=self._explained(call.method, error)))
+        with self._reporting(call.number, call.method):
+            self._reply(call, getattr(self._worker, call.method)(*call.args, **call.kwargs))
 
     async def _await(self, call: Call) -> None:
-        try:
+        with self._reporting(call.number, call.method):
             async with turn_of(self._worker, call.method, self._turn):
                 value = await getattr(self._worker, call.method)(*call.args, **call.kwargs)
             self._reply(call, value)
-        except Exception as error:
-            self._send(Reply(number=call.number, error=self._explained(call.method, error)))
 
     def _reply(self, call: Call, value: Any) -> None:
         value = store_large(value)
@@ -164,7 +153,13 @@ class RankActor:
             for part in parts:
                 self._connection.sendall(part)
 
-    def _explained(self, method: str, error: Exception) -> InterlaceError:
-        if isinstance(error, UserError):
-            return error
-        return RemoteError(self._context.group, self._context.rank, method, traceback.format_exc())
+    @contextlib.contextmanager
+    def _reporting(self, number: int, method: str) -> Iterator[None]:
+        """What is raised inside goes to the controller: a UserError as it is, anything else with its traceback."""
+        try:
+            yield
+        except UserError as error:
+            self._send(Reply(number=number, error=error))
+        except Exception:  # noqa: BLE001 - not swallowed: it is raised again where the operation was called
+            where = self._context.group, self._context.rank, method
+            self._send(Reply(number=number, error=RemoteError(*where, traceback.format_exc())))

@@ -5,7 +5,7 @@ import pickle
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import ray
 
@@ -42,12 +42,13 @@ class RayRank(asyncio.BufferedProtocol):
         self._open: dict[int, _Open] = {}
         self._next = CONSTRUCTION
         self._sending = asyncio.Lock()
-        self._closing = False
+        self._closing = self._closed = False
         self._dead: InterlaceError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._endpoint: Endpoint
-        self._life: asyncio.Future[Any]
-        self._transport: asyncio.Transport
+        self._life: asyncio.Future[None]
+        """Ends when the process does, with Ray's word on why."""
+        self._transport: asyncio.Transport | None = None
 
     async def start(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Connects, and constructs the worker. A UserError passes as it is; anything else becomes a RemoteError."""
@@ -56,9 +57,9 @@ class RayRank(asyncio.BufferedProtocol):
         constructed = self._expect("__init__")
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(lambda: self, self._endpoint.host, self._endpoint.port)
-        self._transport = cast("asyncio.Transport", transport)
         _tune(transport.get_extra_info("socket"))
-        self._transport.write(self._endpoint.token)
+        transport.write(self._endpoint.token)
+        self._transport = transport
         try:
             await constructed
         except BaseException:
@@ -86,12 +87,13 @@ class RayRank(asyncio.BufferedProtocol):
 
     async def close(self) -> None:
         """Lets the running operation end, for a few seconds, and then ends the process."""
-        self._closing = True
-        self._transport.close()
-        await asyncio.wait({self._life}, timeout=GRACE_S)
-        ray.kill(self._actor)
-        if not self._life.done():
+        if self._closed:
+            return
+        self._closed = self._closing = True
+        if self._transport:
+            self._transport.close()
             await asyncio.wait({self._life}, timeout=GRACE_S)
+        ray.kill(self._actor)
 
     def _expect(self, method: str) -> "asyncio.Future[Any]":
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -109,8 +111,9 @@ class RayRank(asyncio.BufferedProtocol):
             ) from error
 
     def _write(self, parts: Sequence[bytes | memoryview]) -> None:
-        for part in parts:
-            self._transport.write(part)
+        if self._transport:
+            for part in parts:
+                self._transport.write(part)
 
     async def _hand_over_tables(self, values: Sequence[Any]) -> None:
         # References go through Ray, which counts them; the frame names them only.
@@ -149,6 +152,8 @@ class RayRank(asyncio.BufferedProtocol):
         if entry is None or entry.answer.done():
             return  # whoever asked is gone
         if reply.error:
+            # A worker that could not be made hangs up, and is not to be missed.
+            self._closing |= reply.number == CONSTRUCTION
             entry.answer.set_exception(reply.error)
         else:
             entry.answer.set_result(reply.value)
@@ -169,8 +174,8 @@ class RayRank(asyncio.BufferedProtocol):
             error = self._life.exception()
             reason = str(error) if error else "its serving thread ended"
         self._dead = WorkerDiedError(
-            f"{self._name} died while {doing} (process {self._endpoint.process} on {self._endpoint.host}). Where memory "
-            f"ran out, give it less or place it elsewhere. Ray says: {reason}"
+            f"{self._name} died while {doing} (process {self._endpoint.process} on {self._endpoint.host}). If memory "
+            f"ran out there, give it less, or other devices. Ray says: {reason}"
         )
         for entry in self._open.values():
             if not entry.answer.done():

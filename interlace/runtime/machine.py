@@ -1,0 +1,90 @@
+"""What computers a cluster has, and which of their devices a run uses."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from interlace.core.errors import UserError, nearest
+from interlace.schedule.placement import Device
+
+_POOL = re.compile(r"(?P<pool>[a-z]+)(:(?P<count>\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """One computer."""
+
+    num_cores: int
+    memory_bytes: int
+    gpu_bytes: tuple[int, ...] = ()
+    """Memory of each GPU."""
+    name: str = ""
+    """As its cluster calls it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """A device and where it is."""
+
+    device: Device
+    machine: str
+    local_name: str
+    """As torch names it there: `cuda:1` may be the cluster's ninth GPU."""
+
+
+def find_seats(spec: str, machines: Sequence[Machine]) -> tuple[Seat, ...]:
+    """The devices of `auto`, or of counts by kind such as `cpu:2` or `cuda:1,cpu:4`; a kind without a count means all.
+
+    auto takes every GPU, or where there is none one device for each CPU core. More CPU devices than cores are allowed:
+    they share them. Raises UserError for a spec that cannot be read or devices that are not there.
+    """
+    if spec == "auto":
+        spec = "cuda" if any(machine.gpu_bytes for machine in machines) else "cpu"
+    seats: list[Seat] = []
+    for part in spec.split(","):
+        seen = [seat.device.pool for seat in seats]
+        pool, count = _read(part.strip(), spec, seen)
+        found = _cores(count, machines) if pool == "cpu" else _gpus(count, machines, spec)
+        for pool_index, (machine, local_index, memory_bytes) in enumerate(found):
+            device = Device(index=len(seats), pool=pool, pool_index=pool_index, memory_bytes=memory_bytes)
+            seats.append(Seat(device=device, machine=machine, local_name=f"{pool}:{local_index}"))
+    return tuple(seats)
+
+
+def _read(part: str, spec: str, seen: Sequence[str]) -> tuple[str, int | None]:
+    match = _POOL.fullmatch(part)
+    if match is None or match["count"] == "0" or match["pool"] in seen:
+        raise UserError(f"cluster.devices = {spec!r}: write auto, or each kind once with a count, such as cpu:2.")
+    if match["pool"] not in ("cpu", "cuda"):
+        raise UserError(
+            f"cluster.devices = {spec!r}: unknown kind {match['pool']!r}.{nearest(match['pool'], ['cpu', 'cuda'])}"
+        )
+    return match["pool"], int(match["count"]) if match["count"] else None
+
+
+def _cores(count: int | None, machines: Sequence[Machine]) -> list[tuple[str, int, int]]:
+    """(machine, number within it, bytes) of each CPU device, dealt evenly over the machines where a count is given."""
+    shares = [machine.num_cores for machine in machines]
+    if count is not None:
+        share, rest = divmod(count, len(machines))
+        shares = [share + (place < rest) for place in range(len(machines))]
+    return [
+        (machine.name, index, machine.memory_bytes // share)
+        for machine, share in zip(machines, shares, strict=True)
+        for index in range(share)
+    ]
+
+
+def _gpus(count: int | None, machines: Sequence[Machine], spec: str) -> list[tuple[str, int, int]]:
+    found = [
+        (machine.name, index, memory_bytes)
+        for machine in machines
+        for index, memory_bytes in enumerate(machine.gpu_bytes)
+    ]
+    if len(found) < (count or 1):
+        where = "this machine has" if len(machines) == 1 else f"these {len(machines)} machines have"
+        raise UserError(
+            f"cluster.devices = {spec!r}: {where} {len(found)} GPUs that torch can use. Ask for what is there, for "
+            f"`auto`, or for CPU cores: cpu:{sum(machine.num_cores for machine in machines)}."
+        )
+    return found[:count]

@@ -1,0 +1,74 @@
+"""Ranks as processes that Ray places, watches and ends, on one node or many."""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.machine import Seat
+from interlace.runtime.ray.actor import RankActor
+from interlace.runtime.ray.rank import RayRank
+from interlace.runtime.ray.session import RaySession
+from interlace.runtime.worker import Rendezvous, WorkerContext
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+
+_GPUS_STAY_VISIBLE = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
+"""The reservation holds the GPUs, the actors ask for none: Ray would hide them all."""
+
+
+class RayCluster(Cluster):
+    """One reservation holds all devices of the run; roles that share a device share its place, and the lock decides."""
+
+    def __init__(self, session: RaySession, seats: Sequence[Seat], schedule: Schedule, *, hang_after_s: float) -> None:
+        """Made on a running event loop. UserError where the devices are not free. shutdown() closes the session."""
+        super().__init__([seat.device for seat in seats], schedule, hang_after_s=hang_after_s)
+        self._session, self._seats = session, tuple(seats)
+        self._reservation = session.reserve(seats)
+        self._ranks: list[RayRank] = []
+
+    async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> RayRank:
+        own = spec.devices[context.rank :: spec.num_ranks]
+        local = tuple(self._seats[device.index].local_name for device in own)
+        actor: Any = ray.remote(RankActor)
+        handle = actor.options(
+            num_cpus=0,
+            # run() keeps one thread for good; the others hand over references.
+            max_concurrency=3,
+            scheduling_strategy=self._at(own),
+            runtime_env=_GPUS_STAY_VISIBLE if local and local[0].startswith("cuda") else None,
+        ).remote(str(Path.cwd()))
+        rank = RayRank(handle, replace(context, devices=local), self.clock, self.fail)
+        self._ranks.append(rank)
+        await rank.start(spec.factory)
+        return rank
+
+    async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:
+        task: Any = ray.remote(num_cpus=0)(_free_port)
+        found: Rendezvous = await task.options(scheduling_strategy=self._at(spec.devices[:1])).remote()
+        return found
+
+    def _at(self, devices: Sequence[Device]) -> PlacementGroupSchedulingStrategy:
+        """Where the first device is; anywhere within the reservation for a worker that needs none."""
+        return PlacementGroupSchedulingStrategy(
+            self._reservation, placement_group_bundle_index=devices[0].index if devices else -1
+        )
+
+    async def shutdown(self) -> None:
+        """Ends all workers, gives the devices back and leaves Ray."""
+        await super().shutdown()
+        for rank in self._ranks:  # those whose group never came to be
+            await rank.close()
+        self._session.release(self._reservation)
+        self._session.close()
+
+
+def _free_port() -> Rendezvous:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return Rendezvous(address=ray.util.get_node_ip_address(), port=probe.getsockname()[1])
