@@ -65,9 +65,9 @@ def test_a_limit_holds_for_each_sample_and_not_for_the_wait_before_it() -> None:
 
 def test_a_number_that_cannot_be_computed_does_not_hang_the_run() -> None:
     """What a model may well write: math-verify would evaluate it for hours."""
-    with scorer("math_verify", timeout_s=1.0) as made:
+    with scorer("math_verify", timeout_s=3.0) as made:
         tower, right = scored(made, samples(r"\boxed{9^{9^{9^9}}}", r"\boxed{3}", answer="3"))
-        assert tower.failure == "timed out after 1 s"
+        assert tower.failure == "timed out after 3 s"
         assert right.reward == 5.0
 
 
