@@ -3,6 +3,7 @@
 from interlace.engines.train.critic import CriticConfig, CriticEngine, critic_model
 from interlace.engines.train.engine import LogprobEngine, TrainConfig, TrainEngine
 from interlace.engines.train.export import save_model
+from interlace.engines.train.implicit_reward import ImplicitRewardConfig, ImplicitRewardEngine
 from interlace.engines.train.logprobs import training_temperature
 from interlace.engines.train.minibatch import merge_metrics
 from interlace.engines.train.optimizer import OptimizerConfig, OptimizerState
@@ -11,6 +12,8 @@ from interlace.engines.train.sft import sft_loss, supervised_sample
 __all__ = [
     "CriticConfig",
     "CriticEngine",
+    "ImplicitRewardConfig",
+    "ImplicitRewardEngine",
     "LogprobEngine",
     "OptimizerConfig",
     "OptimizerState",

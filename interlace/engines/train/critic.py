@@ -87,7 +87,7 @@ class CriticEngine(TrainedEngine):
             "squared_error": (returns_T - old_values_T).square(),
             "clip_fraction": clipped_T.float(),
         }
-        self._minibatch.add(loss=loss, values_T=reported, num_tokens=num_tokens, denominator=float(num_tokens))
+        self._minibatch.add(loss=loss, values=reported, count=num_tokens, denominator=float(num_tokens))
 
     def _derive(self, metrics: Metrics) -> Metrics:
         """explained_variance: of the returns, by the values that the advantages were made with."""

@@ -87,7 +87,7 @@ class TrainEngine(TrainedEngine):
         loss.backward()
         values_T = policy_values(inputs, outputs)
         denominator = self._aggregator.denominator(batch.lengths)
-        self._minibatch.add(loss=loss, values_T=values_T, num_tokens=sum(batch.lengths), denominator=denominator)
+        self._minibatch.add(loss=loss, values=values_T, count=sum(batch.lengths), denominator=denominator)
         self._minibatch.add_max("ratio_max", values_T["ratio_mean"])
 
     def _derive(self, metrics: Metrics) -> Metrics:

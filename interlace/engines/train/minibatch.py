@@ -18,25 +18,25 @@ LARGEST = ("ratio_max",)
 
 
 class Minibatch:
-    """Sums over its trained tokens. They stay on the device until the minibatch closes.
+    """Sums over what it trains: tokens, or samples. They stay on the device until the minibatch closes.
 
-    Data-parallel ranks would add `num_tokens`, `denominator` and the sums over ranks just before they are read.
+    Data-parallel ranks would add `count`, `denominator` and the sums over ranks just before they are read.
     """
 
     def __init__(self) -> None:
-        self.num_tokens = 0
+        self.count = 0
         self.denominator = 0.0
         """Of the loss, so far."""
         self._sums: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
 
-    def add(self, *, loss: Tensor, values_T: Mapping[str, Tensor], num_tokens: int, denominator: float) -> None:
-        """Adds one micro-batch. loss: its unnormalised sum. values_T: name -> [T], reported as means over tokens."""
-        self.num_tokens += num_tokens
+    def add(self, *, loss: Tensor, values: Mapping[str, Tensor], count: int, denominator: float) -> None:
+        """Adds one micro-batch. loss: its unnormalised sum. values: name -> [count], reported as means."""
+        self.count += count
         self.denominator += denominator
         self._add_sum("loss", loss.detach())
-        for name, value_T in values_T.items():
-            self._add_sum(name, value_T.detach().sum())
+        for name, value in values.items():
+            self._add_sum(name, value.detach().sum())
 
     def add_max(self, name: str, value_T: Tensor) -> None:
         """Reports the largest of [T] over the minibatch."""
@@ -44,13 +44,13 @@ class Minibatch:
         self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
 
     def metrics(self) -> Metrics:
-        """Loss over its denominator, means over tokens, maxima. Empty where nothing was added. Waits for the device."""
+        """Loss over its denominator, means, maxima. Empty where nothing was added. Waits for the device."""
         if not self._sums:
             return {}
         names = [*self._sums, *self._maxima]
         numbers = torch.stack([*self._sums.values(), *self._maxima.values()]).tolist()
         read = dict(zip(names, numbers, strict=True))
-        metrics = {name: read[name] / self.num_tokens for name in self._sums}
+        metrics = {name: read[name] / self.count for name in self._sums}
         metrics["loss"] = read["loss"] / self.denominator
         return metrics | {name: read[name] for name in self._maxima}
 

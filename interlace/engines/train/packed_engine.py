@@ -98,14 +98,14 @@ class TrainedEngine(PackedEngine, ABC):
     def optimizer_step(self) -> Metrics:
         """Closes the minibatch with one update, or drops it; returns flat metrics under the engine's prefix.
 
-        Dropped (`skipped_minibatches` = 1) are a minibatch without trained tokens, one whose gradient is not finite,
+        Dropped (`skipped_minibatches` = 1) are a minibatch with nothing to train on, one whose gradient is not finite,
         and one that the engine finds too far out.
         """
         closed, self._minibatch = self._minibatch, Minibatch()
-        metrics = self._derive(closed.metrics()) if closed.num_tokens else {}
+        metrics = self._derive(closed.metrics()) if closed.count else {}
         metrics["lr"] = self._optimizer.next_lr
         norm = float(self._optimizer.grad_norm(closed.denominator or 1.0))
-        skip = closed.num_tokens == 0 or not np.isfinite(norm) or self._is_too_far(metrics)
+        skip = closed.count == 0 or not np.isfinite(norm) or self._is_too_far(metrics)
         if not skip:
             self._optimizer.step(closed.denominator, norm)
         self._optimizer.zero_grad()

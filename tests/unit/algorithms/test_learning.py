@@ -12,6 +12,8 @@ from interlace.core.types import Prompt, Sample, SampleGroup, SampleKey
 from interlace.engines.train import (
     CriticConfig,
     CriticEngine,
+    ImplicitRewardConfig,
+    ImplicitRewardEngine,
     LogprobEngine,
     OptimizerConfig,
     TrainConfig,
@@ -59,15 +61,10 @@ class Trainer:
         self.policy = TrainEngine(tiny_policy(), loss=algorithm.loss, optimizer=optimizer, config=config)
         self.reference = LogprobEngine(tiny_policy(), config=config)
         self.critic = CriticEngine(critic_model(tiny_policy()), optimizer=optimizer, config=CriticConfig())
-        self.process_model: TrainEngine | None = None
+        self.process_model: ImplicitRewardEngine | None = None
         if needs.process_reward:
-            self.process_model = TrainEngine(
-                tiny_policy(),
-                loss=algorithm.process_model_loss,  # type: ignore[attr-defined]
-                optimizer=optimizer,
-                config=TrainConfig(aggregation="seq_mean_token_mean"),
-                prefix="process_reward",
-            )
+            process = ImplicitRewardConfig(success_reward=0.2)
+            self.process_model = ImplicitRewardEngine(tiny_policy(), optimizer=optimizer, config=process)
         self.draw = torch.Generator().manual_seed(0)
 
     def step(self) -> float:
@@ -87,6 +84,9 @@ class Trainer:
         if self.algorithm.needs.critic:
             self.critic.accumulate(samples)
             self.critic.optimizer_step()
+        if self.process_model is not None:
+            self.process_model.accumulate(samples)
+            self.process_model.optimizer_step()
         return float(np.mean(rewards))
 
     def _group(self, gid: int) -> SampleGroup:
@@ -109,16 +109,9 @@ class Trainer:
         if self.algorithm.needs.critic:
             samples = [replace(s, values=v) for s, v in zip(samples, self.critic.values(samples), strict=True)]
         if self.process_model is not None:
-            samples = self._with_process_rewards(samples)
+            found_rewards = self.process_model.process_rewards(samples)
+            samples = [replace(s, process_rewards=r) for s, r in zip(samples, found_rewards, strict=True)]
         return SampleGroup(gid=gid, step=0, samples=tuple(samples), baseline_reward=baseline)
-
-    def _with_process_rewards(self, samples: list[Sample]) -> list[Sample]:
-        algorithm, model = self.algorithm, self.process_model
-        assert model is not None
-        model.accumulate(algorithm.process_model_samples(samples))  # type: ignore[attr-defined]
-        model.optimizer_step()
-        pairs = zip(samples, model.logprobs(samples), strict=True)
-        return [replace(s, process_rewards=algorithm.process_rewards(s, found)) for s, found in pairs]  # type: ignore[attr-defined]
 
     def _with_advantages(self, group: SampleGroup) -> list[Sample]:
         found = self.algorithm.advantages(group)
@@ -127,15 +120,11 @@ class Trainer:
         return [replace(s, advantages=advantage, returns=target) for s, advantage, target in triples]
 
 
-def settings_of(name: str) -> dict[str, object]:
-    return {"prime": {"success_reward": 0.2}}.get(name, {})
-
-
 @pytest.mark.parametrize(
     "name", [name if name == "ppo" else pytest.param(name, marks=pytest.mark.slow) for name in algorithm_names()]
 )
 def test_learns(name: str) -> None:
-    trainer = Trainer(create_algorithm(name, settings_of(name)))
+    trainer = Trainer(create_algorithm(name, {}))
     rewards = [trainer.step() for _ in range(STEPS)]
     assert np.mean(rewards[:3]) < 0.25
     assert np.mean(rewards[-3:]) > 0.6, rewards

@@ -148,16 +148,3 @@ def test_a_far_out_token_gives_no_infinite_gradient() -> None:
     far = replace(inputs, logprobs_T=(inputs.behaviour_logprobs_T + 200).detach().requires_grad_())
     for name in ("grpo", "gspo", "cispo", "sapo", "rloo", "dppo"):
         assert gradient(create_algorithm(name, {}).loss(far).loss_T, far).isfinite().all(), name
-
-
-def test_prime_trains_its_process_model_by_cross_entropy() -> None:
-    algorithm = create_algorithm("prime", {"beta": 0.5})
-    inputs = loss_inputs(with_reference=True)
-    right_N = torch.tensor([1.0, 0.0, 1.0, 0.0])
-    inputs = replace(inputs, advantages_T=right_N[inputs.sample_T])
-    outputs = algorithm.process_model_loss(inputs)  # type: ignore[attr-defined]
-    assert inputs.ref_logprobs_T is not None
-    score_N = torch.stack([0.5 * p.sum() for p in (inputs.logprobs_T - inputs.ref_logprobs_T).split(LENGTHS)])
-    probability_N = torch.sigmoid(score_N)
-    expected_N = -(right_N * probability_N.log() + (1 - right_N) * (1 - probability_N).log())
-    torch.testing.assert_close(torch.stack([p.mean() for p in outputs.loss_T.split(LENGTHS)]), expected_N)

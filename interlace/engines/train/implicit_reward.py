@@ -1,0 +1,84 @@
+"""A process reward model that learns from outcomes alone (PRIME, arXiv 2502.01456).
+
+It is a language model phi. A response's score is the sum over its tokens of beta log(phi / reference); phi is trained to
+make sigmoid(score) the chance that the response is right. Each token's summand then is its reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from interlace.engines.train.logprobs import token_logprobs
+from interlace.engines.train.packed_engine import PackingConfig, TrainedEngine, read_column
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from interlace.core.types import FloatArray, Sample
+    from interlace.engines.train.optimizer import OptimizerConfig
+    from interlace.engines.train.packing import MicroBatch
+
+
+class ImplicitRewardConfig(PackingConfig):
+    """How a process reward model scores and learns, beside its OptimizerConfig."""
+
+    beta: float = Field(default=0.05, gt=0)
+    """Scale of the rewards."""
+    success_reward: float = 0.5
+    """A response with more reward than this counts as right."""
+    temperature: float = Field(default=1.0, gt=0)
+    """That of the reference's log-probs."""
+
+
+class ImplicitRewardEngine(TrainedEngine):
+    """Process rewards and their training. model: a causal LM, at first the reference itself."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        optimizer: OptimizerConfig,
+        config: ImplicitRewardConfig,
+        device: str = "cpu",
+        prefix: str = "process_reward",
+    ) -> None:
+        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix)
+        self.config = config
+
+    def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """[L] beta x log(phi / reference) of each sample. Raises ValueError without reference log-probs."""
+        missing = [sample.key for sample in samples if sample.ref_logprobs is None]
+        if missing:
+            raise ValueError(f"samples {missing} have no reference log-probs")
+        found = self._for_each_token(samples, self._logprobs)
+        beta = np.float32(self.config.beta)
+        return [
+            beta * (logprobs - sample.ref_logprobs)
+            for sample, logprobs in zip(samples, found, strict=True)
+            if sample.ref_logprobs is not None
+        ]
+
+    def _logprobs(self, batch: MicroBatch) -> Tensor:
+        return token_logprobs(self.packed.outputs(batch), batch.targets_T, self.config.temperature)[0]
+
+    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch) -> None:
+        """Binary cross-entropy of the outcome (eq. 5), mean over samples; trained tokens only count in the score."""
+        ref_logprobs_T = read_column(samples, "ref_logprobs", [sample.ref_logprobs for sample in samples], batch)
+        rewards = [sample.reward for sample in samples if sample.reward is not None]
+        if ref_logprobs_T is None or len(rewards) < len(samples):
+            raise ValueError("a process reward model is trained on samples with rewards and reference log-probs")
+        gap_T = self._logprobs(batch) - ref_logprobs_T
+        score_N = self.config.beta * gap_T.new_zeros(batch.num_samples).index_add(0, batch.sample_T, gap_T)
+        right_N = torch.tensor(rewards, device=score_N.device).gt(self.config.success_reward)
+        loss = F.binary_cross_entropy_with_logits(score_N, right_N.float(), reduction="sum")
+        loss.backward()
+        accuracy_N = (score_N.detach() > 0) == right_N
+        count = batch.num_samples
+        self._minibatch.add(loss=loss, values={"accuracy": accuracy_N.float()}, count=count, denominator=float(count))
