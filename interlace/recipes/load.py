@@ -72,27 +72,12 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError("\n".join([explain(Recipe, error, f"recipe {spec}"), *_elsewhere(error)])) from None
 
 
-def resolved_yaml(recipe: Recipe) -> str:
-    """Every setting of a recipe, defaults included, as YAML that load_recipe reads back to an equal recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
 def override_key(override: str) -> str:
     """The dotted key of `key=value`. Raises UserError where there is none."""
     key, equals, _ = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
         raise UserError(f"cannot read the override {override!r}. {FORM}")
     return key
-
-
-def first_comment(path: Path) -> str:
-    """The sentence a YAML file opens with, which lists show as its description."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").strip())
-    return " ".join(lines)
 
 
 def _read(spec: str, path: Path) -> dict[str, Any]:
