@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING
 
 from interlace.core.types import SamplingParams
+from interlace.engines.rollout.options import EngineOptions
 
 if TYPE_CHECKING:
     from interlace.engines.rollout.engine import NativeEngine
 
-__all__ = ["NativeEngine", "SamplingParams"]
+__all__ = ["EngineOptions", "NativeEngine", "SamplingParams"]
 
 
 def __getattr__(name: str) -> object:

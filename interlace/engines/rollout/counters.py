@@ -11,7 +11,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.schedule_s = 0.0
-        self._reset(0.0, 0)
+        self._reset(0.0, 0, 0)
 
     def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float) -> None:
         """One step: tokens run, tokens drawn, and where the time went."""
@@ -21,8 +21,13 @@ class Counters:
         self._forward_s += forward_s
         self._sample_s += sample_s
 
-    def read(self, scheduler: Scheduler, kv_use: float, attention_s: float) -> Metrics:
-        """Rates and sums since the last call. attention_s: of the engine's whole life, part of forward_s."""
+    def count_drafts(self, proposed: int, accepted: int) -> None:
+        """Drafts of one row."""
+        self._drafts += proposed
+        self._accepted += accepted
+
+    def read(self, scheduler: Scheduler, reused: int, kv_use: float, attention_s: float) -> Metrics:
+        """Rates and sums since the last call. attention_s, reused: of the engine's whole life."""
         elapsed = max(time.perf_counter() - self._since, 1e-9)
         metrics = {
             "num_running": float(len(scheduler.running)),
@@ -34,16 +39,20 @@ class Counters:
             "decode_tokens_per_s": self._sampled / elapsed,
             "prefill_tokens_per_s": self._prefilled / elapsed,
             "num_preemptions": float(scheduler.num_preemptions - self._preemptions),
+            "reused_tokens": float(reused - self._reused),
+            "draft_tokens": float(self._drafts),
+            "draft_acceptance": self._accepted / max(self._drafts, 1),
             "schedule_s": self.schedule_s,
             "forward_s": self._forward_s,
             "attention_s": attention_s - self._attention_s,
             "sample_s": self._sample_s,
         }
-        self._reset(attention_s, scheduler.num_preemptions)
+        self._reset(attention_s, scheduler.num_preemptions, reused)
         return metrics
 
-    def _reset(self, attention_s: float, preemptions: int) -> None:
+    def _reset(self, attention_s: float, preemptions: int, reused: int) -> None:
         self._since = time.perf_counter()
         self._steps = self._sampled = self._prefilled = 0
         self.schedule_s = self._forward_s = self._sample_s = 0.0
-        self._attention_s, self._preemptions = attention_s, preemptions
+        self._attention_s, self._preemptions, self._reused = attention_s, preemptions, reused
+        self._drafts = self._accepted = 0

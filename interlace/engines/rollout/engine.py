@@ -16,13 +16,16 @@ from interlace.core.types import Completion, FinishReason, Metrics, Request, Sam
 from interlace.engines.rollout.counters import Counters
 from interlace.engines.rollout.fused import FusedRunner
 from interlace.engines.rollout.kv_store import Int64Array
+from interlace.engines.rollout.limits import Limits
 from interlace.engines.rollout.live_weights import LiveWeights
+from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, UpdateMode
-from interlace.engines.rollout.sampling import KernelSampler, PlainSampler, TorchSampler, draw
+from interlace.engines.rollout.sampling import FloatRows, KernelSampler, PlainSampler, TorchSampler, draw
 from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
-from interlace.engines.rollout.serving import KVKind, ServingConfig, serve
+from interlace.engines.rollout.serving import ServingConfig, serve
+from interlace.engines.rollout.speculative import NgramDrafter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,31 +46,37 @@ class NativeEngine:
         max_tokens: int = 65536,
         max_batch_tokens: int = 2048,
         seed: int = 0,
-        kv: KVKind = "slots",
-        fuse: bool = True,
-        compile_kernels: bool = True,
+        options: EngineOptions | None = None,
     ) -> None:
         """Prepares the model and checks, on it, what report() then says.
 
         tokenizer: for stop strings; loaded along where the model is a path. max_running: sequences at once.
-        max_tokens: cells of the KV store. max_batch_tokens: of one forward pass, prompts are cut into chunks to fit.
-        seed: of the sampling noise. fuse, compile_kernels: off, to compare with the transformers model itself.
+        max_tokens: cells of the KV store. max_batch_tokens: of one forward pass; longer prompts are run in chunks.
+        seed: of the sampling noise.
         """
+        options = options or EngineOptions()
+        torch.set_num_threads(options.num_threads)
         self._model, self._tokenizer = _load(model, tokenizer)
-        context = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        self._context = int(context or max_tokens)
-        config = ServingConfig(
-            max_running=max_running, max_tokens=max_tokens, longest=self._context, kv=kv, fuse=fuse,
-            compile_kernels=compile_kernels,
-        )  # fmt: skip
+        text = self._model.config.get_text_config()
+        context = int(getattr(text, "max_position_embeddings", None) or max_tokens)
+        config = ServingConfig(max_running=max_running, max_tokens=max_tokens, longest=context, options=options)
         serving = serve(self._model, config)
         self._runner, self._attention, self._pool = serving.runner, serving.attention, serving.pool
         self._store, self._report = serving.store, serving.report
         self._weights = LiveWeights(self._model)
         self._table = SequenceTable(max_running, seed)
-        self._prefixes = PrefixIndex(self._table, self._store, enabled=self._attention is not None)
+        spare_rows = range(max_running + 1, max_running + 1 + config.num_retained) if options.prefix_cache else ()
+        routed = self._attention is not None
+        self._prefixes = PrefixIndex(self._table, self._store, enabled=routed, spare_rows=spare_rows)
         self._scheduler = Scheduler(self._table, self._store, self._prefixes, max_batch_tokens=max_batch_tokens)
         self._sampler: PlainSampler = KernelSampler() if serving.compiled else TorchSampler()
+        self._limits = Limits(
+            context=context, longest=self._store.longest, vocab_size=text.vocab_size,
+            has_tokenizer=self._tokenizer is not None,
+        )  # fmt: skip
+        self._drafter = NgramDrafter()
+        self._draft_tokens, self._draft_below = options.draft_tokens if routed else 0, options.draft_below
+        self._steps_per_schedule = options.steps_per_schedule
         self._live: dict[str, Sequence] = {}
         self._arrivals = self._version = 0
         self._paused = False
@@ -111,9 +120,9 @@ class NativeEngine:
     def submit(self, request: Request) -> None:
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already live")
-        self._check(request)
+        self._limits.check(request)
         prompt = [int(token) for token in request.prompt_ids]
-        limit = min(len(prompt) + request.params.max_new_tokens, self._context)
+        limit = min(len(prompt) + request.params.max_new_tokens, self._limits.context)
         sequence = Sequence(
             request=request, arrival=self._arrivals, limit=limit, token_ids=prompt + list(request.generated_ids),
             logprobs=list(request.generated_logprobs), versions=list(request.generated_versions),
@@ -126,10 +135,7 @@ class NativeEngine:
         finished: list[Completion] = []
         new_tokens = 0
         if self._live and not self._paused and self._saved is None:
-            start = time.perf_counter()
-            plan = self._scheduler.schedule()
-            self._counters.schedule_s += time.perf_counter() - start
-            new_tokens = self._run(plan, finished) if len(plan.rows) else 0
+            new_tokens = self._advance(finished)
         return StepOutput(
             finished=tuple(finished),
             num_running=len(self._scheduler.running),
@@ -178,9 +184,9 @@ class NativeEngine:
         return EngineMemory(weights=self._weights.num_bytes, kv_cache=self._pool.num_bytes)
 
     def metrics(self) -> Metrics:
-        used = 1.0 - self._store.num_free / max(self._store.num_cells, 1)
+        used = 1.0 - (self._store.num_free + self._prefixes.num_retained_cells) / self._store.num_cells
         attention_s = self._attention.seconds if self._attention is not None else 0.0
-        return self._counters.read(self._scheduler, used, attention_s)
+        return self._counters.read(self._scheduler, self._prefixes.num_reused_tokens, used, attention_s)
 
     def report(self) -> EngineReport:
         return self._report
@@ -190,39 +196,40 @@ class NativeEngine:
         if self._saved is not None:
             self._saved = {}
 
-    def _check(self, request: Request) -> None:
-        """Raises UserError for what cannot be served."""
-        prompt, params, what = len(request.prompt_ids), request.params, f"request {request.id}"
-        if not prompt:
-            raise UserError(f"{what}: the prompt is empty. Give it at least one token (a BOS token will do).")
-        if prompt >= self._context:
-            raise UserError(
-                f"{what}: the prompt has {prompt} tokens and the model's context holds {self._context}: nothing can be"
-                " generated. Shorten or filter the prompts."
-            )
-        if min(prompt + params.max_new_tokens, self._context) > self._store.longest:
-            raise UserError(
-                f"{what}: {prompt} prompt tokens + max_new_tokens={params.max_new_tokens} do not fit in the KV store,"
-                f" which holds {self._store.longest} for one sequence. Raise max_tokens or lower max_new_tokens."
-            )
-        done = len(request.generated_ids)
-        if not done == len(request.generated_logprobs) == len(request.generated_versions):
-            raise UserError(
-                f"{what}: {done} generated tokens, {len(request.generated_logprobs)} log-probs and"
-                f" {len(request.generated_versions)} versions: a resumed request needs one of each a token."
-            )
-        if done >= min(params.max_new_tokens, self._context - prompt):
-            raise UserError(f"{what}: it has {done} generated tokens already, its limit: there is nothing to resume.")
-        if params.stop and self._tokenizer is None:
-            raise UserError(f"{what}: stop strings need a tokenizer: NativeEngine(model, tokenizer=...).")
-        vocab = self._model.config.get_text_config().vocab_size
-        for token in (*request.prompt_ids, *request.generated_ids, *(token for token, _ in params.logit_bias)):
-            if not 0 <= token < vocab:
-                raise UserError(f"{what}: token id {token} is not in the model's vocabulary of {vocab}.")
-
     @torch.inference_mode()
+    def _advance(self, finished: list[Completion]) -> int:
+        """One look at the queue and the forward passes until the next. Returns the number of tokens drawn."""
+        start = time.perf_counter()
+        if self._draft_tokens:
+            self._draft()
+        plan = self._scheduler.schedule(self._steps_per_schedule)
+        self._counters.schedule_s += time.perf_counter() - start
+        drawn = self._run(plan, finished) if len(plan.rows) else 0
+        for _ in range(self._steps_per_schedule - 1):
+            rows = np.asarray([row for row in plan.rows if self._table.num_left(row) == 1], np.int64)
+            if not len(rows):
+                break
+            plan = Plan(rows, np.ones(len(rows), np.int64), all_decode=True)
+            drawn += self._run(plan, finished)
+        return drawn
+
+    def _draft(self) -> None:
+        """Guesses what follows the last token of each decoding row while few run."""
+        table, running = self._table, self._scheduler.running
+        table.num_drafts[:] = 0
+        if len(running) > self._draft_below:
+            return
+        for sequence in running:
+            row, known = sequence.row, int(table.num_tokens[sequence.row])
+            if known - table.num_computed[row] != 1:
+                continue
+            most = min(self._draft_tokens, int(table.limit[row]) - known - 1)
+            draft = self._drafter.propose(sequence.request.uid, table.token_ids[row, :known], most)
+            table.token_ids[row, known : known + len(draft)] = draft
+            table.num_drafts[row] = len(draft)
+
     def _run(self, plan: Plan, finished: list[Completion]) -> int:
-        """One forward pass, and a token for each row whose last token ran. Returns how many."""
+        """One forward pass, and tokens for each row whose last token ran. Returns how many."""
         table, start = self._table, time.perf_counter()
         if plan.all_decode:
             rows = sampled = plan.rows
@@ -231,30 +238,59 @@ class NativeEngine:
             rows, ends = np.repeat(plan.rows, plan.counts), np.cumsum(plan.counts)
             begins = table.num_computed[plan.rows]
             positions = np.arange(len(rows)) - np.repeat(ends - plan.counts - begins, plan.counts)
-            complete = begins + plan.counts == table.num_tokens[plan.rows]
-            sampled, wanted = plan.rows[complete], ends[complete] - 1
+            # A row whose last token runs gets that token's logits, and those of the drafts behind it.
+            last = np.repeat(table.num_tokens[plan.rows] - 1, plan.counts)
+            wanted = np.flatnonzero(positions >= last)
+            sampled = rows[wanted]
         logits = self._runner.forward(table.token_ids[rows, positions], rows, positions, wanted)
         table.num_computed[plan.rows] += plan.counts
         middle = time.perf_counter()
+        drawn = 0
         if len(sampled):
-            self._sample(logits[: len(sampled)], sampled, finished)
+            drawn = self._sample(logits[: len(sampled)], sampled, positions[wanted] + 1, finished)
         self._counters.count(
             tokens=len(rows), sampled=len(sampled), forward_s=middle - start, sample_s=time.perf_counter() - middle
         )
-        return len(sampled)
+        return drawn
 
-    def _sample(self, logits: Tensor, rows: Int64Array, finished: list[Completion]) -> None:
+    def _sample(self, logits: Tensor, rows: Int64Array, places: Int64Array, finished: list[Completion]) -> int:
+        """Draws the tokens at `places` of `rows` and keeps those whose predecessors were right. Returns how many."""
         table = self._table
-        indices = table.num_tokens[rows] - table.num_prompt[rows]
-        tokens, logprobs = draw(logits, rows, indices, table, self._sampler)
+        tokens, logprobs = draw(logits, rows, places - table.num_prompt[rows], table, self._sampler)
+        if not table.num_drafts[rows].any():
+            self._append(rows, tokens, logprobs, finished)
+            return len(rows)
+        kept = 0
+        for row in np.unique(rows):
+            mine = np.flatnonzero(rows == row)
+            drafts = table.token_ids[row, places[mine[1:]] - 1]
+            right = int(np.argmin(np.r_[drafts == tokens[mine[:-1]], False]))
+            table.num_drafts[row], table.num_computed[row] = 0, places[mine[right]]
+            self._counters.count_drafts(len(drafts), right)
+            for at in mine[: right + 1]:
+                kept += 1
+                if self._append(rows[at : at + 1], tokens[at : at + 1], logprobs[at : at + 1], finished):
+                    break
+        return kept
+
+    def _append(self, rows: Int64Array, tokens: Int64Array, logprobs: FloatRows, finished: list[Completion]) -> bool:
+        """Adds one token to each row and ends those that are done. Returns whether any is."""
+        table = self._table
         table.append(rows, tokens, logprobs, self._version)
         stopped = (tokens[:, None] == table.stop_ids[rows]).any(1)
         if table.stops_on_text[rows].any():
             stopped |= np.asarray([self._stops_on_text(int(row)) for row in rows])
         ended = stopped | (table.num_tokens[rows] >= table.limit[rows])
+        if not ended.any():
+            return False
         for at in np.flatnonzero(ended):
+            sequence = table.occupant(rows[at])
+            if self._draft_tokens:
+                response = table.token_ids[sequence.row, sequence.num_prompt : table.num_tokens[sequence.row]]
+                self._drafter.observe(sequence.request.uid, response.copy())
             reason = FinishReason.STOP if stopped[at] else FinishReason.LENGTH
-            finished.append(self._end(table.occupant(rows[at]), reason))
+            finished.append(self._end(sequence, reason))
+        return True
 
     def _stops_on_text(self, row: int) -> bool:
         """Whether the end of a row's response, decoded, contains one of its stop strings."""

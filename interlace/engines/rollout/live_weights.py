@@ -23,7 +23,7 @@ class LiveWeights:
         return sum(self._tensors[name].nbytes for name in set(self._same_as.values()))
 
     def update(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies all tensors in place. UserError, and nothing changed, for a missing or unknown name or another shape."""
+        """Copies all tensors in place. UserError, and no change, for a missing or unknown name or another shape."""
         self._validate(tensors)
         with torch.no_grad():
             for name, tensor in tensors.items():

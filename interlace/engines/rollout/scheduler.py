@@ -49,7 +49,7 @@ class Scheduler:
         if sequence.row < 0:
             self.waiting.remove(sequence)
             return
-        self._release(sequence)
+        self._release(sequence, retain=True)
 
     def schedule(self, lookahead: int = 1) -> Plan:
         """The next step's plan, with room for `lookahead` tokens a decoding row."""
@@ -124,13 +124,13 @@ class Scheduler:
         return self._rows
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._release(sequence)
+        self._release(sequence, retain=False)
         self.add(sequence)
         self.num_preemptions += 1
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: Sequence, *, retain: bool) -> None:
         self.running.remove(sequence)
-        self._prefixes.retire(sequence)
+        self._prefixes.retire(sequence, retain=retain)
         self._store.free(sequence.row)
         self._table.leave(sequence)
         self._stale = True

@@ -91,6 +91,7 @@ class SequenceTable:
         sequence.logprobs = self.logprobs[row, prompt:total].tolist()
         sequence.versions = self.versions[row, prompt:total].tolist()
         sequence.row, self._sequences[row] = -1, None
+        self.num_tokens[row] = self.num_computed[row] = self.num_drafts[row] = 0
         self._free.append(row)
 
     def params(self, row: int) -> SamplingParams:
@@ -103,6 +104,10 @@ class SequenceTable:
         if sequence is None:
             raise KeyError(f"row {row} is free")
         return sequence
+
+    def num_left(self, row: int) -> int:
+        """Tokens of a row that are not computed; 0 for a free row."""
+        return int(self.num_tokens[row] - self.num_computed[row])
 
     def append(self, rows: Int64Array, token_ids: Int64Array, logprobs: NDArray[np.float32], version: int) -> None:
         """Adds one token to each row."""

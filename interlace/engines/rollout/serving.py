@@ -1,7 +1,6 @@
 """From a loaded model to something that serves it: routing, fusing, the KV store, and what was found out on the way."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,12 +11,12 @@ from interlace.engines.rollout.attention import AttentionBackend, KernelAttentio
 from interlace.engines.rollout.fused import FusedRunner, fused_layers
 from interlace.engines.rollout.kv_store import KVPool, KVStore, PagedStore, SlotStore
 from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
+from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.plain import PlainRunner
 from interlace.engines.rollout.protocol import EngineReport
 from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
 from interlace.engines.rollout.verify import Probe, probe_prompts, reference_logits, routing_fault
 
-KVKind = Literal["slots", "pages"]
 _SPARE_CELLS = 16
 
 
@@ -46,9 +45,12 @@ class ServingConfig:
     max_tokens: int
     longest: int
     """The model's context."""
-    kv: KVKind
-    fuse: bool
-    compile_kernels: bool
+    options: EngineOptions
+
+    @property
+    def num_retained(self) -> int:
+        """Rows of the store for what ended sequences leave behind."""
+        return max(self.max_running, 8)
 
 
 def serve(model: PreTrainedModel, config: ServingConfig) -> Serving:
@@ -85,7 +87,7 @@ def _serve_routed(
     store = _store(pool, config)
     attention = _attention(pool, store, config, notes)
     runners: list[Runner] = [ModelRunner(model, routed.hub, attention, config.max_running)]
-    if config.fuse and isinstance(attention, KernelAttention):
+    if config.options.fuse and isinstance(attention, KernelAttention):
         layers = fused_layers(model, routed)
         if layers is not None:
             runners.insert(0, FusedRunner(model, layers, attention, min(config.longest, store.longest)))
@@ -99,7 +101,7 @@ def _serve_routed(
                 invariant=variance is None,
                 reason=variance
                 or f"verified on this model: rows padded to {PAD_ROWS}, chunks and company changed no bit",
-                attention=f"{config.kv}, {attention.name}, {runner.name}",
+                attention=f"{config.options.kv}, {attention.name}, {runner.name}",
                 notes=tuple(notes),
             )
             return Serving(runner=runner, attention=attention, pool=pool, store=store, report=report)
@@ -137,14 +139,14 @@ def _serve_plain(
 
 
 def _store(pool: KVPool, config: ServingConfig) -> KVStore:
-    kind = SlotStore if config.kv == "slots" else PagedStore
-    store = kind(pool, config.max_running + 1, config.max_tokens)
+    kind = SlotStore if config.options.kv == "slots" else PagedStore
+    store = kind(pool, config.max_running + 1 + config.num_retained, config.max_tokens)
     store.page_table[config.max_running] = config.max_tokens  # the spare row: padding tokens write there
     return store
 
 
 def _attention(pool: KVPool, store: KVStore, config: ServingConfig, notes: list[str]) -> AttentionBackend:
-    if pool.device.type != "cpu" or pool.dtype != torch.float32 or not config.compile_kernels:
+    if pool.device.type != "cpu" or pool.dtype != torch.float32 or not config.options.compile_kernels:
         return TorchAttention(pool, store)
     try:
         return KernelAttention(pool, store, min(config.longest, store.longest))

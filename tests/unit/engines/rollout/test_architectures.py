@@ -1,4 +1,4 @@
-"""Greedy tokens are those of `generate`, log-probs those of the model, for each architecture, whatever the engine does."""
+"""For each architecture: greedy tokens are those of `generate`, log-probs those of the model, whatever happens."""
 
 import pytest
 import torch
@@ -108,7 +108,7 @@ def serve_with_interruptions(engine: NativeEngine) -> dict[int, Completion]:
                 generated_ids=partial.token_ids,
                 generated_logprobs=partial.logprobs,
                 generated_versions=partial.versions,
-            )  # fmt: skip
+            )
         )
     while len(done) < len(PROMPTS):
         done.update((completion.request.sample_index, completion) for completion in engine.step().finished)
@@ -118,7 +118,7 @@ def serve_with_interruptions(engine: NativeEngine) -> dict[int, Completion]:
 @pytest.mark.parametrize("name", [*ROUTED, *PLAIN])
 def test_parity_with_generate(name: str) -> None:
     kind, settings = (ROUTED | PLAIN)[name]
-    # 80 cells for sequences that end with 27, 35, 38 and 25 tokens, 16 tokens a pass: preemption and chunked prefill are forced.
+    # 80 cells for sequences that end with 27, 35, 38 and 25 tokens force preemption, 16 tokens a pass chunked prefill.
     engine = NativeEngine(build(kind, settings), max_running=4, max_tokens=80, max_batch_tokens=16)
     assert engine.report().attention.startswith("plain fallback") == (name in PLAIN), engine.report()
     done = serve_with_interruptions(engine)

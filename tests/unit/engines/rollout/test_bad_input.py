@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import Request
-from interlace.engines.rollout import NativeEngine, SamplingParams
+from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 
 ModelMaker = Callable[..., PreTrainedModel]
 
@@ -89,7 +89,7 @@ def test_diverged_weights_are_an_error_not_garbage(make_model: ModelMaker) -> No
 
 def test_a_model_without_its_engine_says_so(make_model: ModelMaker) -> None:
     model = make_model()
-    engine = NativeEngine(model, fuse=False)
+    engine = NativeEngine(model, options=EngineOptions(fuse=False))
     engine.generate([[1]], SamplingParams(max_new_tokens=2))
     import copy
 

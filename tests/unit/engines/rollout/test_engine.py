@@ -49,10 +49,11 @@ def test_abort_and_resume_continues_bit_for_bit(make_model: ModelMaker) -> None:
     engine.submit(request)
     whole = drain(engine)[request.id]
     engine.submit(request)
-    for _ in range(9):
+    for _ in range(3):
         engine.step()
     (partial,) = engine.abort()
-    assert partial.finish_reason == FinishReason.ABORTED and partial.token_ids == whole.token_ids[:9]
+    assert partial.finish_reason == FinishReason.ABORTED and 0 < len(partial.token_ids) < 24
+    assert partial.token_ids == whole.token_ids[: len(partial.token_ids)]
     other = NativeEngine(make_model())
     other.submit(
         Request(uid="a", sample_index=3, prompt_ids=[5, 6, 7], params=params, generated_ids=partial.token_ids,

@@ -1,4 +1,4 @@
-"""A request's tokens and log-probs are bit-equal whatever runs beside it, before it, or how often it was interrupted."""
+"""A request's tokens and log-probs are bit-equal whatever runs beside it and however often it is interrupted."""
 
 import random
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from interlace.core.types import Completion, Request
-from interlace.engines.rollout import NativeEngine, SamplingParams
+from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 
 Answer = tuple[tuple[int, ...], tuple[float, ...]]
 PROMPTS = [[1, 2, 3], [4, 5], [7, 8, 9, 10, 11, 12], [4, 5], [90], [3] * 20, [1, 2, 3], [60, 61, 62, 63]]
@@ -73,8 +73,9 @@ def alone(
     def make(max_running: int = 64, max_tokens: int = 4096, max_batch_tokens: int = 2048) -> NativeEngine:
         return NativeEngine(
             moe_model() if kind == "moe" else tiny(), max_running=max_running, max_tokens=max_tokens,
-            max_batch_tokens=max_batch_tokens, fuse=kind != "dense, transformers model",
-            kv="pages" if kind == "pages" else "slots",
+            max_batch_tokens=max_batch_tokens, options=EngineOptions(fuse=kind != "dense, transformers model",
+                kv="pages" if kind == "pages" else "slots", steps_per_schedule=3 if kind == "pages" else 1,
+            ),
         )  # fmt: skip
 
     engine = make()

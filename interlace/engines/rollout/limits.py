@@ -1,0 +1,48 @@
+"""What a request may ask of an engine."""
+
+from dataclasses import dataclass
+
+from interlace.core.errors import UserError
+from interlace.core.types import Request
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Of one engine."""
+
+    context: int
+    """Positions of the model."""
+    longest: int
+    """Tokens that the KV store holds for one sequence."""
+    vocab_size: int
+    has_tokenizer: bool
+
+    def check(self, request: Request) -> None:
+        """Raises UserError for what cannot be served."""
+        prompt, params, what = len(request.prompt_ids), request.params, f"request {request.id}"
+        if not prompt:
+            raise UserError(f"{what}: the prompt is empty. Give it at least one token (a BOS token will do).")
+        if prompt >= self.context:
+            raise UserError(
+                f"{what}: the prompt has {prompt} tokens and the model's context holds {self.context}: nothing can be"
+                " generated. Shorten or filter the prompts."
+            )
+        if min(prompt + params.max_new_tokens, self.context) > self.longest:
+            raise UserError(
+                f"{what}: {prompt} prompt tokens + max_new_tokens={params.max_new_tokens} do not fit in the KV store,"
+                f" which holds {self.longest} for one sequence. Raise max_tokens or lower max_new_tokens."
+            )
+        done = len(request.generated_ids)
+        if not done == len(request.generated_logprobs) == len(request.generated_versions):
+            raise UserError(
+                f"{what}: {done} generated tokens, {len(request.generated_logprobs)} log-probs and"
+                f" {len(request.generated_versions)} versions: a resumed request needs one of each a token."
+            )
+        if done >= min(params.max_new_tokens, self.context - prompt):
+            raise UserError(f"{what}: it has {done} generated tokens already, its limit: there is nothing to resume.")
+        if params.stop and not self.has_tokenizer:
+            raise UserError(f"{what}: stop strings need a tokenizer: NativeEngine(model, tokenizer=...).")
+        biased = (token for token, _ in params.logit_bias)
+        for token in (*request.prompt_ids, *request.generated_ids, *biased):
+            if not 0 <= token < self.vocab_size:
+                raise UserError(f"{what}: token id {token} is not in the model's vocabulary of {self.vocab_size}.")
