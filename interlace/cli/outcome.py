@@ -41,9 +41,9 @@ def _answers(before: "Evaluation", after: "Evaluation") -> list[AnswerRow]:
         AnswerRow(
             prompt=old.prompt,
             answer=old.right_answer,
-            before=old.response,
+            before=_shown(old.response),
             before_correct=old.correct,
-            after=now[old.uid].response,
+            after=_shown(now[old.uid].response),
             after_correct=now[old.uid].correct,
         )
         for old in before.answers
@@ -58,7 +58,9 @@ def evaluation_tables(recipe: "Recipe", evaluation: "Evaluation") -> list[Table]
         answers.add_column(heading, overflow="fold")
     for answer in evaluation.answers:
         mark, style = ("✓", "green") if answer.correct else ("✗", "red")
-        answers.add_row(Text(answer.prompt), Text(answer.right_answer), Text(f"{mark} {answer.response}", style))
+        answers.add_row(
+            Text(answer.prompt), Text(answer.right_answer), Text(f"{mark} {_shown(answer.response)}", style)
+        )
     accuracy = Table(title="Held-out accuracy", title_justify="left")
     for heading in ("decoding", "prompts", "accuracy"):
         accuracy.add_column(heading)
@@ -88,3 +90,11 @@ def written_paths(folder: "RunFolder", report: "TrainReport") -> Table:
         if path is not None and path.exists():
             table.add_row(Text(what), Text(str(path)))
     return table
+
+
+def _shown(response: str) -> str:
+    """A response may hold anything, escape sequences that a terminal obeys included: those are spelled out."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
+        for letter in response
+    )

@@ -102,12 +102,16 @@ def _run(recipe: "Recipe", folder: "RunFolder", *, resume: bool, quiet: bool, co
         except KeyboardInterrupt:
             raise InterlaceError(f"stopped at once. {_how_to_go_on(folder)}") from None
         except Exception as error:
-            if isinstance(error, UserError) and not resume and not folder.metrics.exists():
+            if isinstance(error, UserError) and not _has_trained(folder):
                 # A mistake that only the workers could see: nothing was trained, so nothing is left behind.
                 shutil.rmtree(folder.path)
             else:
                 error.add_note(_how_to_go_on(folder))
             raise
+
+
+def _has_trained(folder: "RunFolder") -> bool:
+    return folder.metrics.exists() and folder.metrics.stat().st_size > 0
 
 
 def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console: Console) -> None:

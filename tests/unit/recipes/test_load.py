@@ -173,9 +173,9 @@ def test_a_mistake_in_a_file_is_named(tmp_path: Path, text: str, message: str) -
 
 
 def test_an_unknown_recipe_is_met_with_the_nearest_one() -> None:
-    with pytest.raises(UserError, match="unknown recipe 'quickstrat'. Did you mean 'quickstart'"):
+    with pytest.raises(UserError, match=r"unknown recipe 'quickstrat'\. Did you mean 'quickstart'"):
         load_recipe("quickstrat")
-    with pytest.raises(UserError, match="recipe 'none.yaml': there is no such file"):
+    with pytest.raises(UserError, match=r"recipe 'none\.yaml': there is no such file"):
         load_recipe("none.yaml")
 
 

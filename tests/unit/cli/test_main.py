@@ -1,0 +1,66 @@
+"""The command line as a whole: what it offers, how fast it answers, how it reports mistakes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from interlace.cli.main import app
+from interlace.schedule.presets import load_schedule, preset_names
+
+ROOT = Path(__file__).parents[3]
+
+
+def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_help_names_every_command_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom interlace.cli.main import app\ntry: app()\nfinally:"
+        " print([name for name in ('torch', 'transformers', 'ray', 'numpy') if name in sys.modules])"
+    )
+    done = python(code, "--help")
+    assert done.returncode == 0
+    assert all(command in done.stdout for command in ("train", "eval", "doctor", "recipes", "presets"))
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_mistake_is_a_sentence_on_stderr_with_exit_code_2() -> None:
+    done = python("from interlace.cli.main import app; app()", "presets", "one-step-of")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: unknown schedule 'one-step-of'. Did you mean 'one-step-off'?")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_option_exits_with_code_2() -> None:
+    assert CliRunner().invoke(app, ["train", "quickstart", "--resum"]).exit_code == 2
+
+
+def test_recipes_are_listed_with_what_they_are_for() -> None:
+    done = CliRunner().invoke(app, ["recipes"])
+    assert done.exit_code == 0
+    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line[:1].strip()}
+    assert lines["quickstart"].startswith("Sort digits")
+    assert "smollm2" in lines
+
+
+def test_presets_are_listed_with_what_they_are_for() -> None:
+    done = CliRunner().invoke(app, ["presets"])
+    assert done.exit_code == 0
+    named = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]
+    assert named == preset_names()
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_is_shown_as_a_file_that_gives_the_same_schedule(name: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["presets", name])
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(done.stdout)
+    assert load_schedule(str(copy)) == load_schedule(name)

@@ -1,0 +1,111 @@
+"""What cannot work is refused before work starts, and what follows from the settings is reckoned right."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.recipes.check import Derived, check_recipe
+from interlace.recipes.load import load_recipe
+
+TEXT = """
+model: tiny:micro
+task:
+  reasoning_gym:
+    name: number_sorting
+    parameters: {min_numbers: 3, max_numbers: 5, min_decimals: 0, max_decimals: 0, min_value: 0, max_value: 9}
+    train_size: 12
+    heldout_size: 6
+  format: {template: "{original_numbers}{direction}", replace: {".0": "", ascending: "<", descending: ">"}}
+reward: {name: reasoning_gym, tag: answer, answer_format: characters, workers: 0}
+cluster: {devices: "cpu:2"}
+steps: 6
+prompts_per_step: 4
+samples_per_prompt: 2
+minibatches: 2
+sampling: {max_new_tokens: 8}
+rollout: {max_running: 8, max_tokens: 512}
+"""
+Check = Callable[..., Derived]
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    file = tmp_path / "mine.yaml"
+    file.write_text(TEXT)
+    return lambda *overrides: check_recipe(load_recipe(str(file), overrides))
+
+
+def test_the_derived_numbers(check: Check) -> None:
+    derived = check("schedule.sync_every=4")
+    assert (derived.num_train_prompts, derived.num_heldout_prompts) == (12, 6)
+    assert (derived.samples_per_step, derived.samples_per_minibatch) == (8, 4)
+    assert (derived.num_updates, derived.num_versions) == (12, 1)
+    assert derived.max_prompt_tokens == 6  # five digits and the direction, a token each
+    assert derived.max_tokens_per_step == 8 * (6 + 8)
+
+
+def test_the_memory_forecast_is_what_the_workers_hold(check: Check) -> None:
+    from interlace.engines.rollout import NativeEngine
+    from interlace.models.config import ModelConfig
+    from interlace.models.loading import load_model
+
+    derived = check("algorithm.kl_coefficient=0.1")
+    found = {worker.worker: worker.num_bytes for worker in derived.memory}
+    assert list(found) == ["rollout/0", "rollout/1", "reference/0", "reference/1", "actor/0"]
+    model = load_model(ModelConfig(path="tiny:micro")).model
+    weights = sum(parameter.numel() * 4 for parameter in model.parameters())
+    assert derived.num_parameters * 4 == weights == found["reference/0"] == found["actor/0"] / 4
+    memory = NativeEngine(model, max_running=8, max_tokens=512).memory()
+    assert found["rollout/0"] == pytest.approx(memory.weights + memory.kv_cache, rel=0.05)
+
+
+def test_roles_that_the_algorithm_does_not_need_are_not_in_the_forecast(check: Check) -> None:
+    assert {worker.worker.partition("/")[0] for worker in check().memory} == {"rollout", "actor"}
+    assert "critic/0" in {worker.worker for worker in check("algorithm=ppo").memory}
+
+
+def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> None:
+    assert check("evaluation.num_prompts=2").num_heldout_prompts == 2
+    assert check("task.reasoning_gym.heldout_size=0").num_heldout_prompts == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["samples_per_prompt=1"], "samples_per_prompt=1 leaves algorithm 'grpo' nothing to learn from.*2 or more"),
+        (["minibatches=3"], "prompts_per_step=4 cannot be cut into minibatches=3.*1, 2, 4.*multiple of 3"),
+        (["minibatches=8"], "prompts_per_step=4 cannot be cut into minibatches=8"),
+        (["schedule.placement.actor=2"], "placement.actor = '2' names device 2, but the pool has 2"),
+        (["schedule.placement.critic=5"], "placement.critic = '5' names device 5"),
+        (["schedule.placement.rollout=gpu:all"], "placement.rollout = 'gpu:all': the cluster has no pool 'gpu'"),
+        (["schedule=one-step-off", "cluster.devices=cpu:1"], "is no whole device of 1"),
+        (["cluster.devices=tpu:2"], "cluster.devices = 'tpu:2'"),
+        (["sampling.top_k=5"], "top_k=5 draws from a distribution that training cannot recompute"),
+        (["sampling.temperature=0"], "temperature=0 is greedy"),
+        (["reward=exactt"], "unknown reward 'exactt'. Did you mean 'exact'"),
+        (["logging.loggers=[tensorbord]"], "unknown logger 'tensorbord'. Did you mean 'tensorboard'"),
+        (["task.reasoning_gym.name=number_sortin"], "unknown reasoning_gym dataset 'number_sortin'"),
+        (["task.format.template={x: 1}"], r"task\.format\.template = "),
+        (["task.format.template='{x}'"], "has no column 'x'"),
+        (["evaluation.num_prompts=7"], "evaluation.num_prompts=7, but the task holds out 6"),
+        (["eval_every=1", "task.reasoning_gym.heldout_size=0"], "eval_every=1, but the task holds out no prompts"),
+        (["warmup.steps=1", "warmup.demonstrations.style=sorting"], "unknown demonstration style 'sorting'"),
+        (["sampling.max_new_tokens=2000"], "more than the model's context of 1024"),
+        (["rollout.max_tokens=10"], "more than the engine's whole KV cache"),
+        (["rollout.max_tokens=1000000000"], "rollout/0 needs about .* GiB .weights . KV cache"),
+        (["model=tiny:huge"], "unknown tiny model 'huge'"),
+    ],
+)
+def test_what_cannot_work_is_refused(check: Check, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check(*overrides)
+
+
+def test_a_warm_up_that_cannot_serve_the_prompts_is_refused(check: Check, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
+    with pytest.raises(UserError, match="is no prompt of reasoning_gym's number_sorting"):
+        check(f"task={rows}", "reward=exact", "warmup.steps=1", "warmup.demonstrations.style=sorting_habits")
