@@ -26,13 +26,12 @@ class Counters:
         self._drafts += proposed
         self._accepted += accepted
 
-    def read(self, scheduler: Scheduler, reused: int, kv_use: float, attention_s: float) -> Metrics:
+    def read(self, scheduler: Scheduler, reused: int, attention_s: float) -> Metrics:
         """Rates and sums since the last call. attention_s, reused: of the engine's whole life."""
         elapsed = max(time.perf_counter() - self._since, 1e-9)
         metrics = {
             "num_running": float(len(scheduler.running)),
             "num_waiting": float(len(scheduler.waiting)),
-            "kv_use": kv_use,
             "num_steps": float(self._steps),
             "decode_tokens": float(self._sampled),
             "prefill_tokens": float(self._prefilled),

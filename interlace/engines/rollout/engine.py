@@ -25,7 +25,7 @@ from interlace.engines.rollout.sampling import FloatRows, KernelSampler, PlainSa
 from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
 from interlace.engines.rollout.serving import ServingConfig, serve
-from interlace.engines.rollout.speculative import NgramDrafter
+from interlace.engines.rollout.speculative import LONGEST_MATCH, NgramDrafter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -184,9 +184,10 @@ class NativeEngine:
         return EngineMemory(weights=self._weights.num_bytes, kv_cache=self._pool.num_bytes)
 
     def metrics(self) -> Metrics:
-        used = 1.0 - (self._store.num_free + self._prefixes.num_retained_cells) / self._store.num_cells
+        rows = [sequence.row for sequence in self._scheduler.running]
+        held = {"kv_use": self._store.held(rows) / self._store.num_cells, "kv_free_tokens": float(self._store.num_free)}
         attention_s = self._attention.seconds if self._attention is not None else 0.0
-        return self._counters.read(self._scheduler, self._prefixes.num_reused_tokens, used, attention_s)
+        return self._counters.read(self._scheduler, self._prefixes.num_reused_tokens, attention_s) | held
 
     def report(self) -> EngineReport:
         return self._report
@@ -286,8 +287,9 @@ class NativeEngine:
         for at in np.flatnonzero(ended):
             sequence = table.occupant(rows[at])
             if self._draft_tokens:
-                response = table.token_ids[sequence.row, sequence.num_prompt : table.num_tokens[sequence.row]]
-                self._drafter.observe(sequence.request.uid, response.copy())
+                start = max(sequence.num_prompt - LONGEST_MATCH, 0)  # a draft of its first tokens needs a suffix too
+                known = table.token_ids[sequence.row, start : table.num_tokens[sequence.row]]
+                self._drafter.observe(sequence.request.uid, known.copy())
             reason = FinishReason.STOP if stopped[at] else FinishReason.LENGTH
             finished.append(self._end(sequence, reason))
         return True

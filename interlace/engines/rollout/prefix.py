@@ -42,7 +42,6 @@ class PrefixIndex:
         self._starts: dict[Prompt, list[_Holder]] = {}
         self._retained: dict[_Holder, None] = {}
         """Least recently used first."""
-        self.num_retained_cells = 0
         self.num_reused_tokens = 0
 
     def is_coming(self, sequence: Sequence) -> bool:
@@ -86,7 +85,6 @@ class PrefixIndex:
         self._store.move(sequence.row, spare.row)
         self._starts.setdefault(spare.start, []).append(spare)
         self._retained[spare] = None
-        self.num_retained_cells += int(self._store.capacity[spare.row])
 
     def evict(self) -> bool:
         """Frees the cells that have waited longest to be reused. False where there are none."""
@@ -95,7 +93,6 @@ class PrefixIndex:
             return False
         del self._retained[holder]
         self._forget(holder)
-        self.num_retained_cells -= int(self._store.capacity[holder.row])
         self._store.free(holder.row)
         self._spare_rows.append(holder.row)
         return True

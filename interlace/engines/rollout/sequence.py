@@ -76,7 +76,7 @@ class SequenceTable:
         self.versions[row, prompt:total] = sequence.versions
         self.num_tokens[row], self.num_prompt[row], self.limit[row] = total, prompt, sequence.limit
         self.num_computed[row] = self.num_drafts[row] = 0
-        self.noise_key[row] = stable_hash(self._seed, request.id)
+        self.noise_key[row] = stable_hash(self._seed, request.noise_key)
         self.temperature[row] = params.temperature
         self.special[row] = reshapes_logits(params) or truncates(params)
         self.stops_on_text[row] = bool(params.stop)

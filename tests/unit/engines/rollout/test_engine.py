@@ -1,14 +1,18 @@
 """The engine's promises: exact log-probs, samples that do not depend on company, nothing lost."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Request
-from interlace.engines.rollout import NativeEngine, SamplingParams
+from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 
 ModelMaker = Callable[[], PreTrainedModel]
 PROMPTS = [[1, 2, 3], [4, 5], [7, 8, 9, 10, 11, 12], [4, 5], [90], [3] * 30]
@@ -66,3 +70,53 @@ def test_abort_and_resume_continues_bit_for_bit(make_model: ModelMaker) -> None:
 def test_empty_prompt_is_refused(make_model: ModelMaker) -> None:
     with pytest.raises(UserError, match="prompt is empty"):
         NativeEngine(make_model()).generate([[]], SamplingParams())
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_steps_between_looks_at_the_queue_do_not_change_samples(make_model: ModelMaker, steps: int) -> None:
+    params = [SamplingParams(max_new_tokens=3 + 5 * index, stop_token_ids=(9, 33)) for index in range(len(PROMPTS))]
+    expected = NativeEngine(make_model()).generate(PROMPTS, params)
+    engine = NativeEngine(make_model(), max_running=3, options=EngineOptions(steps_per_schedule=steps))
+    found = engine.generate(PROMPTS, params)
+    assert [one.logprobs for one in found] == [one.logprobs for one in expected]
+    assert [one.finish_reason for one in found] == [one.finish_reason for one in expected]
+
+
+def test_stop_ids_and_stop_strings_end_a_response(make_model: ModelMaker) -> None:
+    tokenizer = word_tokenizer()
+    engine = NativeEngine(make_model(), tokenizer=tokenizer)
+    (free,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=30))
+    ids = free.token_ids
+    (by_id,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=30, stop_token_ids=(ids[7],)))
+    end = ids.index(ids[7]) + 1
+    assert by_id.token_ids == ids[:end] and by_id.finish_reason == FinishReason.STOP
+    text = f"w{ids[10]} w{ids[11]}"  # over two tokens
+    (by_text,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=30, stop=("nothing", text)))
+    assert by_text.finish_reason == FinishReason.STOP and by_text.token_ids == ids[: len(by_text.token_ids)]
+    assert text in tokenizer.decode(by_text.token_ids) and text not in tokenizer.decode(by_text.token_ids[:-1])
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{token}": token for token in range(96)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_a_saved_folder_is_served_like_the_model(make_model: ModelMaker, tmp_path: Path) -> None:
+    make_model().save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    params = SamplingParams(max_new_tokens=8)
+    (loaded,), (given,) = (NativeEngine(source).generate([[1, 2]], params) for source in (tmp_path, make_model()))
+    assert loaded.logprobs == given.logprobs
+
+
+def test_metrics_add_up(make_model: ModelMaker) -> None:
+    engine = NativeEngine(make_model(), max_running=4)
+    engine.metrics()
+    engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=10))
+    metrics = engine.metrics()
+    assert metrics["decode_tokens"] == 20 and metrics["prefill_tokens"] == 3 and metrics["num_running"] == 0
+    assert 0 < metrics["attention_s"] < metrics["forward_s"] and metrics["decode_tokens_per_s"] > 0
+    assert engine.metrics()["decode_tokens"] == 0, "counted since the last call"
+    assert engine.memory().kv_cache > 0 and engine.memory().weights == sum(p.nbytes for p in make_model().parameters())

@@ -32,7 +32,7 @@ def test_soak(make_model: ModelMaker, kv: KVKind, seed: int) -> None:
     engine = NativeEngine(
         make_model(0), max_running=9, max_tokens=160, max_batch_tokens=24, options=EngineOptions(kv=kv)
     )
-    cells = engine.metrics()["kv_use"]
+    cells = engine.metrics()["kv_free_tokens"]
     submitted, ended, aborted, version = 0, dict[str, FinishReason](), 0, 0
     while len(ended) < total:
         for _ in range(chaos.randrange(4)):
@@ -67,6 +67,8 @@ def test_soak(make_model: ModelMaker, kv: KVKind, seed: int) -> None:
             stops = set(completion.request.params.stop_token_ids)
             assert (completion.finish_reason == FinishReason.STOP) == bool(stops & set(completion.token_ids[-1:]))
             assert not stops & set(completion.token_ids[:-1])
+    engine.offload()  # what ended sequences left for reuse goes
+    engine.onload()
     metrics = engine.metrics()
-    assert metrics["num_running"] == metrics["num_waiting"] == 0 and metrics["kv_use"] == cells
+    assert metrics["num_running"] == metrics["num_waiting"] == 0 and metrics["kv_free_tokens"] == cells
     assert metrics["num_preemptions"] > 0 and aborted > 10 and version > 2
