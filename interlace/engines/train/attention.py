@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 PACKED_ATTENTION = "interlace_packed"
 """The name under which transformers knows `packed_attention`."""
-ALWAYS_TOGETHER = 64
+ALWAYS_TOGETHER = 16
 """Sequences up to this long share a block whatever their lengths: a block more costs more than the padding."""
-MIN_FILL = 0.75
+MIN_FILL = 0.7
 """Above that, a sequence shorter than this share of its block's longest opens a new block."""
 
 

@@ -1,7 +1,7 @@
 """A process reward model that learns from outcomes alone (PRIME, arXiv 2502.01456).
 
-It is a language model phi. A response's score is the sum over its tokens of beta log(phi / reference); phi is trained to
-make sigmoid(score) the chance that the response is right. Each token's summand then is its reward.
+It is a language model phi. A response's score is the sum over its tokens of beta log(phi / reference); phi is trained
+to make sigmoid(score) the chance that the response is right. Each token's summand then is its reward.
 """
 
 from __future__ import annotations
