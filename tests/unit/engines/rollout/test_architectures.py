@@ -5,7 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from interlace.core.types import Completion, Request
-from interlace.engines.rollout import NativeEngine, SamplingParams
+from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
+from interlace.engines.rollout.options import KVKind
 
 _SMALL = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -128,3 +129,28 @@ def test_parity_with_generate(name: str) -> None:
         assert list(done[index].token_ids) == tokens
         torch.testing.assert_close(torch.tensor(done[index].logprobs), logprobs, atol=1e-5, rtol=0)
     assert engine.metrics()["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("kv", ["slots", "pages"])
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma2", "mixtral", "gpt-oss", "deepseek-v3"])
+def test_parity_without_a_compiler(name: str, kv: KVKind) -> None:
+    kind, settings = ROUTED[name]
+    options = EngineOptions(kv=kv, compile_kernels=False)
+    engine = NativeEngine(build(kind, settings), max_running=4, max_tokens=80, max_batch_tokens=16, options=options)
+    assert engine.report().attention == f"{kv}, torch sdpa, the transformers model"
+    done = serve_with_interruptions(engine)
+    for index, prompt in enumerate(PROMPTS):
+        tokens, logprobs = reference(build(kind, settings), prompt)
+        assert list(done[index].token_ids) == tokens
+        torch.testing.assert_close(torch.tensor(done[index].logprobs), logprobs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss"])
+def test_parity_with_pages(name: str) -> None:
+    kind, settings = ROUTED[name]
+    engine = NativeEngine(
+        build(kind, settings), max_running=4, max_tokens=80, max_batch_tokens=16, options=EngineOptions(kv="pages")
+    )
+    done = serve_with_interruptions(engine)
+    for index, prompt in enumerate(PROMPTS):
+        assert list(done[index].token_ids) == reference(build(kind, settings), prompt)[0]
