@@ -51,9 +51,12 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
 
 def check_model(config: ModelConfig) -> None:
     """Raises what load_model would raise for a user's mistake, without reading weights (a GGUF file is converted)."""
-    tokenizer = load_tokenizer(config)
-    if not config.path.startswith(TINY):
-        _check_vocabulary(config, _model_config(_origin(config), config), tokenizer)
+    if config.path.startswith(TINY):
+        load_tokenizer(config)
+        return
+    # The configuration first: transformers reads it for the tokenizer too, and would blame that.
+    model_config = _model_config(_origin(config), config)
+    _check_vocabulary(config, model_config, load_tokenizer(config))
 
 
 def empty_model(config: ModelConfig) -> "PreTrainedModel":
@@ -132,6 +135,7 @@ def _converted(file: Path, config: ModelConfig) -> Path:
 
 
 def _model_config(origin: _Origin, config: ModelConfig) -> "PretrainedConfig":
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -141,6 +145,9 @@ def _model_config(origin: _Origin, config: ModelConfig) -> "PretrainedConfig":
         )
     except (OSError, ValueError) as error:
         raise UserError(f"model {config.path!r} has no readable configuration: {_first_line(error)}") from error
+    except StrictDataclassError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise UserError(f"model {config.path!r} has a configuration that contradicts itself: {reason}") from error
     if config.trust_remote_code and "AutoModelForCausalLM" in getattr(found, "auto_map", {}):
         return found
     classes: set[str] = set()

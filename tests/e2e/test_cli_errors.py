@@ -1,0 +1,209 @@
+"""Bad input through the real command line: a clear message, exit code 2, and nothing is left behind."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from interlace.cli.main import app
+from interlace.models.tiny import build_tokenizer
+
+RECIPE = """
+model: tiny:micro
+task:
+  reasoning_gym:
+    name: number_sorting
+    parameters: {min_numbers: 3, max_numbers: 5, min_decimals: 0, max_decimals: 0, min_value: 0, max_value: 9}
+    train_size: 12
+    heldout_size: 2
+  format: {template: "{original_numbers}{direction}", replace: {".0": "", ascending: "<", descending: ">"}}
+reward: {name: reasoning_gym, tag: answer, answer_format: characters, workers: 0}
+cluster: {devices: "cpu:2"}
+steps: 2
+prompts_per_step: 2
+samples_per_prompt: 2
+sampling: {max_new_tokens: 4}
+evaluation: {samples_per_prompt: 0}
+rollout: {max_running: 8, max_tokens: 256}
+logging: {loggers: []}
+"""
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+Train = Callable[..., Result]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a recipe `mine.yaml` in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+@pytest.fixture
+def train(folder: Path) -> Train:
+    return lambda *args: CliRunner().invoke(app, ["train", *args])
+
+
+def refused(result: Result, *sentences: str) -> None:
+    assert result.exit_code == 2, result.output
+    for sentence in sentences:
+        assert sentence in result.stderr
+    assert "Traceback" not in result.output
+
+
+def no_run(folder: Path) -> bool:
+    return not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "sentences"),
+    [
+        (["quickstrat"], ["unknown recipe 'quickstrat'. Did you mean 'quickstart'?"]),
+        (["none.yaml"], ["recipe 'none.yaml': there is no such file"]),
+        (["mine.yaml", "promts_per_step=2"], ["unknown key 'promts_per_step'. Did you mean 'prompts_per_step'?"]),
+        (["mine.yaml", "sampling.max_tokens=2"], ["unknown key 'sampling.max_tokens'. Did you mean 'max_new_tokens'?"]),
+        (["mine.yaml", "steps=many"], ["steps = 'many'", "valid integer"]),
+        (["mine.yaml", "steps"], ["cannot read the override 'steps'", "key=value"]),
+        (["mine.yaml", "samples_per_prompt=1"], ["samples_per_prompt=1", "'grpo'", "Set samples_per_prompt to 2"]),
+        (["mine.yaml", "minibatches=4"], ["prompts_per_step=2 cannot be cut into minibatches=4"]),
+        (["mine.yaml", "schedule=one-step-of"], ["unknown schedule 'one-step-of'. Did you mean 'one-step-off'?"]),
+        (["mine.yaml", "schedule.max_stalenes=1"], ["unknown key 'max_stalenes'. Did you mean 'max_staleness'?"]),
+        (["mine.yaml", "schedule.placement.actor=2"], ["placement.actor = '2' names device 2, but the pool has 2"]),
+        (["mine.yaml", "algorithm=grpoo"], ["unknown algorithm 'grpoo'. Did you mean 'grpo'?"]),
+        (["mine.yaml", "cluster=sim"], ["cluster.backend = 'sim': such a back end is not built yet", "local"]),
+        (["mine.yaml", "model=./nowhere"], ["model './nowhere': there is no such folder or file"]),
+        (["mine.yaml", "--name", "a/b"], ["run name 'a/b' cannot name a folder"]),
+        (["mine.yaml", "--resume"], ["there is no run of 'mine'", "Start it without --resume"]),
+        (["mine.yaml", "--resume", "--name", "x"], ["there is no run 'x' to resume"]),
+        (["mine.yaml", "--resume", "seed=2"], ["'seed=2' would make the resumed run another one", "steps"]),
+        (["mine.yaml", "--resume", "--overwrite"], ["give one of them"]),
+    ],
+)
+def test_bad_input_is_refused(folder: Path, train: Train, args: Sequence[str], sentences: Sequence[str]) -> None:
+    refused(train(*args), *sentences)
+    assert no_run(folder)
+
+
+def test_a_model_that_is_no_causal_language_model_is_refused(folder: Path, train: Train) -> None:
+    model = folder / "bert"
+    build_tokenizer(64).save_pretrained(model)
+    config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 300, "hidden_size": 8}
+    (model / "config.json").write_text(json.dumps(config))
+    refused(train("mine.yaml", f"model={model}"), "is not a causal language model", "BertForMaskedLM")
+    assert no_run(folder)
+
+
+@pytest.mark.parametrize("token", ["pad_token", "eos_token"])
+def test_a_tokenizer_that_lacks_a_token_is_refused(folder: Path, train: Train, token: str) -> None:
+    tokenizer = build_tokenizer(64)
+    setattr(tokenizer, token, None)
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "model" / "config.json").write_text(json.dumps(LLAMA))
+    refused(train("mine.yaml", f"model={folder / 'model'}"), f"has no {token}", f"set model.{token}")
+    assert no_run(folder)
+
+
+def test_a_model_whose_configuration_contradicts_itself_is_refused(folder: Path, train: Train) -> None:
+    build_tokenizer(64).save_pretrained(folder / "model")
+    (folder / "model" / "config.json").write_text(json.dumps({**LLAMA, "num_attention_heads": 3}))
+    refused(train("mine.yaml", f"model={folder / 'model'}"), "hidden size (8) is not a multiple")
+    assert no_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("", ["rows.jsonl' is empty"]),
+        ('{"prompt": "1+1=", "answer": "2"}\nnot json\n', ["rows.jsonl:2: not JSON"]),
+        ('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "2+2="}\n', ["rows.jsonl:2: there is no column 'answer'"]),
+        ('{"question": "1+1=", "answer": "2"}\n', ["rows.jsonl:1: there is no column 'prompt'"]),
+        ("[1]\n", ["rows.jsonl:1", "must be a JSON object"]),
+    ],
+)
+def test_a_bad_data_file_is_named_with_its_line(
+    folder: Path, train: Train, text: str, sentences: Sequence[str]
+) -> None:
+    (folder / "rows.jsonl").write_text(text)
+    refused(train("mine.yaml", "task=rows.jsonl", "reward=exact"), *sentences)
+    assert no_run(folder)
+
+
+def test_a_run_whose_name_is_taken_is_refused_and_left_as_it_is(folder: Path, train: Train) -> None:
+    config = folder / "runs" / "taken" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("steps: 1\n")
+    refused(train("mine.yaml", "--name", "taken"), "run 'taken' exists already", "--resume", "--overwrite", "--name")
+    assert [path.name for path in config.parent.iterdir()] == ["config.yaml"]
+    assert config.read_text() == "steps: 1\n"
+
+
+def test_a_run_trains_reports_and_resumes(folder: Path, train: Train) -> None:
+    result = train("mine.yaml", "checkpoint_every=1", "keep_checkpoints=3")
+    assert result.exit_code == 0, result.output
+    for shown in ("samples a step", "step 2/2", "Held-out accuracy", "Sampled answers", "metrics.jsonl", "step_2"):
+        assert shown in result.stdout
+    run = folder / "runs" / "mine"
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    refused(train("mine.yaml", "--resume", "steps=1"), "steps=1, but", "give 2 or more")
+    longer = train("mine.yaml", "--resume", "steps=3", "--quiet")
+    assert longer.exit_code == 0, longer.output
+    assert longer.stdout == ""
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert "steps: 3" in (run / "config.yaml").read_text()
+    judged = CliRunner().invoke(app, ["eval", "mine", "--quiet"])
+    assert judged.exit_code == 0, judged.output
+    assert "Held-out accuracy" in judged.stdout
+    refused(CliRunner().invoke(app, ["eval", "tiny:micro"]), "is no run", "--recipe")
+
+
+def test_a_second_run_gets_a_name_of_its_own(folder: Path, train: Train) -> None:
+    (folder / "runs" / "mine").mkdir(parents=True)
+    assert train("mine.yaml", "steps=1", "--quiet").exit_code == 0
+    assert (folder / "runs" / "mine-2" / "metrics.jsonl").exists()
+
+
+def test_a_mistake_that_only_the_workers_see_leaves_no_run(folder: Path, train: Train) -> None:
+    (folder / "rewards.py").write_text("def score(prompt, response, answer, metadata):\n    return 1.0\n")
+    model = folder / "model"
+    build_tokenizer(64).save_pretrained(model)
+    (model / "config.json").write_text(json.dumps(LLAMA))  # and no weights
+    refused(train("mine.yaml", f"model={model}", "reward=rewards:score"), "cannot be loaded")
+    assert list((folder / "runs").iterdir()) == []
+
+
+def test_an_error_in_the_middle_says_how_to_go_on(folder: Path, train: Train) -> None:
+    (folder / "broken.py").write_text(
+        "from interlace.algorithms.grpo import GRPO\n\n\nclass Broken(GRPO):\n"
+        "    def loss(self, inputs):\n        raise RuntimeError('lost')\n"
+    )
+    result = train("mine.yaml", "algorithm=broken:Broken", "--name", "x")
+    assert result.exit_code == 1
+    assert "RuntimeError: lost" in result.stderr
+    assert "actor" in result.stderr
+    assert "interlace train runs/x/config.yaml --name x --resume" in result.stderr
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_it(
+    folder: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    real, checkpoints = shutil.disk_usage, folder / "runs" / "mine" / "checkpoints"
+
+    def fills_up(path: Path) -> object:
+        return real(path)._replace(free=10) if (checkpoints / "step_1").exists() else real(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", fills_up)
+    refused(train("mine.yaml", "checkpoint_every=1"), "no space", "step_1 is whole", "--resume")
+    assert [path.name for path in checkpoints.iterdir()] == ["step_1"]
+    assert (checkpoints / "step_1" / "model.safetensors").exists()
