@@ -128,7 +128,7 @@ class RankActor:
         if call.number == UNAWAITED:
             getattr(self._worker, call.method)(*call.args)
         elif asyncio.iscoroutinefunction(getattr(self._worker, call.method)):
-            asyncio.run_coroutine_threadsafe(self._await(call), self._loop)
+            self._start(call)
         else:
             self._calls.put(call)
 
@@ -136,11 +136,15 @@ class RankActor:
         with self._reporting(call.number, call.method):
             self._reply(call, getattr(self._worker, call.method)(*call.args, **call.kwargs))
 
-    async def _await(self, call: Call) -> None:
-        with self._reporting(call.number, call.method):
-            async with turn_of(self._worker, call.method, self._turn):
-                value = await getattr(self._worker, call.method)(*call.args, **call.kwargs)
-            self._reply(call, value)
+    def _start(self, call: Call) -> None:
+        # Not a method: one coroutine method would make Ray run all methods on an event loop, and run() would block it.
+        async def finish() -> None:
+            with self._reporting(call.number, call.method):
+                async with turn_of(self._worker, call.method, self._turn):
+                    value = await getattr(self._worker, call.method)(*call.args, **call.kwargs)
+                self._reply(call, value)
+
+        asyncio.run_coroutine_threadsafe(finish(), self._loop)
 
     def _reply(self, call: Call, value: Any) -> None:
         value = store_large(value)
