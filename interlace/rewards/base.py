@@ -18,8 +18,9 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_callable
 from interlace.core.types import JSON, RewardResult
+from interlace.rewards.shaping import ShapingConfig
 
-HIDDEN = ("base", "scorer")
+HIDDEN = ("base", "scorer", "shaping")
 """Modules of this folder that are no rewards."""
 
 Score: TypeAlias = bool | float | Mapping[str, float]
@@ -46,6 +47,8 @@ class RewardConfig(Config):
     whatever a model writes."""
     timeout_s: float = Field(default=10.0, gt=0)
     """A sample whose scoring takes longer fails, and its worker process is replaced."""
+    shaping: ShapingConfig = ShapingConfig()
+    """Penalties for the form of a response, and weights of the reward's parts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

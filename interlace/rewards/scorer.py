@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlace.core.types import RewardResult, Sample
 from interlace.rewards.base import RewardConfig, RewardFn, ScoreRequest, evaluate, load_reward, preload_modules
+from interlace.rewards.shaping import shaped
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
@@ -26,6 +27,11 @@ class Scorer:
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """One result a sample, in their order. A function that raises or takes too long fails its sample alone."""
+        results = await self._evaluate(samples)
+        shaping = self._config.shaping
+        return [shaped(result, sample.token_ids, shaping) for result, sample in zip(results, samples, strict=True)]
+
+    async def _evaluate(self, samples: Sequence[Sample]) -> list[RewardResult]:
         requests = [
             ScoreRequest(
                 prompt=sample.prompt.text,

@@ -1,0 +1,67 @@
+"""What is added to a task's reward for the form of a response: its length and its repetitions. Each is a named part."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pydantic import Field, model_validator
+
+from interlace.core.config import Config
+from interlace.core.types import IntArray, RewardResult
+
+TASK = "task"
+"""The part that holds the task's own reward, where anything is added to it."""
+
+
+class ShapingConfig(Config):
+    """Penalties beside the task's reward, and weights of its parts. All off by default."""
+
+    weights: Mapping[str, float] = Field(default_factory=dict)
+    """Of the parts that a reward function returned by name; a part that is not named here counts once."""
+    overlong_limit: int | None = Field(default=None, ge=1)
+    """Tokens above which a response gets the whole overlong penalty; usually max_new_tokens."""
+    overlong_buffer: int = Field(default=0, ge=0)
+    """The penalty sets in this many tokens before the limit and grows linearly (DAPO, arXiv 2503.14476, eq. 13)."""
+    overlong_penalty: float = Field(default=1.0, ge=0)
+    """What is taken off at the limit."""
+    repetition_ngram: int | None = Field(default=None, ge=1)
+    """Tokens of a run that counts as repeated when it comes again; None penalizes no repetition."""
+    repetition_penalty: float = Field(default=1.0, ge=0)
+    """What is taken off a response all of whose runs are repeats."""
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> "ShapingConfig":
+        if self.overlong_buffer and (self.overlong_limit is None or self.overlong_buffer > self.overlong_limit):
+            raise ValueError(
+                f"overlong_buffer ({self.overlong_buffer}) must lie within overlong_limit ({self.overlong_limit})"
+            )
+        return self
+
+
+def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> RewardResult:
+    """The result with what its form adds. token_ids: [L] the response. A failure stays one."""
+    if result.failure is not None:
+        return result
+    task = result.reward + sum((config.weights[name] - 1) * result.parts.get(name, 0.0) for name in config.weights)
+    added: dict[str, float] = {}
+    if config.overlong_limit is not None:
+        share = overlong_share(len(token_ids), config.overlong_limit, config.overlong_buffer)
+        added["overlong"] = -config.overlong_penalty * share
+    if config.repetition_ngram is not None:
+        added["repetition"] = -config.repetition_penalty * repeated_share(token_ids, config.repetition_ngram)
+    if not added:
+        return replace(result, reward=task) if config.weights else result
+    return replace(result, reward=task + sum(added.values()), parts={**result.parts, TASK: task, **added})
+
+
+def overlong_share(length: int, limit: int, buffer: int) -> float:
+    """0 up to limit - buffer, then linearly to 1 at the limit; 1 beyond."""
+    if length <= limit - buffer:
+        return 0.0
+    return 1.0 if length > limit else (length - (limit - buffer)) / buffer
+
+
+def repeated_share(token_ids: IntArray, ngram: int) -> float:
+    """Share of a response's runs of `ngram` tokens that came before in it; 0 where it is shorter than one run."""
+    tokens = token_ids.tolist()
+    runs = [tuple(tokens[first : first + ngram]) for first in range(len(tokens) - ngram + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0
