@@ -1,0 +1,53 @@
+"""Ctrl-C on a real process: it ends at a step boundary, with a checkpoint, and says how to go on."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "steps=100000",
+    "prompts_per_step=2",
+    "samples_per_prompt=2",
+    "warmup=null",
+    "task.reasoning_gym.train_size=16",
+    "task.reasoning_gym.heldout_size=0",
+    "algorithm.drop_zero_variance=false",
+    "cluster.devices=cpu:1",
+    "logging.loggers=[]",
+)
+
+
+def start(folder: Path, *args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "train", *args]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_at_a_step_boundary_and_the_run_can_go_on(tmp_path: Path) -> None:
+    with start(tmp_path, "quickstart", *SMALL) as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("step 2/"):
+            assert line, "the run ended by itself"
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 0, rest
+    assert "Stopping at the end of this step" in rest
+    run = tmp_path / "runs" / "quickstart"
+    done = len((run / "metrics.jsonl").read_text().splitlines())
+    assert f"Stopped after step {done} of 100000." in rest
+    assert (run / "checkpoints" / f"step_{done}").is_dir()
+    assert "interlace train runs/quickstart/config.yaml --name quickstart --resume" in rest
+    again = ["runs/quickstart/config.yaml", "--name", "quickstart", "--resume", f"steps={done + 1}"]
+    with start(tmp_path, *again) as resumed:
+        assert resumed.stdout is not None
+        output = resumed.stdout.read()
+    assert resumed.returncode == 0, output
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == done + 1
