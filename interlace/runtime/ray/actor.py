@@ -44,8 +44,12 @@ class RankActor:
     loop, where those that need no device overlap. A concurrent operation runs at once, on the thread that receives.
     """
 
-    def __init__(self, folder: str) -> None:
-        """folder: the controller's, so that relative paths mean the same here where the file system is shared."""
+    def __init__(self, name: str, folder: str) -> None:
+        """name: stands before each line that is printed here.
+
+        folder: the controller's, so that relative paths mean the same here where the file system is shared.
+        """
+        self._name = name
         if Path(folder).is_dir():
             os.chdir(folder)
         host = ray.util.get_node_ip_address()
@@ -63,6 +67,9 @@ class RankActor:
         self._connection: socket.socket
         self._context: WorkerContext
         self._worker: Worker
+
+    def __repr__(self) -> str:
+        return self._name
 
     def endpoint(self) -> Endpoint:
         """Where to connect."""

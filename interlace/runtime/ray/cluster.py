@@ -42,7 +42,7 @@ class RayCluster(Cluster):
             max_concurrency=3,
             scheduling_strategy=self._at(own),
             runtime_env=_GPUS_STAY_VISIBLE if local and local[0].startswith("cuda") else None,
-        ).remote(str(Path.cwd()))
+        ).remote(f"{context.group}[{context.rank}]", str(Path.cwd()))
         rank = RayRank(handle, replace(context, devices=local), self.clock, self.fail)
         self._ranks.append(rank)
         await rank.start(spec.factory)

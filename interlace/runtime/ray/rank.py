@@ -148,7 +148,7 @@ class RayRank(asyncio.BufferedProtocol):
         task.add_done_callback(self._tasks.discard)
 
     def _resolve(self, reply: Reply) -> None:
-        entry = self._open.get(reply.number)
+        entry = self._open.pop(reply.number, None)
         if entry is None or entry.answer.done():
             return  # whoever asked is gone
         if reply.error:

@@ -1,0 +1,86 @@
+"""Workers that show what only processes can show."""
+
+import os
+import subprocess
+import time
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.core.training import WeightBundle
+from interlace.core.types import FloatArray
+from interlace.runtime.worker import Worker, operation
+
+
+class Resident(Worker):
+    """Knows its process."""
+
+    @operation(on_device=False, collect="all")
+    def process(self) -> int:
+        return os.getpid()
+
+    @operation(on_device=False, collect="all")
+    def device_names(self) -> tuple[str, ...]:
+        return self.context.devices
+
+    @operation(on_device=False)
+    def child(self) -> int:
+        return subprocess.Popen(["sleep", "600"]).pid
+
+    @operation(on_device=False)
+    def sleeps(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    @operation(on_device=False)
+    def refuses(self) -> None:
+        raise UserError("batch=0 trains nothing. Set 1 or more.")
+
+    @operation(on_device=False)
+    def unspeakable(self) -> object:
+        return (number for number in range(3))
+
+    @operation(on_device=False)
+    def doubled(self, values: FloatArray) -> FloatArray:
+        values *= 2  # arrays arrive writable, as on threads
+        return values
+
+    @operation(on_device=False, concurrent=True)
+    def nudge(self) -> None:
+        raise ValueError("nudged too hard")
+
+
+class Trainer(Worker):
+    def export_weights(self, version: int) -> WeightBundle:
+        import torch
+
+        tensors = {"embed": torch.full((1000, 200), float(version), dtype=torch.bfloat16), "scale": torch.tensor(2.5)}
+        return WeightBundle(version=version, tensors=tensors)
+
+
+class Engine(Worker):
+    def update_weights(self, bundle: WeightBundle) -> tuple[int, str, float, float]:
+        embed = bundle.tensors["embed"]
+        return bundle.version, str(embed.dtype), float(embed.double().mean()), float(bundle.tensors["scale"])
+
+
+class Mate(Worker):
+    """One process of a torch.distributed group."""
+
+    @operation(collect="all")
+    def sum_of_ranks(self) -> float:
+        import torch
+        from torch import distributed
+
+        place = self.context.rendezvous
+        assert place is not None
+        distributed.init_process_group(
+            "gloo", init_method=place.url, rank=self.context.rank, world_size=self.context.num_ranks
+        )
+        total = torch.tensor([float(self.context.rank + 1)])
+        distributed.all_reduce(total)
+        distributed.destroy_process_group()
+        return total.item()
+
+
+def large_array() -> FloatArray:
+    return np.arange(100_000, dtype=np.float32)

@@ -1,0 +1,136 @@
+"""What a cluster of processes promises on top of the contract."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from interlace.core.errors import InterlaceError, RemoteError, UserError, WorkerDiedError
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.worker import Worker
+from interlace.schedule.schedule import Schedule
+from tests.contract.ray_workers import Engine, Mate, Resident, Trainer, large_array
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def run(body: Callable[[Cluster], Awaitable[Any]]) -> Any:
+    from tests.contract.clusters import run_ray
+
+    return run_ray(body, Schedule(), 100)
+
+
+async def launch(cluster: Cluster, name: str, worker: type[Worker], ranks: int = 1) -> WorkerGroup[Any]:
+    devices = cluster.devices[:ranks]
+    return await cluster.launch(
+        WorkerSpec(name=name, factory=worker, worker_class=worker, devices=devices, num_ranks=ranks)
+    )
+
+
+def is_gone(process: int, within_s: float = 10.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_ranks_are_processes_that_end_with_the_cluster_and_take_their_children_along() -> None:
+    async def body(cluster: Cluster) -> list[int]:
+        group = await launch(cluster, "a", Resident, ranks=2)
+        processes = await group.process()
+        assert len({os.getpid(), *processes}) == 3
+        assert await group.device_names() == [("cpu:0",), ("cpu:1",)]
+        return [*processes, await group.child()]
+
+    assert all(is_gone(process) for process in run(body))
+
+
+def test_a_killed_worker_is_an_error_that_says_what_it_was_doing() -> None:
+    killed: list[tuple[float, int]] = []
+
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "rollout/0", Resident)
+        (process,) = await group.process()
+        running = group.sleeps(600.0)
+        await asyncio.sleep(0)
+        os.kill(process, signal.SIGKILL)
+        killed.append((time.monotonic(), process))
+        await running
+
+    with pytest.raises(WorkerDiedError, match=r"rollout/0\[rank 0\] died while it ran sleeps\(\) since") as caught:
+        run(body)
+    when, process = killed[0]
+    assert f"process {process}" in str(caught.value)
+    assert time.monotonic() - when < 10, "seconds, on a machine that may be busy"
+
+
+def test_a_death_that_nobody_waits_for_ends_the_run() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "reward", Resident)
+        os.kill((await group.process())[0], signal.SIGKILL)
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(WorkerDiedError, match=r"reward\[rank 0\] died while it was idle"):
+        run(body)
+
+
+def test_errors_cross_processes() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a", Resident)
+        with pytest.raises(UserError, match="batch=0 trains nothing"):
+            await group.refuses()
+        with pytest.raises(RemoteError, match="cannot pickle 'generator'"):
+            await group.unspeakable()
+        with pytest.raises(InterlaceError, match="cannot be sent to another process"):
+            await group.sleeps(number for number in range(3))
+        group.notify("nudge")
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(RemoteError, match="nudged too hard"):
+        run(body)
+
+
+def test_large_arrays_arrive_whole_and_writable() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a", Resident)
+        doubled = await group.doubled(large_array())
+        np.testing.assert_array_equal(doubled, 2 * large_array())
+        doubled += 1
+
+    run(body)
+
+
+@pytest.mark.slow  # three processes that import torch
+def test_weights_go_through_the_object_store_once() -> None:
+    async def body(cluster: Cluster) -> None:
+        from interlace.runtime.ray.tensors import StoredTensors
+
+        trainer = await launch(cluster, "actor", Trainer)
+        engines = [await launch(cluster, f"rollout/{number}", Engine) for number in range(2)]
+        for version in (3, 4):
+            bundle = await trainer.export_weights(version)
+            assert isinstance(bundle.tensors, StoredTensors)
+            for engine in engines:
+                assert await engine.update_weights(bundle) == (version, "torch.bfloat16", float(version), 2.5)
+
+    run(body)
+
+
+@pytest.mark.slow  # two processes that import torch
+def test_ranks_of_a_group_meet_for_torch_distributed() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "actor", Mate, ranks=2)
+        assert await group.sum_of_ranks() == [3.0, 3.0]
+
+    run(body)
