@@ -92,7 +92,7 @@ def test_nothing_is_reused_across_versions(make_model: ModelMaker, mode: str) ->
     engine.submit(request(1, LONG[:30]))
     for _ in range(3):
         engine.step()
-    engine.abort(["p#0#0"])
+    engine.abort([request(0, LONG).id])
     engine.update_weights(dict(make_model(1).named_parameters()), 1, mode)  # type: ignore[arg-type]
     engine.submit(request(2, [*LONG, 1, 2]))
     found = drain(engine)

@@ -33,11 +33,13 @@ def test_soak(make_model: ModelMaker, kv: KVKind, seed: int) -> None:
         make_model(0), max_running=9, max_tokens=160, max_batch_tokens=24, options=EngineOptions(kv=kv)
     )
     cells = engine.metrics()["kv_free_tokens"]
-    submitted, ended, aborted, version = 0, dict[str, FinishReason](), 0, 0
+    submitted, ended, aborted, version, ids = 0, dict[str, FinishReason](), 0, 0, list[str]()
     while len(ended) < total:
         for _ in range(chaos.randrange(4)):
             if submitted < total:
-                engine.submit(random_request(chaos, submitted))
+                request = random_request(chaos, submitted)
+                ids.append(request.id)
+                engine.submit(request)
                 submitted += 1
         finished = list(engine.step().finished)
         event = chaos.random()
@@ -45,15 +47,14 @@ def test_soak(make_model: ModelMaker, kv: KVKind, seed: int) -> None:
             version += 1
             engine.update_weights(weights[version % 2], version, chaos.choice(["keep", "recompute"]))
         elif event < 0.05:
-            names = [f"p{n // 8}#0#{n}" for n in chaos.sample(range(submitted + 1), min(3, submitted))]
-            finished += engine.abort(names)
+            finished += engine.abort([*chaos.sample(ids, min(3, submitted)), "nobody"])
         elif event < 0.06:
             engine.pause()
             assert engine.step().num_new_tokens == 0
             engine.resume()
         elif event < 0.07:
             engine.offload()
-            finished += engine.abort([f"p{submitted // 8}#0#{submitted - 1}"])
+            finished += engine.abort(ids[-1:])
             engine.onload()
         for completion in finished:
             assert completion.request.id not in ended, "ended twice"

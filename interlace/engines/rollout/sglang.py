@@ -1,0 +1,186 @@
+"""SGLang behind the rollout protocol. Not run here: written against SGLang's public Engine, for a machine that has it.
+
+Needs `pip install sglang`. SGLang generates in its own processes; step() waits for the next tokens to arrive.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.types import Completion, Metrics, Request
+from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, UpdateMode
+from interlace.engines.rollout.served import LiveRequests, finish_reason, request_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Arrival = tuple[str, list[tuple[float, int]], str | None]
+"""Request id, all (log-prob, token) pairs of this submission so far, and why it ended."""
+
+
+class SGLangEngine:
+    """One SGLang engine. Log-probs are those at the sampling temperature."""
+
+    def __init__(
+        self, model: str | Path, *, max_running: int = 64, memory_share: float = 0.8, dtype: str = "auto", seed: int = 0
+    ) -> None:
+        """memory_share: of the device, for weights and KV cache. seed: of the sampling noise, one stream a request."""
+        try:
+            import sglang
+        except ImportError as error:
+            raise UserError("the sglang engine needs SGLang: pip install sglang, or use the native engine.") from error
+        self._engine = sglang.Engine(
+            model_path=str(model),
+            dtype=dtype,
+            random_seed=seed % 2**31,
+            max_running_requests=max_running,
+            mem_fraction_static=memory_share,
+            enable_memory_saver=True,
+            enable_deterministic_inference=True,
+            disable_radix_cache=True,  # its keys know nothing of weight versions
+        )
+        self._loop: asyncio.AbstractEventLoop = self._engine.loop
+        self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._live, self._seed, self._version = LiveRequests(), seed, 0
+        self._finished: list[Completion] = []
+        self._paused = self._offloaded = False
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def submit(self, request: Request) -> None:
+        self._live.add(request)
+        self._tasks[request.id] = self._loop.create_task(self._follow(request))
+
+    def step(self) -> StepOutput:
+        new_tokens = 0
+        if len(self._live) and not self._paused and not self._offloaded:
+            new_tokens = self._take(self._loop.run_until_complete(self._arrivals.get())) + self._collect()
+        finished, self._finished = tuple(self._finished), []
+        return StepOutput(finished=finished, num_running=len(self._live), num_new_tokens=new_tokens)
+
+    def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
+        wanted = self._live.names if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
+        for name in wanted:
+            self._engine.tokenizer_manager.abort_request(rid=name)
+        if wanted:
+            self._loop.run_until_complete(asyncio.gather(*(self._tasks[name] for name in wanted)))
+        self._collect()
+        ended = tuple(one for one in self._finished if one.request.id in wanted)
+        self._finished = [one for one in self._finished if one.request.id not in wanted]
+        return ended
+
+    def pause(self) -> None:
+        if not self._paused:
+            self._control("in_place")
+            self._paused = True
+
+    def resume(self) -> None:
+        if self._paused:
+            self._control(None)
+            self._paused = False
+
+    def update_weights(self, tensors: "Mapping[str, Tensor]", version: int, mode: UpdateMode) -> None:
+        """SGLang checks names while it loads: where it fails, a part of the weights may be new."""
+        self._control("retract" if mode == "recompute" else "in_place")
+        self._collect()  # what arrived is of the old version
+        result = self._engine.update_weights_from_tensor(list(tensors.items()), flush_cache=mode == "recompute")
+        if not self._paused:
+            self._control(None)
+        if isinstance(result, tuple) and not result[0]:
+            raise InterlaceError(f"SGLang refused the weights, and may hold a part of them: {result[1]}")
+        self._version = version
+
+    def onload(self) -> None:
+        if self._offloaded:
+            self._engine.resume_memory_occupation()
+            self._offloaded = False
+
+    def offload(self) -> None:
+        """The KV cache goes: what runs is submitted anew with its tokens."""
+        names = self._live.names
+        requests = [self._live.resumed(name) for name in names]
+        self.abort()
+        self._engine.release_memory_occupation()
+        self._offloaded = True
+        for request in requests:
+            self.submit(request)
+
+    def memory(self) -> EngineMemory:
+        return EngineMemory()
+
+    def metrics(self) -> Metrics:
+        return {"num_running": float(len(self._live))}
+
+    def report(self) -> EngineReport:
+        return EngineReport(
+            invariant=False,
+            reason="deterministic kernels are on, but not verified, and noise depends on where a request was resumed",
+            attention="sglang",
+            notes=("an update is not atomic", "bytes are not reported"),
+        )
+
+    async def _follow(self, request: Request) -> None:
+        """Puts all that SGLang sends of a request among the arrivals."""
+        stream = await self._engine.async_generate(
+            input_ids=[*request.prompt_ids, *request.generated_ids],
+            sampling_params=_sampling(request, self._seed),
+            return_logprob=True,
+            stream=True,
+            rid=request.id,
+        )
+        async for chunk in stream:
+            meta = chunk["meta_info"]
+            pairs = [(float(entry[0]), int(entry[1])) for entry in meta["output_token_logprobs"]]
+            reason = meta["finish_reason"]
+            self._arrivals.put_nowait((request.id, pairs, None if reason is None else reason["type"]))
+
+    def _collect(self) -> int:
+        """Takes what has arrived, without waiting."""
+        taken = 0
+        while not self._arrivals.empty():
+            taken += self._take(self._arrivals.get_nowait())
+        return taken
+
+    def _take(self, arrival: Arrival) -> int:
+        """Returns the number of tokens that are new."""
+        name, pairs, reason = arrival
+        new = pairs[self._live.num_sent(name) :]
+        self._live.extend(name, [token for _, token in new], [logprob for logprob, _ in new], self._version)
+        if reason is not None:
+            del self._tasks[name]
+            self._finished.append(self._live.end(name, finish_reason(reason)))
+        return len(new)
+
+    def _control(self, pause: Literal["in_place", "retract"] | None) -> None:
+        """Pauses generation, keeping or giving up the KV cache of what runs, or (None) lets it go on."""
+        from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
+
+        manager = self._engine.tokenizer_manager
+        if pause is None:
+            self._loop.run_until_complete(manager.continue_generation(ContinueGenerationReqInput()))
+        else:
+            self._loop.run_until_complete(manager.pause_generation(PauseGenerationReqInput(mode=pause)))
+
+
+def _sampling(request: Request, seed: int) -> dict[str, object]:
+    """SGLang's own names."""
+    params = request.params
+    return {
+        "max_new_tokens": params.max_new_tokens - len(request.generated_ids),
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or -1,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "stop_token_ids": list(params.stop_token_ids) or None,
+        "stop": list(params.stop) or None,
+        "logit_bias": {str(token): bias for token, bias in params.logit_bias} or None,
+        "sampling_seed": request_seed(seed, request),
+        "ignore_eos": True,
+    }

@@ -1,0 +1,68 @@
+"""What the adapters of serving engines share, and what they say where the library is not installed."""
+
+import importlib.util
+from collections.abc import Callable
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.core.types import FinishReason, Request, SamplingParams
+from interlace.engines.rollout.served import LiveRequests, finish_reason, request_seed
+from interlace.engines.rollout.sglang import SGLangEngine
+from interlace.engines.rollout.vllm import VLLMEngine
+
+
+def request(**changes: object) -> Request:
+    return Request(**{"uid": "a", "sample_index": 0, "prompt_ids": [1, 2], "params": SamplingParams()} | changes)  # type: ignore[arg-type]
+
+
+def test_tokens_of_all_submissions_add_up() -> None:
+    live = LiveRequests()
+    live.add(request())
+    live.extend("a#0#0#0", [5, 6], [-0.5, -0.25], version=0)
+    live.extend("a#0#0#0", [7], [-1.0], version=1)
+    assert live.num_sent("a#0#0#0") == 3 and len(live) == 1 and live.names == ["a#0#0#0"]
+    resumed = live.resumed("a#0#0#0")
+    partial = live.end("a#0#0#0", FinishReason.ABORTED)
+    assert (resumed.generated_ids, resumed.generated_logprobs, resumed.generated_versions) == (
+        (5, 6, 7),
+        (-0.5, -0.25, -1.0),
+        (0, 0, 1),
+    )
+    assert partial.token_ids == resumed.generated_ids and "a#0#0#0" not in live
+    live.add(resumed)
+    live.extend("a#0#0#0", [8], [-2.0], version=2)
+    assert live.num_sent("a#0#0#0") == 1
+    whole = live.end("a#0#0#0", finish_reason("stop"))
+    assert whole.token_ids == (5, 6, 7, 8) and whole.versions == (0, 0, 1, 2)
+    assert whole.finish_reason == FinishReason.STOP
+
+
+def test_seeds_differ_by_request_and_by_where_it_was_resumed() -> None:
+    seeds = {
+        request_seed(seed, request(sample_index=index, generated_ids=(1,) * done))
+        for seed in range(3)
+        for index in range(3)
+        for done in range(3)
+    }
+    assert len(seeds) == 27 and all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_empty_prompts_and_live_ids_are_refused() -> None:
+    live = LiveRequests()
+    with pytest.raises(UserError, match="prompt is empty"):
+        live.add(request(prompt_ids=[]))
+    live.add(request())
+    with pytest.raises(ValueError, match="already live"):
+        live.add(request())
+
+
+@pytest.mark.parametrize(("library", "engine"), [("vllm", VLLMEngine), ("sglang", SGLangEngine)])
+def test_a_missing_library_is_named(
+    library: str, engine: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec(library) is not None:
+        pytest.skip(f"{library} is installed")
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with pytest.raises(UserError, match=f"pip install {library}"):
+        engine("a model")
