@@ -16,6 +16,6 @@ def test_a_remote_error_survives_the_way_home() -> None:
     assert "rollout[rank 3].generate()" in str(back)
 
 
-@given(st.lists(st.text(min_size=1), min_size=1, unique=True))
+@given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8, unique=True))
 def test_a_known_name_is_always_its_own_nearest(options: list[str]) -> None:
     assert f"Did you mean {options[0]!r}?" in nearest(options[0], options)
