@@ -92,6 +92,8 @@ class Request:
     uid: str
     sample_index: int
     attempt: int = 0
+    serial: int = 0
+    """Tells two admissions of one prompt apart: the second may start while the first is being aborted."""
     prompt_ids: Sequence[int]
     params: SamplingParams
     generated_ids: tuple[int, ...] = ()
@@ -100,7 +102,12 @@ class Request:
 
     @property
     def id(self) -> str:
-        """Unique among the running requests; also the key of the sampling noise, with seed and position."""
+        """Unique among the live requests of an engine."""
+        return f"{self.noise_key}#{self.serial}"
+
+    @property
+    def noise_key(self) -> str:
+        """With seed and position the key of the sampling noise."""
         return f"{self.uid}#{self.attempt}#{self.sample_index}"
 
 

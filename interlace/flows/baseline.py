@@ -51,6 +51,7 @@ class GreedyBaseline:
             uid=f"greedy/{prompt.uid}",
             sample_index=GREEDY_INDEX,
             attempt=prompt.attempt,
+            serial=gid,
             prompt_ids=prompt.token_ids.tolist(),
             params=self._params,
         )
@@ -68,5 +69,5 @@ class GreedyBaseline:
         if self._admission.ticket(gid) is None:
             return
         self._rewards[gid] = results[0].reward
-        for index in range(self._admission.samples_per_prompt):
+        for index in range(self._admission.size_of(gid)):
             self._admission.channel.put(SampleKey(gid, index), {}, marks=(BASELINE,))

@@ -23,11 +23,12 @@ from interlace.flows.step_metrics import StepMeter
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.stages.admission import Admission, PromptSource
-from interlace.runtime.stages.batches import Batch, Batches
+from interlace.runtime.stages.admission import Admission
+from interlace.runtime.stages.batches import Batch
 from interlace.runtime.stages.factory import StageFactory
 from interlace.runtime.stages.group import GroupStage
 from interlace.runtime.stages.map import Columns, Failure
+from interlace.runtime.stages.sources import PromptSource
 from interlace.runtime.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
 
 
@@ -109,7 +110,6 @@ class PolicyRun:
         )
         self._channel = channel
         self.admission: Admission = stages.admission(prompts, channel, refill_rounds=algorithm.settings.refill_rounds)
-        self._batches = Batches(self.admission, cluster.waits, finish=self._with_batch_statistics)
         self._meter = StepMeter(cluster)
         self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission)
@@ -130,6 +130,7 @@ class PolicyRun:
             whole_batch=whole,
             recompute_proximal=algorithm.needs.proximal_logprobs,
         )
+        self._batches = stages.batches(self.admission, self.rollout.generator, finish=self._with_batch_statistics)
         self._publisher = stages.publisher(groups.actor, self.rollout.generator)
         stages.watch_stalls()
 
@@ -204,6 +205,7 @@ class PolicyRun:
         for group in batch.groups:
             for sample in group.samples:
                 self._channel.end(sample.key, TerminalEvent.TRAINED)
+        self.admission.step_ended()
         await self._publisher.publish(batch.step)
         ended, self._ended = self._ended, []
         metrics = self._meter.measure(batch, self.version, [(entry.sample, entry.event) for entry in ended])
@@ -237,6 +239,8 @@ class PolicyRun:
     def _on_end(self, sample: Sample, event: TerminalEvent | None) -> None:
         if event is None:
             raise ValueError(f"sample {sample.key} left the channel without a terminal event")
+        if sample.finish_reason is None:
+            self.rollout.generator.cancel(sample)
         self._ended.append(Ended(sample=sample, event=event, reason=self._failures.pop(sample.key, "")))
 
 
@@ -247,6 +251,7 @@ class RolloutRole:
         self, stages: StageFactory, engines: Sequence[WorkerGroup[Any]], params: SamplingParams, admission: Admission
     ) -> None:
         self.generator = stages.generator(engines, params)
+        self.generator.on_generated = admission.generated
         self.baseline: GreedyBaseline | None = None
         self._admission = admission
 

@@ -50,6 +50,8 @@ class Channel(Generic[K, R]):
         self._cursors: list[Cursor[K, R]] = []
         self._max_rows, self._on_end = max_rows, on_end
         self._closed = False
+        self.num_opened = 0
+        """Rows so far."""
         self._room = Signal(waits)
         self.may_open: Callable[[], bool] = lambda: not self._closed
         """Whether rows may still be opened without anything else having to happen first; set by the producer."""
@@ -80,6 +82,7 @@ class Channel(Generic[K, R]):
             raise ValueError(f"channel {self.name!r} has row {key} already")
         if self._max_rows is not None and len(self._rows) >= self._max_rows:
             raise ChannelFull(f"channel {self.name!r} holds {self._max_rows} rows, its bound; await has_room() first.")
+        self.num_opened += 1
         self._rows[key], self._have[key] = record, self._mask(columns)
         self._unread[key] = sum(cursor.bit for cursor in self._cursors)
         for cursor in self._cursors:
@@ -108,6 +111,10 @@ class Channel(Generic[K, R]):
         for cursor in self._cursors:
             cursor._bury(key, record, event)
         return True
+
+    def end_unwritten(self, key: K, column: str, event: TerminalEvent) -> bool:
+        """As end(), but only a row whose `column` is not there yet."""
+        return key in self._rows and not self._have[key] & self._mask([column]) and self.end(key, event)
 
     def close(self) -> None:
         """End of stream: readers end once they have had every open row."""

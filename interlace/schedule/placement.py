@@ -61,14 +61,22 @@ def _part(part: str, spec: str, size: int, role: str) -> range:
 def _share(low: int, high: int, spec: str, size: int, role: str) -> range:
     if not 0 <= low < high <= 100:
         raise UserError(f"placement.{role} = {spec!r}: a share lies within 0-100% and is not empty.")
-    # Rounded alike at both ends, so that 0-75% and 75-100% never overlap and never leave a device out.
-    first, end = math.floor(size * low / 100 + 0.5), math.floor(size * high / 100 + 0.5)
+    first, end = _bound(low, size), _bound(high, size)
     if first == end:
         raise UserError(
             f"placement.{role} = {spec!r} is no whole device of {size}. Give the cluster more (cluster.devices) "
             f"or widen it."
         )
     return range(first, end)
+
+
+def _bound(percent: int, size: int) -> int:
+    """Where a share begins or ends: rounded, and off the ends, so that shares that meet there are never empty.
+
+    The same at both sides of a meeting point: 0-75% and 75-100% neither overlap nor leave a device out.
+    """
+    rounded = math.floor(size * percent / 100 + 0.5)
+    return rounded if percent in (0, 100) else min(max(rounded, 1), size - 1)
 
 
 def cut(devices: tuple[Device, ...], per_instance: int | None, *, role: str) -> tuple[tuple[Device, ...], ...]:

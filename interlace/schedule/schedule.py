@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from interlace.core.config import Config
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.placement import Device, cut, resolve
+from interlace.schedule.tail import NoTail, Oversample, Tail, TailBatching
 
 TRAINED_ROLES = ("actor", "critic")
 
@@ -72,16 +73,24 @@ class Schedule(Config):
     """S, steps a version."""
     batching: Literal["step", "arrival"] = "step"
     """A batch is its own step's prompts, or the first groups that finished, within their deadlines."""
+    on_straggler: Literal["hold", "drop", "requeue"] = "hold"
+    """When waiting for a group is all that keeps its deadline: wait, drop it as stale, or start its prompt again."""
     publish: Literal["blocking", "background"] = "blocking"
     """Whether the loop waits for the transfer of new weights."""
     on_update: Literal["drain", "abort_resume", "keep", "recompute"] = "drain"
     """What becomes of sequences in flight when weights change."""
     weight_update: Literal["all_at_once", "rolling"] = "all_at_once"
     """rolling: each engine swaps when it can, so engines may serve different versions."""
+    rollout_budget: Annotated[int, Field(ge=1)] | None = None
+    """Tokens a sequence may grow by in a version (partial rollout); the rest follows after the next publication."""
     dispatch: str = "round_robin"
     """Which engine gets which request: a policy of schedule/dispatch."""
+    tail: Tail = NoTail()
+    """What is done about the long tail of responses."""
     switch: Literal["when_idle", "when_ready"] = "when_idle"
     """When a shared device changes hands: when rollout has nothing left, or as soon as another stage is ready."""
+    min_hold: float = Field(default=0.0, ge=0)
+    """Seconds that rollout keeps a shared device at least, with `when_ready`."""
     concurrency: int | None = Field(default=None, ge=1)
     """Running sequences an engine; None leaves it to the engine's own limits."""
 
@@ -91,6 +100,16 @@ class Schedule(Config):
             raise ValueError(
                 f"pipeline_depth ({self.pipeline_depth}) is above max_staleness ({self.max_staleness}): it would "
                 f"run generation further ahead than any sample may be stale. Lower the first or raise the second"
+            )
+        if isinstance(self.tail, Oversample | TailBatching) and (self.max_staleness > 0 or self.sync_every > 1):
+            raise ValueError(
+                f"tail {self.tail.kind!r} works by rounds, a step each, and needs max_staleness 0 and sync_every 1 "
+                f"(they are {self.max_staleness:g} and {self.sync_every}). Change them, or take tail none or migrate"
+            )
+        if self.on_straggler != "hold" and self.batching == "step":
+            raise ValueError(
+                f"on_straggler {self.on_straggler!r} lets later groups go first, which batching 'step' forbids. "
+                "Use batching 'arrival', or on_straggler 'hold'"
             )
         create_dispatch(self.dispatch)  # an unknown policy is refused here, before anything runs
         return self

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from interlace.core.types import (
     RewardResult,
     Sample,
     SampleGroup,
+    SamplingParams,
 )
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
@@ -52,7 +53,7 @@ class _Sequence:
 def length_of(request: Request, costs: Costs) -> int:
     """Keyed by the request alone, as a real engine's samples are while the weights stay."""
     draw = keyed_random("length", request.uid, request.attempt, request.sample_index).lognormvariate(0, 0.8)
-    return max(1, min(costs.max_tokens, round(costs.median_tokens * draw)))
+    return max(1, min(request.params.max_new_tokens, round(costs.median_tokens * draw)))
 
 
 class CostRollout(Worker):
@@ -90,7 +91,11 @@ class CostRollout(Worker):
 
     def _finished(self) -> list[Response]:
         done = [k for k, s in self._running.items() if len(s.ids) >= length_of(s.request, self._costs)]
-        return [_response(self._running.pop(key), FinishReason.STOP) for key in done]
+        return [self._end(self._running.pop(key)) for key in done]
+
+    def _end(self, state: _Sequence) -> Response:
+        natural = length_of(replace(state.request, params=SamplingParams(max_new_tokens=10**6)), self._costs)
+        return _response(state, FinishReason.STOP if len(state.ids) >= natural else FinishReason.LENGTH)
 
     @operation(on_device=False, concurrent=True)
     def interrupt(self) -> None:
@@ -220,10 +225,17 @@ class CountedPrompts:
     def __init__(self, total: int | None = None) -> None:
         self._next, self._total = 0, total
 
+        self._again: list[Prompt] = []
+
     @property
     def exhausted(self) -> bool:
-        return self._total is not None and self._next >= self._total
+        return not self._again and self._total is not None and self._next >= self._total
+
+    def hand_back(self, prompts: Iterable[Prompt]) -> None:
+        self._again += prompts
 
     def __next__(self) -> Prompt:
+        if self._again:
+            return self._again.pop(0)
         self._next += 1
         return Prompt(uid=f"p{self._next - 1}", token_ids=np.arange(5, dtype=np.int32), text="", answer="")

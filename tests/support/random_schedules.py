@@ -31,10 +31,19 @@ def random_schedule(rng: random.Random, num_devices: int, *, synchronous: bool =
         "publish": rng.choice(["blocking", "background"]),
         "on_update": rng.choice(["drain", "abort_resume", "keep", "recompute"]),
         "weight_update": rng.choice(["all_at_once", "rolling"]),
-        "dispatch": rng.choice(["round_robin", "least_tokens"]),
+        "rollout_budget": rng.choice([None, None, 10, 60]),
+        "dispatch": rng.choice(["round_robin", "least_tokens", "longest_first", "skew_aware"]),
+        "tail": rng.choice(["none", "none", {"kind": "migrate", "remaining_share": 0.5, "batch": rng.choice([2, 8])}]),
+        "min_hold": rng.choice([0, 0, 0.3]),
         "switch": rng.choice(["when_idle", "when_ready"]),
         "concurrency": rng.choice([None, None, 1, 2, 5]),
     }
+    if fields["batching"] == "arrival":
+        fields["on_straggler"] = rng.choice(["hold", "hold", "drop", "requeue"])
+    if not synchronous and rng.random() < 0.2:
+        shares = {"prompts": rng.choice([1.0, 1.25, 2]), "responses": rng.choice([1.0, 1.25, 2])}
+        kind = rng.choice(["oversample", "tail_batching"])
+        fields |= {"max_staleness": 0, "pipeline_depth": None, "sync_every": 1, "tail": {"kind": kind, **shares}}
     return Schedule.parse(fields)
 
 

@@ -39,6 +39,7 @@ class Record:
     """Uids of the prompts of each step, sorted."""
     staleness: list[float] = field(default_factory=list)
     num_stalls: int = 0
+    num_opened: int = 0
     seconds: float = 0.0
     cluster: SimCluster | None = None
 
@@ -125,6 +126,7 @@ async def _run(schedule: Schedule, work: Workload, stop_after: int | None) -> Re
     record.seconds = cluster.clock.now()
     record.num_stalls = cluster.watchdog.num_stalls
     record.add(run.finish())
+    record.num_opened = run.admission.channel.num_opened
     return record
 
 

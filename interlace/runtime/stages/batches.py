@@ -3,9 +3,11 @@
 from collections.abc import AsyncIterator, Callable
 from typing import TypeAlias
 
-from interlace.core.types import Metrics, SampleGroup
+from interlace.core.types import Metrics, SampleGroup, TerminalEvent
 from interlace.runtime.stages.admission import Admission
+from interlace.runtime.stages.generate import Generator
 from interlace.runtime.waits import Signal, WaitRegistry
+from interlace.schedule.schedule import Schedule
 
 Staleness: TypeAlias = list[int]
 
@@ -42,10 +44,17 @@ class Batches:
     """Forms batches of complete groups, as the batcher's rules allow."""
 
     def __init__(
-        self, admission: Admission, waits: WaitRegistry, *, finish: Callable[[list[SampleGroup]], list[SampleGroup]]
+        self,
+        admission: Admission,
+        generator: Generator,
+        schedule: Schedule,
+        waits: WaitRegistry,
+        *,
+        finish: Callable[[list[SampleGroup]], list[SampleGroup]],
     ) -> None:
         """finish: what is done with the groups of a batch once it is closed (statistics of the whole batch)."""
-        self._admission, self._waits, self._finish = admission, waits, finish
+        self._admission, self._generator, self._waits, self._finish = admission, generator, waits, finish
+        self._on_straggler = schedule.on_straggler
         self._complete: dict[int, SampleGroup] = {}
         self._open: Batch | None = None
 
@@ -88,6 +97,27 @@ class Batches:
             batch.groups = self._finish(batch.groups)
         if tickets or batch.closed:
             batch.changed.fire()
+        if not batch.closed:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """Where a deadline leaves no slack: what is suspended goes on, what is late is handled as the schedule says."""
+        urgent = self._admission.batcher.urgent()
+        if urgent is None:
+            return
+        due = [gid for gid in self._admission.live_gids() if gid not in self._complete and self._is_due(gid, urgent)]
+        self._generator.resume(due)
+        if self._on_straggler == "hold" or not self._admission.batcher.num_ready:
+            return
+        for gid in due:
+            if self._on_straggler == "requeue":
+                self._admission.restart(gid)
+            else:
+                self._admission.retire(gid, TerminalEvent.STALE)
+
+    def _is_due(self, gid: int, version: int) -> bool:
+        ticket = self._admission.ticket(gid)
+        return ticket is not None and ticket.deadline <= version
 
     def _nothing_comes(self, step: int) -> bool:
         return self._admission.closed and not self._admission.batcher.num_outstanding(step)

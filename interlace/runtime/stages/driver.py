@@ -1,17 +1,18 @@
 """Drives one rollout engine: feeds it, brings its samples home, swaps its weights, yields its devices."""
 
+import asyncio
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from interlace.core.training import WeightBundle
 from interlace.core.types import Progress, Request, Response
+from interlace.runtime.clock import Clock
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.dispatch import Load
-
-OnUpdate: TypeAlias = Literal["drain", "abort_resume", "keep", "recompute"]
+from interlace.schedule.schedule import Schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -19,7 +20,7 @@ class Job:
     """A request and what to do with its response."""
 
     request: Request
-    order: int
+    order: float
     """Smaller goes first among jobs that have not started; those that have tokens already go before all others."""
     expected_tokens: float
     deliver: Callable[[Response], None]
@@ -37,25 +38,28 @@ class EngineDriver:
         self,
         group: WorkerGroup[Any],
         waits: WaitRegistry,
+        clock: Clock,
+        schedule: Schedule,
         *,
-        on_update: OnUpdate,
-        concurrency: int | None,
         on_swapped: Callable[[], None],
         on_requeue: Callable[[list[Job]], None],
     ) -> None:
-        """on_swapped: told when new weights serve. on_requeue: gets the partials of an abort_resume."""
+        """on_swapped: told when new weights serve. on_requeue: gets partials that were taken out, to dispatch anew."""
         self.group = group
         self.version = -1
-        self._on_update, self._concurrency = on_update, concurrency
+        self._clock = clock
+        self._on_update, self._concurrency = schedule.on_update, schedule.concurrency
+        self._min_hold = schedule.min_hold
         self._on_swapped, self._on_requeue = on_swapped, on_requeue
         self._wake = Signal(waits)
-        self._queue: list[tuple[bool, int, int, Job]] = []
+        self._queue: list[tuple[bool, float, int, Job]] = []
         self._running: dict[str, Job] = {}
         self._aborts: list[str] = []
         self._pending: WeightBundle | None = None
         self._live_tokens = 0.0
         self._sequence = 0
-        self._serving = self._yield_asked = False
+        self._held_since = 0.0
+        self._serving = self._yield_asked = self._evacuating = False
         group.on_yield = self._ask_to_yield
 
     @property
@@ -93,21 +97,39 @@ class EngineDriver:
         self._pending = bundle
         self._poke()
 
+    @property
+    def num_running(self) -> int:
+        """Jobs that its engine has."""
+        return len(self._running)
+
+    @property
+    def num_queued(self) -> int:
+        """Jobs that its engine has not got yet."""
+        return len(self._queue)
+
+    def evacuate(self) -> None:
+        """Takes all running jobs out as partials, to go on elsewhere."""
+        self._evacuating = True
+        self._poke()
+
     async def run(self) -> None:
         """For ever."""
         while True:
             while not self._has_work():
                 await self._wake.wait(who=self.group.name, what="requests or weights")
             async with self.group.hold("generate"):
-                self._yield_asked = False
+                self._yield_asked, self._held_since = False, self._clock.now()
                 await self._serve()
 
     def _has_work(self) -> bool:
-        return bool(self._pending or self._queue or self._running or self._aborts)
+        return bool(self._pending or self._queue or self._running or self._aborts)  # an evacuation is of running jobs
 
     async def _serve(self) -> None:
         while self._has_work():
             await self._swap_if_due()
+            if self._evacuating:
+                self._evacuating = False
+                await self._abort_all()
             submissions = self._admit()
             if not self._running and not self._aborts:
                 continue
@@ -169,8 +191,12 @@ class EngineDriver:
         self._on_requeue(jobs)
 
     def _ask_to_yield(self) -> None:
-        self._yield_asked = True
-        self._poke()
+        left = self._held_since + self._min_hold - self._clock.now()
+        if left > 1e-6:  # less is the clock's rounding
+            asyncio.get_running_loop().call_later(left, self._ask_to_yield)
+        else:
+            self._yield_asked = True
+            self._poke()
 
     def _poke(self) -> None:
         self._wake.fire()

@@ -3,18 +3,22 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from interlace.core.types import SamplingParams
+from interlace.core.types import SampleGroup, SamplingParams
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.stages.admission import Admission, PromptSource
+from interlace.runtime.stages.admission import Admission
+from interlace.runtime.stages.batches import Batches
 from interlace.runtime.stages.generate import Generator
 from interlace.runtime.stages.map import Columns, Failure, MapStage, OnFailed
 from interlace.runtime.stages.publish import Publisher
+from interlace.runtime.stages.rounds import Rounds
+from interlace.runtime.stages.sources import PromptSource
 from interlace.runtime.stages.stream import SampleChannel
 from interlace.runtime.stages.train import TrainStage
 from interlace.schedule.batcher import Batcher
 from interlace.schedule.gate import Gate
 from interlace.schedule.schedule import Schedule
+from interlace.schedule.tail import Oversample, TailBatching
 
 
 class StageFactory:
@@ -35,9 +39,21 @@ class StageFactory:
         self._prompts_per_step, self._samples_per_prompt = prompts_per_step, samples_per_prompt
         self.gate = Gate(schedule, prompts_per_step=prompts_per_step, num_steps=num_steps, done_steps=done_steps)
         self._resolvers: list[Callable[[], bool]] = []
+        self._flushes: list[Callable[[], bool]] = []
 
     def admission(self, source: PromptSource, channel: SampleChannel, *, refill_rounds: int) -> Admission:
         """The gate's books over `source`, opening rows in `channel`. refill_rounds: see AlgorithmConfig."""
+        tail = self._schedule.tail
+        rounds = (
+            Rounds(
+                tail,
+                source,
+                prompts_per_step=self._prompts_per_step,
+                samples_per_prompt=self._samples_per_prompt,
+            )
+            if isinstance(tail, Oversample | TailBatching)
+            else None
+        )
         return Admission(
             gate=self.gate,
             batcher=Batcher(self.gate, self._schedule.batching),
@@ -45,12 +61,22 @@ class StageFactory:
             channel=channel,
             samples_per_prompt=self._samples_per_prompt,
             max_refills=refill_rounds * self._prompts_per_step,
+            rounds=rounds,
             waits=self._cluster.waits,
         )
 
     def generator(self, engines: Sequence[WorkerGroup[Any]], params: SamplingParams) -> Generator:
         """The generation stage."""
-        return Generator(self._cluster, engines, self._schedule, params)
+        generator = Generator(
+            self._cluster,
+            engines,
+            self._schedule,
+            params,
+            samples_per_step=self._prompts_per_step * self._samples_per_prompt,
+        )
+        # First of all: what is suspended may be all that the others wait for.
+        self._resolvers.insert(0, generator.resume)
+        return generator
 
     def map_stage(
         self,
@@ -73,8 +99,8 @@ class StageFactory:
             granule=self._granule(name),
             on_failed=on_failed,
         )
-        # A stall flushes from downstream up.
-        self._resolvers.insert(0, stage.flush)
+        # A stall flushes from downstream up, behind whoever can resume.
+        self._flushes.insert(0, stage.flush)
         return stage
 
     def train_stage(
@@ -95,16 +121,26 @@ class StageFactory:
             whole_batch=whole_batch,
             recompute_proximal=recompute_proximal,
         )
-        self._resolvers.append(stage.flush)
+        self._flushes.append(stage.flush)
         return stage
 
     def publisher(self, actor: WorkerGroup[Any], generator: Generator) -> Publisher:
         """Weights from actor to rollout."""
         return Publisher(actor, generator, self.gate, self._schedule)
 
+    def batches(
+        self,
+        admission: Admission,
+        generator: Generator,
+        *,
+        finish: Callable[[list[SampleGroup]], list[SampleGroup]],
+    ) -> Batches:
+        """Batches of complete groups. finish: what is done with the groups of a batch once it is closed."""
+        return Batches(admission, generator, self._schedule, self._cluster.waits, finish=finish)
+
     def watch_stalls(self) -> None:
         """Registers the stages with the watchdog; call once all are made."""
-        for resolver in self._resolvers:
+        for resolver in [*self._resolvers, *self._flushes]:
             self._cluster.watchdog.on_stall(resolver)
 
     def _granule(self, stage: str) -> int:

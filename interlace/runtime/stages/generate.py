@@ -1,22 +1,26 @@
 """The generation stage: admitted prompts become requests, engines serve them, samples leave as they finish."""
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from interlace.core.training import WeightBundle
-from interlace.core.types import Request, Response, Sample, SampleKey, SamplingParams
+from interlace.core.types import FinishReason, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.driver import EngineDriver, Job
 from interlace.runtime.stages.stream import GENERATED, SampleChannel, Stream
 from interlace.runtime.waits import Signal
-from interlace.schedule.dispatch import DispatchPolicy, create_dispatch
+from interlace.schedule.dispatch import create_dispatch
+from interlace.schedule.lengths import LengthHistory
 from interlace.schedule.schedule import Schedule
+from interlace.schedule.tail import Migrate
 
-EVALUATION_ORDER = -1
+EVALUATION_ORDER = -math.inf
 """Evaluation goes before samples that have not started: the step boundary waits for it."""
 
 
@@ -24,24 +28,40 @@ class Generator:
     """All rollout instances behind one dispatch policy."""
 
     def __init__(
-        self, cluster: Cluster, engines: Sequence[WorkerGroup[Any]], schedule: Schedule, params: SamplingParams
+        self,
+        cluster: Cluster,
+        engines: Sequence[WorkerGroup[Any]],
+        schedule: Schedule,
+        params: SamplingParams,
+        *,
+        samples_per_step: int,
     ) -> None:
+        """samples_per_step: what a share of a step's samples is reckoned from."""
         self._cluster, self._params = cluster, params
-        self._policy: DispatchPolicy = create_dispatch(schedule.dispatch)
+        self._policy = create_dispatch(schedule.dispatch)
+        self._budget = schedule.rollout_budget
+        self._migrate = schedule.tail if isinstance(schedule.tail, Migrate) else None
+        self._samples_per_step = samples_per_step
         self._swapped = Signal(cluster.waits)
-        self._mean_tokens, self._num_finished = float(params.max_new_tokens), 0
+        self._lengths = LengthHistory(float(params.max_new_tokens))
         self._drivers = [
             EngineDriver(
                 engine,
                 cluster.waits,
-                on_update=schedule.on_update,
-                concurrency=schedule.concurrency,
+                cluster.clock,
+                schedule,
                 on_swapped=self._swapped.fire,
                 on_requeue=self._dispatch,
             )
             for engine in engines
         ]
+        self._kept = self._drivers
+        """Engines that get requests; fewer while the survivors of a step are gathered."""
+        self._unfinished: dict[SampleKey, None] = {}
+        self._suspended: dict[SampleKey, Job] = {}
         self._channel: SampleChannel | None = None
+        self.on_generated: Callable[[SampleKey], None] = lambda _key: None
+        """Told of each generated sample."""
 
     def start(self) -> None:
         """Starts the engines' loops."""
@@ -55,6 +75,8 @@ class Generator:
 
     def generate(self, samples: Sequence[Sample]) -> None:
         """Dispatches a wave of admitted samples."""
+        self._kept = self._drivers
+        self._unfinished.update((sample.key, None) for sample in samples)
         self._dispatch([self._job(sample) for sample in samples])
 
     async def complete(self, requests: Sequence[Request]) -> list[Response]:
@@ -83,25 +105,37 @@ class Generator:
         while any(driver.version < version for driver in self._drivers):
             await self._swapped.wait(who="publication", what=f"all engines to serve version {version}")
 
+    def resume(self, gids: Sequence[int] | None = None) -> bool:
+        """Suspended sequences of these groups (None: all) go on for another budget. False where there is none."""
+        chosen = [key for key in self._suspended if gids is None or key.gid in gids]
+        self._dispatch([self._suspended.pop(key) for key in chosen])
+        return bool(chosen)
+
     def cancel(self, sample: Sample) -> None:
         """Stops generating a sample that ended for another reason."""
-        request = self._request(sample)
-        for driver in self._drivers:
-            driver.cancel(request.id)
+        self._unfinished.pop(sample.key, None)
+        if self._suspended.pop(sample.key, None) is None:
+            request_id = self._request(sample).id
+            for driver in self._drivers:
+                driver.cancel(request_id)
 
     def _dispatch(self, jobs: Sequence[Job]) -> None:
-        ready = [driver for driver in self._drivers if driver.starts_new] or self._drivers
+        if not jobs:
+            return
+        ready = [driver for driver in self._kept if driver.starts_new] or self._kept
         chosen = self._policy.assign([job.expected_tokens for job in jobs], [driver.load for driver in ready])
         for job, engine in zip(jobs, chosen, strict=True):
             ready[engine].submit(job)
 
     def _job(self, sample: Sample) -> Job:
         request = self._request(sample)
-
-        def deliver(response: Response, key: SampleKey = sample.key) -> None:
-            self._finished(key, response)
-
-        return Job(request=request, order=sample.key.gid, expected_tokens=self._expected(request), deliver=deliver)
+        expected = self._expected(request)
+        return Job(
+            request=self._within_budget(request),
+            order=-expected if self._policy.longest_first else sample.key.gid,
+            expected_tokens=expected,
+            deliver=lambda response: self._ended(sample, response),
+        )
 
     def _request(self, sample: Sample) -> Request:
         prompt = sample.prompt
@@ -109,19 +143,47 @@ class Generator:
             uid=prompt.uid,
             sample_index=sample.key.index,
             attempt=prompt.attempt,
+            serial=sample.key.gid,
             prompt_ids=prompt.token_ids.tolist(),
             params=self._params,
         )
 
-    def _expected(self, request: Request) -> float:
-        return len(request.prompt_ids) + self._mean_tokens
+    def _within_budget(self, request: Request) -> Request:
+        if self._budget is None:
+            return request
+        limit = min(self._params.max_new_tokens, len(request.generated_ids) + self._budget)
+        return replace(request, params=self._params.model_copy(update={"max_new_tokens": limit}))
 
-    def _finished(self, key: SampleKey, response: Response) -> None:
+    def _expected(self, request: Request) -> float:
+        return len(request.prompt_ids) + self._lengths.expect(request.uid, len(request.prompt_ids))
+
+    def _ended(self, sample: Sample, response: Response) -> None:
         done = response.completion
-        self._num_finished += 1
-        self._mean_tokens += (len(done.token_ids) - self._mean_tokens) / self._num_finished
+        if done.finish_reason == FinishReason.LENGTH and len(done.token_ids) < self._params.max_new_tokens:
+            self._suspend(sample, response)
+            return
+        self._unfinished.pop(sample.key, None)
+        self._lengths.observe(sample.prompt.uid, len(sample.prompt.token_ids), len(done.token_ids))
+        if self._write(sample.key, response):
+            self.on_generated(sample.key)
+        if self._migrate:
+            self._gather_survivors(self._migrate)
+
+    def _suspend(self, sample: Sample, response: Response) -> None:
+        """The budget is used up: the rest follows after the next publication."""
+        done = response.completion
+        request = replace(
+            self._request(sample),
+            generated_ids=done.token_ids,
+            generated_logprobs=done.logprobs,
+            generated_versions=done.versions,
+        )
+        self._suspended[sample.key] = replace(self._job(sample), request=self._within_budget(request))
+
+    def _write(self, key: SampleKey, response: Response) -> bool:
         if self._channel is None:
             raise ValueError("a sample finished before attach() named a channel")
+        done = response.completion
         columns: dict[str, object] = {
             "token_ids": np.array(done.token_ids, np.int32),
             "logprobs": np.array(done.logprobs, np.float32),
@@ -129,4 +191,17 @@ class Generator:
             "finish_reason": done.finish_reason,
             "text": response.text,
         }
-        self._channel.put(key, columns)
+        return self._channel.put(key, columns)
+
+    def _gather_survivors(self, settings: Migrate) -> None:
+        """Moves what is left of a step to the fewest engines that hold it, those with most to do."""
+        left = len(self._unfinished)
+        is_tail = 0 < left <= settings.remaining_share * self._samples_per_step
+        if not is_tail or self._kept is not self._drivers or any(driver.num_queued for driver in self._drivers):
+            return
+        by_work = sorted(self._drivers, key=lambda driver: -driver.num_running)
+        num_kept = math.ceil(left / settings.batch)
+        self._kept = by_work[:num_kept]
+        for driver in by_work[num_kept:]:
+            if driver.num_running:
+                driver.evacuate()

@@ -39,13 +39,14 @@ class GroupStage:
         self._complete_if_last(key.gid)
 
     def _complete_if_last(self, gid: int) -> None:
-        arrived = self._arrived.get(gid, {})
-        if len(arrived) + self._num_ended.get(gid, 0) < self._admission.samples_per_prompt:
-            return
         ticket = self._admission.ticket(gid)
-        self._forget(gid)
         if ticket is None:
+            self._forget(gid)
             return
+        arrived = self._arrived.get(gid, {})
+        if len(arrived) + self._num_ended.get(gid, 0) < self._admission.size_of(gid):
+            return
+        self._forget(gid)
         if len(arrived) < self._min_samples:
             self._admission.retire(gid, TerminalEvent.FILTERED)
             return

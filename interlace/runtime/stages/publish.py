@@ -32,6 +32,7 @@ class Publisher:
         self._generator.update_weights(bundle)
         if self._waits_for_swap:
             await self._generator.swapped(bundle.version)
+        self._generator.resume()
         return True
 
     async def _export(self, version: int) -> WeightBundle:

@@ -1,8 +1,8 @@
-"""Dispatch policies, one file each, found by name: which engine gets which request."""
+"""Dispatch policies, one file each, found by name: which engine gets which request, and in which order."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_callable
@@ -18,12 +18,15 @@ class Load:
     """Tokens that its requests hold and are expected to add; falls when a request ends."""
 
 
-class DispatchPolicy(Protocol):
+class DispatchPolicy(ABC):
     """Called with a wave of requests at once; ties are broken by the lower engine number, so it is deterministic."""
 
+    longest_first = False
+    """Whether an engine starts the requests that it expects to be longest first, instead of in order of admission."""
+
+    @abstractmethod
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
         """expected_tokens: one a request. loads: one an engine. Returns the engine of each request."""
-        ...
 
 
 def create_dispatch(spec: str) -> DispatchPolicy:
@@ -36,8 +39,6 @@ def create_dispatch(spec: str) -> DispatchPolicy:
         else builtin_module("dispatch policy", package, spec).create
     )
     policy = factory()
-    if not hasattr(policy, "assign"):
-        raise UserError(
-            f"dispatch = {spec!r} made a {type(policy).__name__}, which has no assign(expected_tokens, loads)."
-        )
+    if not isinstance(policy, DispatchPolicy):
+        raise UserError(f"dispatch = {spec!r} made a {type(policy).__name__}, which is not a DispatchPolicy.")
     return policy

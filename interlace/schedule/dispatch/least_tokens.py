@@ -3,22 +3,29 @@
 import heapq
 from collections.abc import Sequence
 
-from interlace.schedule.dispatch import Load
+from interlace.schedule.dispatch import DispatchPolicy, Load
 
 
-class LeastTokens:
+class LeastTokens(DispatchPolicy):
     """Live load, not a count of assignments (which would be round-robin in disguise)."""
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
         """Greedy: each request to the least loaded engine, whose load then grows by what is expected of it."""
-        heap = [(load.live_tokens, engine) for engine, load in enumerate(loads)]
-        heapq.heapify(heap)
-        chosen = []
-        for tokens in expected_tokens:
-            live, engine = heap[0]
-            chosen.append(engine)
-            heapq.heapreplace(heap, (live + tokens, engine))
-        return chosen
+        return least_loaded(range(len(expected_tokens)), range(len(loads)), expected_tokens, loads)
+
+
+def least_loaded(
+    order: Sequence[int], engines: Sequence[int], expected_tokens: Sequence[float], loads: Sequence[Load]
+) -> list[int]:
+    """The engine of each request in `order`, chosen among `engines` one after another."""
+    heap = [(loads[engine].live_tokens, engine) for engine in engines]
+    heapq.heapify(heap)
+    chosen = []
+    for request in order:
+        live, engine = heap[0]
+        chosen.append(engine)
+        heapq.heapreplace(heap, (live + expected_tokens[request], engine))
+    return chosen
 
 
 create = LeastTokens

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from interlace.schedule.dispatch import Load
+from interlace.schedule.dispatch import DispatchPolicy, Load
 
 
-class RoundRobin:
+class RoundRobin(DispatchPolicy):
     """Goes on where the last wave stopped."""
 
     def __init__(self) -> None:

@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from interlace.algorithms.base import Needs
+from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 from tests.support.cost_workers import Costs
-from tests.support.sim_run import Workload, simulate
+from tests.support.sim_run import Record, Workload, simulate
 
 WORK = Workload(prompts_per_step=4, samples_per_prompt=3, num_steps=5)
 
@@ -72,3 +73,71 @@ def test_a_split_pipeline_takes_less_time_than_turns() -> None:
     turns = simulate(load_schedule("verl-colocated"), work)
     pipeline = simulate(load_schedule("one-step-off"), work)
     assert pipeline.seconds < 0.9 * turns.seconds
+
+
+LONG_TAILED = replace(WORK, prompts_per_step=8, num_steps=8, costs=Costs(median_tokens=20, max_tokens=400))
+
+
+def lengths(record: Record) -> float:
+    trained = [e.sample.num_tokens for r in record.results for e in r.ended if e.event == TerminalEvent.TRAINED]
+    return sum(trained) / len(trained)
+
+
+def test_oversampling_takes_what_finishes_first_and_the_rest_is_surplus() -> None:
+    plain = simulate(Schedule(), LONG_TAILED)
+    eager = simulate(Schedule.parse({"tail": {"kind": "oversample", "prompts": 2, "responses": 2}}), LONG_TAILED)
+    assert eager.seconds < plain.seconds
+    assert eager.events[TerminalEvent.SURPLUS] > 0
+    assert [len(step) for step in eager.trained] == [8] * 8
+    assert lengths(eager) < lengths(plain), "the price: short samples are favoured"
+
+
+def test_tail_batching_trains_the_prompts_that_were_too_slow_later() -> None:
+    tail = {"kind": "tail_batching", "prompts": 1.5, "responses": 1.5, "max_age": 4}
+    record = simulate(Schedule.parse({"tail": tail}), replace(LONG_TAILED, num_steps=24))
+    trained = {uid for step in record.trained for uid in step}
+    seen = {entry.sample.prompt.uid for result in record.results[:16] for entry in result.ended}
+    assert seen <= trained, "none of the first rounds' prompts starved"
+
+
+def test_survivors_are_gathered_so_that_the_other_engines_devices_are_free() -> None:
+    def generation_spans(tail: object) -> set[str]:
+        schedule = Schedule.parse({"tail": tail, "dispatch": "least_tokens"})
+        record = simulate(schedule, replace(LONG_TAILED, num_steps=1))
+        spans = [span for span in record.cluster.timeline.since(0) if span.operation == "serve"]  # type: ignore[union-attr]
+        end = max(span.end_s for span in spans)
+        return {span.group for span in spans if span.end_s > 0.9 * end}
+
+    assert len(generation_spans({"kind": "migrate", "remaining_share": 0.3, "batch": 48})) == 1
+    assert len(generation_spans("none")) >= 1
+
+
+def test_a_budget_splits_a_long_response_over_versions() -> None:
+    fields = {"max_staleness": 3, "pipeline_depth": 1, "batching": "arrival", "on_update": "abort_resume"}
+    schedule = Schedule.parse({**fields, "rollout_budget": 30})
+    record = simulate(schedule, LONG_TAILED)
+    spans = [e.sample.versions for r in record.results for e in r.ended if e.event == TerminalEvent.TRAINED]
+    assert any(len(set(versions.tolist())) > 1 for versions in spans)
+    assert max(record.staleness) <= 3
+
+
+@pytest.mark.parametrize(("policy", "event"), [("drop", TerminalEvent.STALE), ("requeue", TerminalEvent.STALE)])
+def test_stragglers_are_dropped_or_started_again_where_the_schedule_says(policy: str, event: TerminalEvent) -> None:
+    fields = {
+        "max_staleness": 1,
+        "batching": "arrival",
+        "on_update": "keep",
+        "placement": {"actor": 0, "rollout": "1-3"},
+    }
+    slow = replace(LONG_TAILED, costs=replace(LONG_TAILED.costs, train_token=1e-5, optimizer=0.0, sync=0.0))
+    held = simulate(Schedule.parse(fields), slow)
+    other = simulate(Schedule.parse({**fields, "on_straggler": policy}), slow)
+    assert held.events[event] == 0 and other.events[event] > 0
+    assert [len(step) for step in other.trained] == [8] * 8
+    assert max(other.staleness) <= 1
+
+
+@pytest.mark.parametrize("kind", ["oversample", "tail_batching"])
+def test_rounds_need_a_synchronous_schedule(kind: str) -> None:
+    with pytest.raises(UserError, match="max_staleness 0"):
+        Schedule.parse({"tail": kind, "max_staleness": 1})

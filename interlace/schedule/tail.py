@@ -1,0 +1,52 @@
+"""What is done about the long tail of responses: settings of each policy."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field
+
+from interlace.core.config import Config
+
+
+class NoTail(Config):
+    """Wait for it."""
+
+    kind: Literal["none"] = "none"
+
+
+class Oversample(Config):
+    """Launch more than is needed, take what finishes first; what is left ends as `surplus`, its prompt comes again."""
+
+    kind: Literal["oversample"] = "oversample"
+    prompts: float = Field(default=1.25, ge=1)
+    """Groups launched for each one needed."""
+    responses: float = Field(default=1.0, ge=1)
+    """Samples launched for each one needed. The first to finish are the shorter ones: this biases within a prompt."""
+
+
+class TailBatching(Config):
+    """Oversampling whose left-over prompts are kept for rounds of their own, without speculation (RollPacker)."""
+
+    kind: Literal["tail_batching"] = "tail_batching"
+    prompts: float = Field(default=1.25, ge=1)
+    responses: float = Field(default=1.25, ge=1)
+    max_age: int = Field(default=16, ge=1)
+    """Rounds a prompt waits at most before a round of long prompts is held for it."""
+
+
+class Migrate(Config):
+    """Towards the end, survivors move to the fewest engines that hold them; the others' devices are free (RLHFuse)."""
+
+    kind: Literal["migrate"] = "migrate"
+    remaining_share: float = Field(default=0.2, gt=0, lt=1)
+    """Of a step's samples: with fewer unfinished, they are moved."""
+    batch: int = Field(default=48, ge=1)
+    """Sequences that one engine decodes with flat latency."""
+
+
+def _named(value: object) -> object:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Tail: TypeAlias = Annotated[
+    Annotated[NoTail | Oversample | TailBatching | Migrate, Discriminator("kind")], BeforeValidator(_named)
+]
