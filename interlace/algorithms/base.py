@@ -49,6 +49,8 @@ class AlgorithmConfig(Config):
     then the batch stays short. 0 replaces none."""
     skip_minibatch_kl: float | None = Field(default=None, gt=0)
     """So is one whose policy is further than this from that at the start of the step, in nats a token."""
+    skip_rest_of_step: bool = False
+    """Where a minibatch is dropped as too far out, the step's remaining ones are dropped with it."""
 
 
 class Algorithm(ABC):

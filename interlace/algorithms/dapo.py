@@ -1,6 +1,6 @@
 """DAPO (arXiv 2503.14476): GRPO with clip-higher, token-level loss and dynamic sampling.
 
-Its fourth part, the soft overlong penalty, belongs to the reward: `reward.shaping.overlong_limit` and `overlong_buffer`.
+Its fourth part, the soft overlong penalty, belongs to the reward: `reward.shaping.overlong_limit`, `overlong_buffer`.
 """
 
 from interlace.algorithms.grpo import GRPO

@@ -195,6 +195,7 @@ def train_config(recipe: Recipe, algorithm: Algorithm) -> "TrainConfig":
         aggregation_length=settings.aggregation_length or recipe.sampling.max_new_tokens,
         skip_minibatch_ratio=settings.skip_minibatch_ratio,
         skip_minibatch_kl=settings.skip_minibatch_kl,
+        skip_rest_of_step=settings.skip_rest_of_step,
         gradient_checkpointing=recipe.actor.gradient_checkpointing,
     )
 

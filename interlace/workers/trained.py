@@ -39,8 +39,9 @@ class TrainedWorker(Worker):
 
     @operation(on_device=False)
     def step_metrics(self) -> Metrics:
-        """Metrics of the minibatches since the last call."""
+        """Metrics of the minibatches since the last call, which ends their step."""
         metrics, self._metrics = merge_metrics(self._metrics), []
+        self._trained.end_step()
         return metrics
 
     @operation()

@@ -39,6 +39,8 @@ class TrainConfig(PackingConfig):
     """A minibatch whose mean importance ratio is outside [1/x, x] is dropped and counted."""
     skip_minibatch_kl: float | None = Field(default=None, gt=0)
     """So is one whose policy is further than this from that at the start of the step, in nats a token."""
+    skip_rest_of_step: bool = False
+    """Where a minibatch is dropped as too far out, so are those that follow, up to `end_step`."""
 
 
 class LogprobEngine(PackedEngine):
@@ -96,9 +98,11 @@ class TrainEngine(TrainedEngine):
 
     def _is_too_far(self, metrics: Metrics) -> bool:
         ratio, kl = self.config.skip_minibatch_ratio, self.config.skip_minibatch_kl
-        return (ratio is not None and not 1 / ratio <= metrics["step_ratio_mean"] <= ratio) or (
+        is_too_far = (ratio is not None and not 1 / ratio <= metrics["step_ratio_mean"] <= ratio) or (
             kl is not None and not metrics["kl"] <= kl
         )
+        self._stopped |= is_too_far and self.config.skip_rest_of_step
+        return is_too_far
 
 
 def _forward(engine: PackedEngine, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

@@ -77,6 +77,8 @@ class TrainedEngine(PackedEngine, ABC):
         self._optimizer = Optimizer(model, optimizer)
         self._prefix = prefix
         self._minibatch = Minibatch()
+        self._stopped = False
+        """Whether the step's remaining minibatches are dropped."""
 
     @property
     def num_updates(self) -> int:
@@ -89,6 +91,8 @@ class TrainedEngine(PackedEngine, ABC):
         May be called as samples arrive; only tokens whose loss mask is True are trained. Raises ValueError where a
         column that the loss reads is missing.
         """
+        if self._stopped:
+            return
         trained = [sample for sample in samples if sample.loss_mask is None or sample.loss_mask.any()]
         for rows in self._split(trained):
             chosen = [trained[row] for row in rows]
@@ -111,6 +115,10 @@ class TrainedEngine(PackedEngine, ABC):
         self._optimizer.zero_grad()
         metrics |= {"grad_norm": norm, "skipped_minibatches": float(skip)}
         return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
+
+    def end_step(self) -> None:
+        """The next minibatch belongs to a new step."""
+        self._stopped = False
 
     def weights(self) -> Mapping[str, Tensor]:
         """Parameters and persistent buffers by Hugging Face name, tied ones once. Aliases what training writes to."""

@@ -148,6 +148,19 @@ def test_a_minibatch_too_far_out_is_dropped_and_counted() -> None:
     assert engine.optimizer_step()["actor/skipped_minibatches"] == 0 and engine.num_updates == 1
 
 
+def test_the_rest_of_a_step_is_dropped_where_asked() -> None:
+    engine, samples = policy_engine(skip_minibatch_kl=0.01, skip_rest_of_step=True), ragged_samples(6)
+    on_policy = list(map(sample_with, samples, engine.logprobs(samples)))
+    taken = []
+    for batch in (on_policy, samples, on_policy):
+        engine.accumulate(batch)
+        taken.append(1 - engine.optimizer_step()["actor/skipped_minibatches"])
+    assert taken == [1, 0, 0]
+    engine.end_step()
+    engine.accumulate(list(map(sample_with, samples, engine.logprobs(samples))))
+    assert engine.optimizer_step()["actor/skipped_minibatches"] == 0 and engine.num_updates == 2
+
+
 def sample_with(sample: Sample, logprobs: np.ndarray) -> Sample:
     return Sample(
         key=sample.key,
