@@ -141,29 +141,44 @@ static inline v8 dot_keys(const float* query, const float* const* keys) {
 }
 
 // sums[G, E] += weights[G, count] x values[count, E]; sums stay in registers. E is a multiple of 8, at most 32.
-template <int G, int E>
+// U keys go to sums of their own, for a chain of dependent additions is slower than the loads.
+template <int G, int E, int U>
 static inline void add_values(float* sums, int64_t sums_row, const float* weights, int64_t weights_row,
                               const float* values, int64_t step, int64_t count) {
-  v8 acc[G][E / 8];
+  v8 acc[U][G][E / 8];
 #pragma GCC unroll 4
-  for (int g = 0; g < G; ++g)
+  for (int u = 0; u < U; ++u)
 #pragma GCC unroll 4
-    for (int i = 0; i < E / 8; ++i) acc[g][i] = load8(sums + g * sums_row + i * 8);
-  for (int64_t k = 0; k < count; ++k, values += step) {
-    v8 value[E / 8];
+    for (int g = 0; g < G; ++g)
 #pragma GCC unroll 4
-    for (int i = 0; i < E / 8; ++i) value[i] = load8(values + i * 8);
+      for (int i = 0; i < E / 8; ++i) acc[u][g][i] = u ? set8(0.0f) : load8(sums + g * sums_row + i * 8);
+  int64_t k = 0;
+  for (; k + U <= count; k += U) {
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u)
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) {
+        const v8 w = set8(weights[g * weights_row + k + u]);
+#pragma GCC unroll 4
+        for (int i = 0; i < E / 8; ++i) acc[u][g][i] += w * load8(values + (k + u) * step + i * 8);
+      }
+  }
+  for (; k < count; ++k)
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g) {
       const v8 w = set8(weights[g * weights_row + k]);
 #pragma GCC unroll 4
-      for (int i = 0; i < E / 8; ++i) acc[g][i] += w * value[i];
+      for (int i = 0; i < E / 8; ++i) acc[0][g][i] += w * load8(values + k * step + i * 8);
     }
-  }
 #pragma GCC unroll 4
   for (int g = 0; g < G; ++g)
 #pragma GCC unroll 4
-    for (int i = 0; i < E / 8; ++i) store8(sums + g * sums_row + i * 8, acc[g][i]);
+    for (int i = 0; i < E / 8; ++i) {
+      v8 total = acc[0][g][i];
+#pragma GCC unroll 4
+      for (int u = 1; u < U; ++u) total += acc[u][g][i];
+      store8(sums + g * sums_row + i * 8, total);
+    }
 }
 
 // scores[0:n] -> exp(score - max); returns 1 / sum. The row is padded to a multiple of 8 with zeros.
@@ -237,9 +252,9 @@ static inline void sum_values(const Attention& a, float* out, int64_t group, con
   for (int i = 0; i < E; i += part) {
     int64_t g = 0;
     for (; g + 2 <= group; g += 2)
-      add_values<2, part>(out + g * E + i, E, weights + g * a.scratch_row, a.scratch_row, value + i, step, count);
+      add_values<2, part, part == 16 ? 2 : 1>(out + g * E + i, E, weights + g * a.scratch_row, a.scratch_row, value + i, step, count);
     for (; g < group; ++g)
-      add_values<1, part>(out + g * E + i, E, weights + g * a.scratch_row, a.scratch_row, value + i, step, count);
+      add_values<1, part, part == 16 ? 4 : 2>(out + g * E + i, E, weights + g * a.scratch_row, a.scratch_row, value + i, step, count);
   }
 }
 
@@ -265,6 +280,23 @@ static void attend(const Tokens& t, const Attention& a, int64_t token, int64_t k
   });
   for (int64_t g = 0; g < group; ++g)
     for (int64_t i = 0; i < value_dim; ++i) out[g * value_dim + i] *= a.inverse[g];
+}
+
+static int64_t first_largest(const float* x, int64_t n) {
+  float max = x[0];
+  int64_t k = 0;
+  if (n >= 8) {
+    v8 top = load8(x);
+    for (; k + 8 <= n; k += 8) {
+      const v8 next = load8(x + k);
+      top = next > top ? next : top;
+    }
+    for (int j = 0; j < 8; ++j) max = top[j] > max ? top[j] : max;
+  }
+  for (; k < n; ++k) max = x[k] > max ? x[k] : max;
+  for (k = 0; k < n; ++k)
+    if (x[k] == max) return k;
+  return 0;  // only NaNs: the sum that follows says so
 }
 
 static void rms_norm(const float* x, const float* weight, float* out, int64_t dim, float epsilon) {
@@ -357,8 +389,7 @@ void silu_gate(const Gate* g, int64_t count) {
 void sample(const Sampling* s) {
   for (int64_t i = 0; i < s->count; ++i) {
     const float* x = s->logits + i * s->stride;
-    int64_t best = 0;
-    for (int64_t k = 1; k < s->vocab; ++k) best = x[k] > x[best] ? k : best;
+    const int64_t best = first_largest(x, s->vocab);
     const bool greedy = s->temperature[i] == 0.0f;
     const float inverse = greedy ? 1.0f : 1.0f / s->temperature[i], max = x[best];
     const int64_t blocks = (s->vocab + 63) / 64;

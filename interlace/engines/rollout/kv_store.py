@@ -33,41 +33,50 @@ class KVPool:
         self.layers, self.cells, self.dtype, self.device = tuple(layers), cells, dtype, device
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+        self._stacks: list[Tensor] = []
+        """[layers, cells, heads, dim] of all layers of one shape: copying cells is one operation each."""
         self.allocate()
 
     def allocate(self) -> None:
         """Takes the memory (again, after release())."""
-        self.keys = [self._cells(layer.kv_heads, layer.key_dim) for layer in self.layers]
-        self.values = [self._cells(layer.kv_heads, layer.value_dim) for layer in self.layers]
+        self.keys = self._stack([(layer.kv_heads, layer.key_dim) for layer in self.layers])
+        self.values = self._stack([(layer.kv_heads, layer.value_dim) for layer in self.layers])
 
-    def _cells(self, heads: int, dim: int) -> Tensor:
-        # Zeros, for a masked weight times NaN garbage is NaN; the operating system hands out zero pages only when used.
-        return torch.zeros(self.cells, heads, dim, dtype=self.dtype, device=self.device)
+    def _stack(self, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """One view a layer."""
+        views: dict[int, Tensor] = {}
+        for shape in dict.fromkeys(shapes):
+            members = [number for number, own in enumerate(shapes) if own == shape]
+            # Zeros, for a masked weight times NaN garbage is NaN; the operating system gives out zero pages when used.
+            stack = torch.zeros(len(members), self.cells, *shape, dtype=self.dtype, device=self.device)
+            self._stacks.append(stack)
+            views |= dict(zip(members, stack, strict=True))
+        return [views[number] for number in range(len(shapes))]
 
     def release(self) -> None:
         """Gives the memory back."""
-        self.keys, self.values = [], []
+        self.keys, self.values, self._stacks = [], [], []
 
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return sum(stack.nbytes for stack in self._stacks)
 
     def copy(self, source: int, target: int, count: int) -> None:
         """Copies `count` neighbouring cells within every layer."""
-        for tensor in (*self.keys, *self.values):
-            tensor[target : target + count].copy_(tensor[source : source + count])
+        for stack in self._stacks:
+            stack[:, target : target + count].copy_(stack[:, source : source + count])
 
     def read(self, cells: Int64Array) -> list[Tensor]:
         """The content of some cells in host memory, to be written back by write()."""
         index = torch.from_numpy(cells).to(self.device)
-        return [tensor[index].cpu() for tensor in (*self.keys, *self.values)]
+        return [stack[:, index].cpu() for stack in self._stacks]
 
     def write(self, cells: Int64Array, content: Sequence[Tensor]) -> None:
         """Puts back what read() returned."""
         index = torch.from_numpy(cells).to(self.device)
-        for tensor, saved in zip((*self.keys, *self.values), content, strict=True):
-            tensor[index] = saved.to(self.device)
+        for stack, saved in zip(self._stacks, content, strict=True):
+            stack[:, index] = saved.to(self.device)
 
 
 class KVStore(Protocol):

@@ -8,7 +8,7 @@ import numpy as np
 from interlace.engines.rollout.kv_store import Int64Array, KVStore
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
 
-SHORTEST = 16
+SHORTEST = 32
 """Tokens that a shared prefix has at least, save for equal prompts; by its first tokens it is looked up."""
 _CANDIDATES = 8
 

@@ -29,7 +29,7 @@ def request(index: int, prompt: list[int], uid: str = "p") -> Request:
 @pytest.mark.parametrize("kv", ["slots", "pages"])
 @pytest.mark.parametrize("prompt", [[4, 5, 6], LONG], ids=["short", "long"])
 def test_a_group_prefills_its_prompt_once(make_model: ModelMaker, prompt: list[int], kv: KVKind) -> None:
-    alone = NativeEngine(make_model(), options=EngineOptions(prefix_cache=False))
+    alone = NativeEngine(make_model(), options=EngineOptions(kv=kv, prefix_cache=False))
     expected = {}
     for index in range(8):
         alone.submit(request(index, prompt))
@@ -56,7 +56,7 @@ def test_the_next_turn_reuses_the_last(make_model: ModelMaker, kv: KVKind) -> No
     engine.submit(request(1, second))
     reused = drain(engine)[1]
     assert engine.metrics()["reused_tokens"] == len(LONG) + 12 - 1, "all that was computed in the first turn"
-    fresh = NativeEngine(make_model())
+    fresh = NativeEngine(make_model(), options=EngineOptions(kv=kv))
     fresh.submit(request(1, second))
     expected = drain(fresh)[1]
     assert (reused.token_ids, reused.logprobs) == (expected.token_ids, expected.logprobs)
