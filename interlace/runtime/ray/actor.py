@@ -7,9 +7,10 @@ import os
 import queue
 import secrets
 import socket
+import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,18 @@ class RankActor:
     loop, where those that need no device overlap. A concurrent operation runs at once, on the thread that receives.
     """
 
-    def __init__(self, name: str, folder: str) -> None:
+    def __init__(self, name: str, folder: str, search_path: Sequence[str]) -> None:
         """name: stands before each line that is printed here.
 
-        folder: the controller's, so that relative paths mean the same here where the file system is shared.
+        folder, search_path: the controller's working directory and sys.path, so that relative paths and modules mean
+        the same here, where the file system is shared.
         """
         self._name = name
+        sys.path += [entry for entry in search_path if entry not in sys.path]
         if Path(folder).is_dir():
             os.chdir(folder)
+        # The controller's view says what goes on; bars of many processes would only write between its lines.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         host = ray.util.get_node_ip_address()
         self._listener = socket.create_server((host, 0))
         self._token = secrets.token_bytes(TOKEN_BYTES)

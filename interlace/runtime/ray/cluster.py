@@ -1,6 +1,7 @@
 """Ranks as processes that Ray places, watches and ends, on one node or many."""
 
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ class RayCluster(Cluster):
             max_concurrency=3,
             scheduling_strategy=self._at(own),
             runtime_env=_GPUS_STAY_VISIBLE if local and local[0].startswith("cuda") else None,
-        ).remote(f"{context.group}[{context.rank}]", str(Path.cwd()))
+        ).remote(f"{context.group}[{context.rank}]", str(Path.cwd()), sys.path)
         rank = RayRank(handle, replace(context, devices=local), self.clock, self.fail)
         self._ranks.append(rank)
         await rank.start(spec.factory)

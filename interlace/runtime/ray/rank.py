@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from interlace.core.errors import InterlaceError, WorkerDiedError
+from interlace.core.errors import InterlaceError, RemoteError, WorkerDiedError
 from interlace.runtime.clock import Clock
 from interlace.runtime.ray.actor import Endpoint
 from interlace.runtime.ray.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Reply, encode
@@ -61,6 +61,10 @@ class RayRank(asyncio.BufferedProtocol):
         transport.write(self._endpoint.token)
         self._transport = transport
         try:
+            await asyncio.wait({constructed, self._life}, return_when=asyncio.FIRST_COMPLETED)
+            if self._life.done() and (error := self._life.exception()) and not self._dead:
+                # It never came to the worker: what makes it could not be read there.
+                raise RemoteError(self._context.group, self._context.rank, "__init__", str(error)) from error
             await constructed
         except BaseException:
             await self.close()
