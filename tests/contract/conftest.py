@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_session() -> Iterator[None]:
     from interlace.runtime.machine import Machine
     from interlace.runtime.ray.session import RaySession

@@ -1,0 +1,42 @@
+"""Messages survive any way in which a socket cuts them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("ray")
+
+from interlace.runtime.ray.frames import BESIDE_BYTES, Assembler, Call, Reply, encode
+
+SIZES = st.lists(st.sampled_from([0, 1, BESIDE_BYTES // 4 - 1, BESIDE_BYTES // 4, 3 * BESIDE_BYTES]), max_size=4)
+
+
+def message(number: int, sizes: list[int]) -> Call:
+    arrays = tuple(np.arange(size, dtype=np.float32) + number for size in sizes)
+    return Call(number=number, method="take", args=arrays, kwargs={"name": "é" * number})
+
+
+@given(st.lists(SIZES, min_size=1, max_size=4), st.lists(st.integers(1, 20_000), min_size=1))
+def test_messages_arrive_whole_in_order_and_writable(contents: list[list[int]], chunks: list[int]) -> None:
+    sent = [message(number, sizes) for number, sizes in enumerate(contents)]
+    stream = b"".join(bytes(part) for call in sent for part in encode(call))
+    assembler, arrived, position, turn = Assembler(), [], 0, 0
+    while position < len(stream):
+        count = min(chunks[turn % len(chunks)], len(assembler.space), len(stream) - position)
+        assembler.space[:count] = stream[position : position + count]
+        arrived.append(assembler.received(count))
+        position, turn = position + count, turn + 1
+    whole = [call for call in arrived if call is not None]
+    assert [(call.number, call.kwargs) for call in whole] == [(call.number, call.kwargs) for call in sent]
+    for call, origin in zip(whole, sent, strict=True):
+        for array, expected in zip(call.args, origin.args, strict=True):
+            np.testing.assert_array_equal(array, expected)
+            array += 1
+
+
+def test_a_large_array_is_not_copied_into_the_message() -> None:
+    array = np.zeros(BESIDE_BYTES, np.uint8)
+    head, beside = encode(Reply(number=1, value=array))
+    assert len(head) < 1000
+    assert np.shares_memory(np.frombuffer(beside, np.uint8), array)
