@@ -9,7 +9,7 @@ a ratio compares neighbours in time; rates are tokens per CPU second, and a rati
   memory bandwidth), both measured in this run, over the time it took. `outside`: the part of a decode step that is
   not the model's forward pass.
 
-    python benchmarks/rollout.py [--model tiny|135m] [--rounds 5] [--json rollout.json]
+    python benchmarks/rollout.py [--model tiny|135m] [--median 64] [--rounds 5] [--json rollout.json]
 """
 
 import argparse
@@ -53,18 +53,18 @@ class Result:
     """Ours over theirs, median of the rounds' ratios."""
 
 
-def build(name: str) -> tuple[PreTrainedModel, int]:
-    """A random-initialised model, and the median response length that keeps a run within minutes."""
+def build(name: str) -> PreTrainedModel:
+    """A random-initialised model."""
     torch.manual_seed(0)
     shared = {"tie_word_embeddings": True, "max_position_embeddings": 1024, "pad_token_id": 0,
               "bos_token_id": None, "eos_token_id": None}  # fmt: skip
     if name == "tiny":
         config = Qwen2Config(vocab_size=512, hidden_size=128, intermediate_size=384, num_hidden_layers=4,
                              num_attention_heads=4, num_key_value_heads=2, **shared)  # fmt: skip
-        return Qwen2ForCausalLM(config).eval(), 64
+        return Qwen2ForCausalLM(config).eval()
     llama = LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
                         num_attention_heads=9, num_key_value_heads=3, **shared)  # fmt: skip
-    return LlamaForCausalLM(llama).eval(), 16
+    return LlamaForCausalLM(llama).eval()
 
 
 def lengths(workload: str, median: int) -> list[int]:
@@ -108,16 +108,16 @@ def run_continuous(model: PreTrainedModel, prompts: list[list[int]], targets: li
     return made
 
 
-def measure(work: Callable[[], int]) -> float:
+def measure(work: Callable[[list[int]], int], targets: list[int]) -> float:
     """Tokens per CPU second."""
     start = time.process_time()
-    tokens = work()
+    tokens = work(targets)
     return tokens / (time.process_time() - start)
 
 
-def compare(name: str, rounds: int) -> list[Result]:
-    """Both workloads, contestants in turns."""
-    model, median = build(name)
+def compare(name: str, workloads: list[str], median: int, rounds: int) -> list[Result]:
+    """Contestants in turns, after a few tokens each to warm up."""
+    model = build(name)
     engine = NativeEngine(copy.deepcopy(model), max_running=SAMPLES)
     print(engine.report())
     draw = random.Random(1)
@@ -125,19 +125,19 @@ def compare(name: str, rounds: int) -> list[Result]:
     prompts = [[draw.randrange(vocab) for _ in range(PROMPT_TOKENS)] for _ in range(SAMPLES)]
     batched = copy.deepcopy(model)
     results = []
-    for workload in ("uniform", "long tail"):
+    for workload in workloads:
         targets = lengths(workload, median)
-        contestants: dict[str, Callable[[], int]] = {
-            "interlace": lambda targets=targets: run_engine(engine, prompts, targets),
-            "generate": lambda targets=targets: run_generate(model, prompts, targets),
-            "continuous batching": lambda targets=targets: run_continuous(batched, prompts, targets),
+        contestants: dict[str, Callable[[list[int]], int]] = {
+            "interlace": lambda targets: run_engine(engine, prompts, targets),
+            "generate": lambda targets: run_generate(model, prompts, targets),
+            "continuous batching": lambda targets: run_continuous(batched, prompts, targets),
         }
         rates: dict[str, list[float]] = {contestant: [] for contestant in contestants}
-        for turn in range(rounds + 1):
+        for work in contestants.values():
+            work([2] * SAMPLES)
+        for _ in range(rounds):
             for contestant, work in contestants.items():
-                rate = measure(work)
-                if turn or rounds == 1:  # the first turn warms up
-                    rates[contestant].append(rate)
+                rates[contestant].append(measure(work, targets))
         ours = rates["interlace"]
         results.append(
             Result(
@@ -156,7 +156,7 @@ def compare(name: str, rounds: int) -> list[Result]:
 
 def share_of_bound(name: str, steps: int) -> dict[str, float]:
     """Decode steps of 64 rows, against what the machine's GEMM rate and memory bandwidth allow."""
-    model, _ = build(name)
+    model = build(name)
     weights = (
         sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
         + model.get_input_embeddings().weight.numel()
@@ -203,6 +203,8 @@ def main() -> None:
     """Prints a table and writes the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["tiny", "135m"], default="tiny")
+    parser.add_argument("--workloads", nargs="+", choices=["uniform", "long tail"], default=["uniform", "long tail"])
+    parser.add_argument("--median", type=int, default=64, help="response tokens; 16 keeps 135m within minutes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -210,7 +212,7 @@ def main() -> None:
     bound = share_of_bound(arguments.model, 100 if arguments.model == "tiny" else 10)
     for key, value in bound.items():
         print(f"{key:24}{value:10.3g}")
-    results = compare(arguments.model, arguments.rounds)
+    results = compare(arguments.model, arguments.workloads, arguments.median, arguments.rounds)
     for result in results:
         print(f"\n{arguments.model}, {result.workload}: {result.tokens} tokens in {SAMPLES} samples")
         for contestant, rate in result.tokens_per_s.items():

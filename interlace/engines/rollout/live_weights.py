@@ -16,6 +16,9 @@ class LiveWeights:
         canonical: dict[int, str] = {}
         self._same_as = {name: canonical.setdefault(id(tensor), name) for name, tensor in self._tensors.items()}
         """Name -> the first name of the same tensor: an update needs one of the names that are tied."""
+        parameters = {name for name, _ in model.named_parameters()}
+        self._required = [name for name in dict.fromkeys(self._same_as.values()) if name in parameters]
+        """Buffers may be left out: training does not change them."""
 
     @property
     def num_bytes(self) -> int:
@@ -39,8 +42,15 @@ class LiveWeights:
                     f"weight update: {name} has shape {tuple(tensor.shape)}, the model's is"
                     f" {tuple(self._tensors[name].shape)}. {kept}"
                 )
-        given = {self._same_as[name] for name in tensors}
-        missing = [name for name in dict.fromkeys(self._same_as.values()) if name not in given]
+        given: dict[str, str] = {}
+        for name in tensors:
+            first = given.setdefault(self._same_as[name], name)
+            if first != name and not torch.equal(tensors[first], tensors[name]):
+                raise UserError(
+                    f"weight update: {first} and {name} are one tensor in the engine's model and differ in the update:"
+                    f" one model ties them and the other does not. {kept} Load both with the same tie_word_embeddings."
+                )
+        missing = [name for name in self._required if name not in given]
         if missing:
             some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             raise UserError(f"weight update: missing {some}. {kept} Send every parameter of the model.")

@@ -104,7 +104,7 @@ def test_update_reaches_fused_and_tied_weights_and_copies(make_model: ModelMaker
         assert ours.token_ids == theirs.token_ids and ours.logprobs == theirs.logprobs
 
 
-@pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "mode"])
+@pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "mode", "untied"])
 def test_a_faulty_update_is_refused_as_a_whole(make_model: ModelMaker, fault: str) -> None:
     engine = NativeEngine(make_model(0))
     before = engine.generate(PROMPTS, SamplingParams(max_new_tokens=8))
@@ -116,7 +116,15 @@ def test_a_faulty_update_is_refused_as_a_whole(make_model: ModelMaker, fault: st
         tensors["model.layers.1.mlp.down.weight"] = tensors[name]
     elif fault == "shape":
         tensors[name] = tensors[name][:-1]
-    match = {"missing": name, "unknown": "Did you mean", "shape": "has shape", "mode": "unknown weight update mode"}
+    elif fault == "untied":
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    match = {
+        "untied": "one tensor",
+        "missing": name,
+        "unknown": "Did you mean",
+        "shape": "has shape",
+        "mode": "unknown weight update mode",
+    }
     with pytest.raises(UserError, match=match[fault]):
         engine.update_weights(tensors, 1, "swap" if fault == "mode" else "keep")  # type: ignore[arg-type]
     assert engine.version == 0
