@@ -71,13 +71,16 @@ def _resumed(spec: str, overrides: list[str], name: str | None) -> "tuple[Recipe
     from interlace.recipes.check import check_recipe
     from interlace.recipes.load import load_recipe, override_key
 
+    folder = RunFolder.resume(ROOT, name or latest_name(ROOT, Path(spec).stem))
+    started_with = load_recipe(str(folder.config))
     for override in overrides:
-        if override_key(override).partition(".")[0] not in CHANGEABLE:
+        may_change = override_key(override).partition(".")[0] in CHANGEABLE
+        # The command that started the run, with --resume behind it, changes nothing.
+        if not may_change and load_recipe(str(folder.config), [override]) != started_with:
             raise UserError(
                 f"{override!r} would make the resumed run another one. With --resume only {', '.join(CHANGEABLE)} may "
                 "be changed; for anything else start a new run."
             )
-    folder = RunFolder.resume(ROOT, name or latest_name(ROOT, Path(spec).stem))
     settings = load_recipe(str(folder.config), overrides)
     done = max(Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).steps(), default=0)
     if settings.steps < done:

@@ -1,1 +1,1 @@
-""""""
+"""Engines: rollout and training."""

@@ -7,8 +7,8 @@ from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepObserve
 from interlace.recipes.config import Recipe
 from interlace.recipes.launch import algorithm_of
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.stages.sources import PromptSource
 from interlace.runtime.stages.factory import StageFactory
+from interlace.runtime.stages.sources import PromptSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
