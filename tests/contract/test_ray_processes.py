@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -134,3 +136,11 @@ def test_ranks_of_a_group_meet_for_torch_distributed() -> None:
         assert await group.sum_of_ranks() == [3.0, 3.0]
 
     run(body)
+
+
+@pytest.mark.slow  # starts a second Ray of two nodes
+def test_a_running_cluster_of_two_nodes_is_joined_and_left() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.contract.two_nodes"], capture_output=True, text=True, check=False
+    )
+    assert "nodes: 2\nleft: True" in done.stdout, done.stderr
