@@ -209,6 +209,7 @@ class PolicyRun:
         await self._publisher.publish(batch.step)
         ended, self._ended = self._ended, []
         metrics = self._meter.measure(batch, self.version, [(entry.sample, entry.event) for entry in ended])
+        metrics |= {f"rollout/{name}": value for name, value in self.rollout.generator.engine_metrics().items()}
         result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)
         self._stopped = not await self._observer.on_step(result)
         self._meter.start()
@@ -231,8 +232,7 @@ class PolicyRun:
 
     def finish(self) -> Sequence[Ended]:
         """After the flow: whatever was admitted and not needed ends as `surplus`. Returns it, with what ended since."""
-        for gid in self.admission.live_gids():
-            self.admission.retire(gid, TerminalEvent.SURPLUS)
+        self.admission.end()
         self._channel.close()
         return self._ended
 

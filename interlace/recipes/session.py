@@ -1,10 +1,11 @@
 """One training run of a recipe: cluster, workers, flow, and what is done at each step boundary."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from interlace.core.types import Metrics, TerminalEvent
+from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
 from interlace.flows.policy import policy_optimization
@@ -114,14 +115,16 @@ class _Session:
         if self._evaluator.has_prompts and newest is None:
             self._before = await self._evaluate("evaluation before")
         await policy_optimization(self._run)
+        # Before what is in flight is given up: a resumed run with more steps starts with these prompts.
+        unfinished = self._run.unconsumed_prompts()
+        leftover = [entry for entry in self._run.finish() if entry.event != TerminalEvent.TRAINED]
+        if leftover:
+            write_transcripts(self._folder.samples, self._done_steps + 1, leftover)
         if self._evaluator.has_prompts and self._after is None:
             await self._run.install_weights()
             self._after = await self._evaluate("evaluation after")
         if self._done_steps:
-            await self._save()
-        leftover = [entry for entry in self._run.finish() if entry.event != TerminalEvent.TRAINED]
-        if leftover:
-            write_transcripts(self._folder.samples, self._done_steps + 1, leftover)
+            await self._save(unfinished)
         await self._groups.reward.close_scorer()
 
     async def _assemble(self, newest: Path | None) -> None:
@@ -134,9 +137,19 @@ class _Session:
             await self._groups.actor.load_optimizer(newest)
             if self._groups.critic:
                 await self._groups.critic.load_optimizer(newest / CRITIC_FOLDER)
+        await self._say_how_it_serves()
         ready = await assemble(cluster, recipe, self._groups, self._stream, self, done_steps=self._done_steps)
         self._run = ready.run
         self._evaluator = Evaluator(recipe, ready.sampling, self._prompts.heldout, self._run, self._groups.reward)
+
+    async def _say_how_it_serves(self) -> None:
+        report = await self._groups.rollout[0].report()
+        invariant = "does not depend" if report.invariant else "depends"
+        self._progress.say(
+            f"rollout: {report.attention}; a sample {invariant} on what shares its batch ({report.reason})"
+        )
+        for note in report.notes:
+            self._progress.say(f"rollout: {note}")
 
     async def on_step(self, result: StepResult) -> bool:
         """Logs the step; evaluates and saves where it is time. False where somebody asked for a stop."""
@@ -152,7 +165,7 @@ class _Session:
         self._logger.log(result.step, metrics)
         self._progress.step(result.step, metrics)
         if recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0:
-            await self._save()
+            await self._save(self._run.unconsumed_prompts())
         return not self._stop.requested
 
     async def _evaluate(self, title: str) -> Evaluation:
@@ -161,9 +174,9 @@ class _Session:
         self._progress.stage(title, 1, 1, f"greedy {evaluation.greedy_accuracy:.3f}")
         return evaluation
 
-    async def _save(self) -> None:
+    async def _save(self, unfinished: Sequence[Prompt]) -> None:
+        """unfinished: prompts that were drawn and not trained on."""
         loop = asyncio.get_running_loop()
-        unfinished = self._run.unconsumed_prompts()
         state = RunState(done_steps=self._done_steps, stream=self._stream.state(unfinished), before=self._before)
 
         async def save_models(folder: Path) -> None:

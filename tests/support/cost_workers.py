@@ -97,6 +97,10 @@ class CostRollout(Worker):
         natural = length_of(replace(state.request, params=SamplingParams(max_new_tokens=10**6)), self._costs)
         return _response(state, FinishReason.STOP if len(state.ids) >= natural else FinishReason.LENGTH)
 
+    @operation(on_device=False)
+    def engine_metrics(self) -> Metrics:
+        return {"num_running": float(len(self._running))}
+
     @operation(on_device=False, concurrent=True)
     def interrupt(self) -> None:
         self._interrupt.set()

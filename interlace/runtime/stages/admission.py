@@ -41,7 +41,7 @@ class Admission:
         self._empty: dict[int, None] = {}
         self._round_step = 0
         self._next_gid = self._next_slot = gate.admitted
-        self._pump_due = False
+        self._pump_due = self._ended = False
         channel.may_open = lambda: not self.closed
         if rounds:
             rounds.on_group_accepted = self._end_unfinished_samples
@@ -51,7 +51,7 @@ class Admission:
     def closed(self) -> bool:
         """Whether no group can be admitted until a publication or a return gives slots back."""
         exhausted = self._rounds.exhausted if self._rounds else self._source.exhausted
-        return exhausted or self.gate.room <= 0
+        return self._ended or exhausted or self.gate.room <= 0
 
     def ticket(self, gid: int) -> Ticket | None:
         """A live group's ticket; None once it was consumed or dropped."""
@@ -70,9 +70,17 @@ class Admission:
         kept = self._rounds.waiting_prompts if self._rounds else []
         return [self._live[gid][1].prompt for gid in self.live_gids()] + kept
 
+    def end(self) -> None:
+        """The run is over: what is live ends as `surplus`, and nothing is admitted any more."""
+        self._ended = True
+        for gid in self.live_gids():
+            self.retire(gid, TerminalEvent.SURPLUS)
+
     def pump(self) -> None:
         """Admits as many groups as there is room for."""
         self._pump_due = False
+        if self._ended:
+            return
         wave = self._pump_round(self._rounds) if self._rounds else self._pump_groups()
         if wave:
             self.on_admit(wave)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from interlace.core.training import WeightBundle
-from interlace.core.types import Progress, Request, Response
+from interlace.core.types import Metrics, Progress, Request, Response
 from interlace.runtime.clock import Clock
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.waits import Signal, WaitRegistry
@@ -47,6 +47,8 @@ class EngineDriver:
         """on_swapped: told when new weights serve. on_requeue: gets partials that were taken out, to dispatch anew."""
         self.group = group
         self.version = -1
+        self.metrics: Metrics = {}
+        """What the engine counted between its last two swaps of weights."""
         self._clock = clock
         self._on_update, self._concurrency = schedule.on_update, schedule.concurrency
         self._min_hold = schedule.min_hold
@@ -167,6 +169,7 @@ class EngineDriver:
             await self._abort_all()
         await self.group.update_weights(bundle, "recompute" if self._on_update == "recompute" else "keep")
         self.version = bundle.version
+        self.metrics = await self.group.engine_metrics()
         self._on_swapped()
 
     def _must_drain(self) -> bool:

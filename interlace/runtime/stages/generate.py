@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from interlace.core.training import WeightBundle
-from interlace.core.types import FinishReason, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.core.types import FinishReason, Metrics, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.driver import EngineDriver, Job
@@ -110,6 +110,11 @@ class Generator:
         chosen = [key for key in self._suspended if gids is None or key.gid in gids]
         self._dispatch([self._suspended.pop(key) for key in chosen])
         return bool(chosen)
+
+    def engine_metrics(self) -> Metrics:
+        """What the engines counted up to their last swap of weights, added up over engines."""
+        names = dict.fromkeys(name for driver in self._drivers for name in driver.metrics)
+        return {name: sum(driver.metrics.get(name, 0.0) for driver in self._drivers) for name in names}
 
     def cancel(self, sample: Sample) -> None:
         """Stops generating a sample that ended for another reason."""

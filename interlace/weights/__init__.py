@@ -1,1 +1,0 @@
-"""Moving weights from trainers to engines."""
