@@ -91,7 +91,7 @@ def bind(module: nn.Module, hub: AttentionHub, layer: int) -> None:
     setattr(module, _BINDING, LayerBinding(hub, layer))
 
 
-def rollout_attention(
+def rollout_attention(  # house: the signature is that of transformers
     module: nn.Module,
     query: Tensor,
     key: Tensor,
