@@ -1,0 +1,69 @@
+"""Dispatch policies: live load, longest first, and engines of their own for the tail."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlace.core.errors import UserError
+from interlace.schedule.dispatch import DispatchPolicy, Load, create_dispatch
+from interlace.schedule.lengths import LengthHistory
+
+NAMES = ("round_robin", "least_tokens", "longest_first", "skew_aware")
+
+
+def loads(*tokens: float) -> list[Load]:
+    return [Load(num_requests=0, live_tokens=each) for each in tokens]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(lengths=st.lists(st.floats(1, 1e4), max_size=60), engines=st.integers(1, 7))
+def test_every_request_gets_an_engine_that_is_there(name: str, lengths: list[float], engines: int) -> None:
+    found = create_dispatch(name).assign(lengths, loads(*[0.0] * engines))
+    assert len(found) == len(lengths) and all(0 <= engine < engines for engine in found)
+
+
+def test_round_robin_goes_on_where_it_stopped() -> None:
+    policy = create_dispatch("round_robin")
+    assert policy.assign([1, 1], loads(0, 0, 0)) == [0, 1]
+    assert policy.assign([1, 1], loads(0, 0, 0)) == [2, 0]
+
+
+def test_least_tokens_looks_at_live_load() -> None:
+    assert create_dispatch("least_tokens").assign([10, 10, 10], loads(25, 0, 8)) == [1, 2, 1]
+
+
+@given(st.lists(st.floats(1, 1000), min_size=1, max_size=40), st.integers(2, 5))
+def test_longest_first_is_within_four_thirds_of_any_bound(lengths: list[float], engines: int) -> None:
+    found = create_dispatch("longest_first").assign(lengths, loads(*[0.0] * engines))
+    totals = [sum(length for length, engine in zip(lengths, found, strict=True) if engine == e) for e in range(engines)]
+    # Graham's bound against the best makespan, which is at least the mean and the longest; with a second job beside
+    # the longest the bound holds against their sum too.
+    ordered = sorted(lengths, reverse=True)
+    beside = sum(ordered[engines - 1 : engines + 1]) if len(ordered) > engines else 0.0
+    best = max(sum(lengths) / engines, ordered[0], beside)
+    assert max(totals) <= 4 / 3 * best + 1e-6
+
+
+def test_skew_aware_gives_the_tail_engines_of_its_own() -> None:
+    lengths = [100.0] * 80 + [4000.0] * 20
+    found = create_dispatch("skew_aware").assign(lengths, loads(*[0.0] * 8))
+    tail, regular = set(found[80:]), set(found[:80])
+    assert not tail & regular
+    assert len(tail) > 2, "and few requests on each"
+
+
+def test_a_users_own_policy_is_checked() -> None:
+    assert isinstance(create_dispatch("interlace.schedule.dispatch.least_tokens:LeastTokens"), DispatchPolicy)
+    with pytest.raises(UserError, match="not a DispatchPolicy"):
+        create_dispatch("collections:Counter")
+    with pytest.raises(UserError, match="Did you mean 'round_robin'"):
+        create_dispatch("roundrobin")
+
+
+def test_lengths_are_expected_from_the_prompt_s_history_else_in_proportion_to_its_length() -> None:
+    history = LengthHistory(first_guess=50.0)
+    assert history.expect("a", 10) == 50.0
+    history.observe("a", 10, 100)
+    history.observe("a", 10, 300)
+    assert history.expect("a", 10) == 200.0
+    assert history.expect("new", 20) == 400.0
