@@ -67,6 +67,8 @@ class SamplingParams(Config):
     """Generation ends when the decoded response contains one of these."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, added logit) pairs."""
+    raw_logprobs: bool = False
+    """Also return the log-probs of the model itself: temperature 1, nothing cut off, no penalty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -99,6 +101,8 @@ class Request:
     generated_ids: tuple[int, ...] = ()
     generated_logprobs: tuple[float, ...] = ()
     generated_versions: tuple[int, ...] = ()
+    generated_raw_logprobs: tuple[float, ...] = ()
+    """Where the parameters ask for them."""
 
     @property
     def id(self) -> str:
@@ -122,6 +126,8 @@ class Completion:
     versions: tuple[int, ...]
     """[L] version of the weights that produced each token."""
     finish_reason: FinishReason
+    raw_logprobs: tuple[float, ...] = ()
+    """[L] of the model itself, where the parameters ask for them; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -126,6 +126,7 @@ class NativeEngine:
         sequence = Sequence(
             request=request, arrival=self._arrivals, limit=limit, token_ids=prompt + list(request.generated_ids),
             logprobs=list(request.generated_logprobs), versions=list(request.generated_versions),
+            raw_logprobs=list(request.generated_raw_logprobs),
         )  # fmt: skip
         self._arrivals += 1
         self._live[request.id] = sequence
@@ -316,6 +317,7 @@ class NativeEngine:
             logprobs=tuple(sequence.logprobs),
             versions=tuple(sequence.versions),
             finish_reason=reason,
+            raw_logprobs=tuple(sequence.raw_logprobs),
         )
 
 

@@ -38,6 +38,11 @@ class Limits:
                 f"{what}: {done} generated tokens, {len(request.generated_logprobs)} log-probs and"
                 f" {len(request.generated_versions)} versions: a resumed request needs one of each a token."
             )
+        if params.raw_logprobs and len(request.generated_raw_logprobs) != done:
+            raise UserError(
+                f"{what}: it asks for raw log-probs and was given {len(request.generated_raw_logprobs)} for {done}"
+                " generated tokens: a resumed request needs one a token, or raw_logprobs off."
+            )
         if done >= min(params.max_new_tokens, self.context - prompt):
             raise UserError(f"{what}: it has {done} generated tokens already, its limit: there is nothing to resume.")
         if params.stop and not self.has_tokenizer:

@@ -84,7 +84,8 @@ def draw(
 ) -> tuple[Int64Array, FloatRows]:
     """Draws token number `indices` [N] of the responses in `rows` [N] from logits [N, V], which it may overwrite.
 
-    Returns tokens [N] and their log-probs [N] under the distribution they were drawn from.
+    Returns tokens [N] and their log-probs [N] under the distribution they were drawn from. Those of the model itself go
+    to the table, where a row asks for them.
     """
     uniform = keyed_uniform(table.noise_key[rows], indices)
     temperature = table.temperature[rows]
@@ -93,6 +94,7 @@ def draw(
         _check_finite(logprobs)
         return tokens, logprobs
     params = [table.params(row) for row in rows]
+    raw = [(at, logits[at].float().log_softmax(-1)) for at, own in enumerate(params) if own.raw_logprobs]
     for at, (row, own) in enumerate(zip(rows, params, strict=True)):
         if reshapes_logits(own):
             prompt, end = table.num_prompt[row], table.num_prompt[row] + indices[at]
@@ -106,6 +108,8 @@ def draw(
         chosen = [own for own, is_cut in zip(params, cut, strict=True) if is_cut]
         tokens[cut], logprobs[cut] = draw_truncated(logits[torch.from_numpy(cut)], chosen, uniform[cut])
     _check_finite(logprobs)
+    for at, whole in raw:
+        table.raw_logprobs[rows[at], table.num_prompt[rows[at]] + indices[at]] = float(whole[tokens[at]])
     return tokens, logprobs
 
 

@@ -27,6 +27,8 @@ class Sequence:
     logprobs: list[float] = field(default_factory=list)
     """Of the generated ones."""
     versions: list[int] = field(default_factory=list)
+    raw_logprobs: list[float] = field(default_factory=list)
+    """Kept where they are asked for."""
 
     @property
     def num_prompt(self) -> int:
@@ -44,6 +46,7 @@ class SequenceTable:
         self.logprobs = np.zeros((rows, 64), np.float32)
         """[rows, columns] by the position of the token; the prompt's columns mean nothing."""
         self.versions = np.zeros((rows, 64), np.int32)
+        self.raw_logprobs = np.zeros((rows, 64), np.float32)
         self.num_tokens = np.zeros(rows, np.int64)
         self.num_computed = np.zeros(rows, np.int64)
         """Tokens whose keys and values are in the store."""
@@ -54,7 +57,7 @@ class SequenceTable:
         self.temperature = np.zeros(rows, np.float32)
         self.stop_ids = np.full((rows, 1), -1, np.int64)
         self.special = np.zeros(rows, np.bool_)
-        """Rows whose logits are reshaped or truncated."""
+        """Rows whose logits are reshaped or truncated, or wanted as they are."""
         self.stops_on_text = np.zeros(rows, np.bool_)
         self._sequences: list[Sequence | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
@@ -78,7 +81,9 @@ class SequenceTable:
         self.num_computed[row] = self.num_drafts[row] = 0
         self.noise_key[row] = stable_hash(self._seed, request.noise_key)
         self.temperature[row] = params.temperature
-        self.special[row] = reshapes_logits(params) or truncates(params)
+        self.special[row] = reshapes_logits(params) or truncates(params) or params.raw_logprobs
+        if params.raw_logprobs:
+            self.raw_logprobs[row, prompt:total] = sequence.raw_logprobs
         self.stops_on_text[row] = bool(params.stop)
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(params.stop_token_ids)] = params.stop_token_ids
@@ -90,6 +95,8 @@ class SequenceTable:
         sequence.token_ids = self.token_ids[row, :total].tolist()
         sequence.logprobs = self.logprobs[row, prompt:total].tolist()
         sequence.versions = self.versions[row, prompt:total].tolist()
+        if sequence.request.params.raw_logprobs:
+            sequence.raw_logprobs = self.raw_logprobs[row, prompt:total].tolist()
         sequence.row, self._sequences[row] = -1, None
         self.num_tokens[row] = self.num_computed[row] = self.num_drafts[row] = 0
         self._free.append(row)
@@ -124,5 +131,6 @@ class SequenceTable:
             self.token_ids = np.pad(self.token_ids, more)
             self.logprobs = np.pad(self.logprobs, more)
             self.versions = np.pad(self.versions, more)
+            self.raw_logprobs = np.pad(self.raw_logprobs, more)
         if stops > self.stop_ids.shape[1]:
             self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, stops - self.stop_ids.shape[1])), constant_values=-1)

@@ -120,3 +120,23 @@ def test_metrics_add_up(make_model: ModelMaker) -> None:
     assert 0 < metrics["attention_s"] < metrics["forward_s"] and metrics["decode_tokens_per_s"] > 0
     assert engine.metrics()["decode_tokens"] == 0, "counted since the last call"
     assert engine.memory().kv_cache > 0 and engine.memory().weights == sum(p.nbytes for p in make_model().parameters())
+
+
+def test_raw_logprobs_are_those_of_the_model_itself(make_model: ModelMaker) -> None:
+    params = SamplingParams(
+        max_new_tokens=12, temperature=0.5, top_p=0.8, repetition_penalty=1.3, logit_bias=((3, 1.5),), raw_logprobs=True
+    )
+    engine = NativeEngine(make_model())
+    request = Request(uid="a", sample_index=0, prompt_ids=[1, 2, 3], params=params)
+    engine.submit(request)
+    for _ in range(3):
+        engine.step()
+    (partial,) = engine.abort()
+    state = {"generated_ids": partial.token_ids, "generated_logprobs": partial.logprobs}
+    state |= {"generated_versions": partial.versions, "generated_raw_logprobs": partial.raw_logprobs}
+    engine.submit(Request(uid="a", sample_index=0, prompt_ids=[1, 2, 3], params=params, **state))
+    completion = drain(engine)[request.id]
+    expected = teacher_forced(make_model(), [1, 2, 3], completion.token_ids)
+    torch.testing.assert_close(torch.tensor(completion.raw_logprobs), expected, atol=1e-5, rtol=0)
+    assert completion.logprobs != completion.raw_logprobs
+    assert engine.generate([[1]], SamplingParams(max_new_tokens=2))[0].raw_logprobs == ()

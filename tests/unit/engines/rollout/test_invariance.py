@@ -81,25 +81,25 @@ def alone(
     engine = make()
     assert engine.report().invariant, engine.report()
     found: dict[int, Answer] = {}
-    for index in range(24):
+    for index in range(16):
         found |= answers(engine, [index])
     return make, found
 
 
 def test_in_one_batch(alone: tuple[Callable[..., NativeEngine], dict[int, Answer]]) -> None:
     make, expected = alone
-    assert answers(make(), list(range(24))) == expected
+    assert answers(make(), list(range(16))) == expected
 
 
 def test_temperature_one_samples_differ_within_a_group(
     alone: tuple[Callable[..., NativeEngine], dict[int, Answer]],
 ) -> None:
     _, expected = alone
-    assert len({tokens for tokens, _ in expected.values()}) > 20
+    assert len({tokens for tokens, _ in expected.values()}) > 13
 
 
-@settings(max_examples=4)
-@given(st.integers(0, 2**32), st.permutations(list(range(24))))
+@settings(max_examples=3)
+@given(st.integers(0, 2**32), st.permutations(list(range(16))))
 def test_in_any_order_with_aborts_and_preemption(
     alone: tuple[Callable[..., NativeEngine], dict[int, Answer]], seed: int, order: list[int]
 ) -> None:

@@ -12,7 +12,7 @@ from interlace.core.types import Request, SamplingParams
 from interlace.engines.rollout.sampling import KernelSampler, PlainSampler, TorchSampler, draw, keyed_uniform
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
 
-DRAWS = 20000
+DRAWS = 8000
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0, 0.3, 0.7])
 
 
