@@ -25,6 +25,8 @@ from interlace.runtime.worker import Worker, WorkerContext
 
 TOKEN_BYTES = 32
 _CHUNK = 1 << 20
+_MAX_PARTS = 512
+"""Of one write; operating systems allow 1,024."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,10 +166,14 @@ class RankActor:
         self._send(Reply(number=call.number, value=value))
 
     def _send(self, reply: Reply) -> None:
-        parts = encode(reply)
+        parts = [memoryview(part) for part in encode(reply)]
         with self._writing:
-            for part in parts:
-                self._connection.sendall(part)
+            while parts:
+                sent = self._connection.sendmsg(parts[:_MAX_PARTS])
+                while parts and sent >= len(parts[0]):
+                    sent -= len(parts.pop(0))
+                if parts:
+                    parts[0] = parts[0][sent:]
 
     @contextlib.contextmanager
     def _reporting(self, number: int, method: str) -> Iterator[None]:

@@ -4,8 +4,10 @@ import pickle
 import struct
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from ray import cloudpickle
 
 from interlace.core.errors import InterlaceError
@@ -16,6 +18,7 @@ CONSTRUCTION = 0
 """Number of the reply that says whether the worker could be made."""
 UNAWAITED = -1
 """Number of a concurrent call; there is a reply only where it raised."""
+_ALIGNMENT = 64
 _HEAD = struct.Struct("<IQ")
 _SIZE = struct.Struct("<Q")
 
@@ -52,7 +55,15 @@ def encode(message: Call | Reply) -> list[bytes | memoryview]:
 
     body: bytes = cloudpickle.dumps(message, protocol=5, buffer_callback=in_band)
     sizes = [_SIZE.pack(raw.nbytes) for raw in beside]
-    return [b"".join([_HEAD.pack(len(beside), len(body)), *sizes, body]), *beside]
+    parts: list[bytes | memoryview] = [b"".join([_HEAD.pack(len(beside), len(body)), *sizes, body])]
+    for raw in beside:
+        parts += [raw, bytes(_padding(raw.nbytes))]
+    return parts
+
+
+def _padding(size: int) -> int:
+    """Bytes after an array, so that the next one is aligned wherever it arrives."""
+    return -size % _ALIGNMENT
 
 
 class Assembler:
@@ -72,14 +83,18 @@ class Assembler:
         self.space = memoryview(next(self._parts))
         return self._done
 
-    def _assemble(self) -> Generator[bytearray, None, None]:
+    def _assemble(self) -> Generator[bytearray | memoryview, None, None]:
         while True:
             head = bytearray(_HEAD.size)
             yield head
             num_beside, body_size = _HEAD.unpack(head)
             text = bytearray(num_beside * _SIZE.size + body_size)
             yield text
-            # Writable memory of its own for each, so that arrays arrive as they were sent.
-            beside = [bytearray(size) for (size,) in _SIZE.iter_unpack(text[: num_beside * _SIZE.size])]
-            yield from beside
+            sizes = [size for (size,) in _SIZE.iter_unpack(text[: num_beside * _SIZE.size])]
+            # One block for all arrays of a message, so that it takes few reads; not zeroed first, and writable.
+            block = np.empty(sum(size + _padding(size) for size in sizes), np.uint8)
+            if num_beside:
+                yield block.data
+            ends = list(accumulate(size + _padding(size) for size in sizes))
+            beside = [block[end - size - _padding(size) :][:size] for end, size in zip(ends, sizes, strict=True)]
             self._done = pickle.loads(memoryview(text)[num_beside * _SIZE.size :], buffers=beside)

@@ -37,6 +37,6 @@ def test_messages_arrive_whole_in_order_and_writable(contents: list[list[int]], 
 
 def test_a_large_array_is_not_copied_into_the_message() -> None:
     array = np.zeros(BESIDE_BYTES, np.uint8)
-    head, beside = encode(Reply(number=1, value=array))
+    head, beside, _ = encode(Reply(number=1, value=array))
     assert len(head) < 1000
     assert np.shares_memory(np.frombuffer(beside, np.uint8), array)
