@@ -25,7 +25,9 @@ def _counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
     )
     yield DerivedNumber(name="samples a step", value=str(derived.samples_per_step), how=f"{prompts} x {samples}")
     yield DerivedNumber(
-        name="samples a minibatch", value=str(derived.samples_per_minibatch), how=f"{recipe.minibatches} minibatches"
+        name="samples a minibatch",
+        value=str(derived.samples_per_minibatch),
+        how=f"{derived.samples_per_step} / {recipe.minibatches}",
     )
     yield DerivedNumber(name="tokens a step", value=f"<= {short(derived.max_tokens_per_step)}", how=f"<= {longest}")
     yield DerivedNumber(name="optimizer updates", value=str(derived.num_updates), how=f"{recipe.steps} steps")

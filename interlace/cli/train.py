@@ -105,7 +105,7 @@ def _run(recipe: "Recipe", folder: "RunFolder", *, resume: bool, quiet: bool, co
         except KeyboardInterrupt:
             raise InterlaceError(f"stopped at once. {_how_to_go_on(folder)}") from None
         except Exception as error:
-            if isinstance(error, UserError) and not _has_trained(folder):
+            if isinstance(error, UserError) and not resume and not _has_trained(folder):
                 # A mistake that only the workers could see: nothing was trained, so nothing is left behind.
                 shutil.rmtree(folder.path)
             else:

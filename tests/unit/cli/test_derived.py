@@ -37,7 +37,7 @@ def test_every_number_is_shown_with_what_it_follows_from() -> None:
         "parameters": ("214k", "tiny:micro"),
         "prompts": ("4.1k", "256 more are held out"),
         "samples a step": ("128", "16 x 8"),
-        "samples a minibatch": ("64", "2 minibatches"),
+        "samples a minibatch": ("64", "128 / 2"),
         "tokens a step": ("<= 5.1k", "<= 8 + 32 tokens a sample"),
         "optimizer updates": ("20", "10 steps"),
         "versions": ("10", "schedule verl-colocated"),
