@@ -140,3 +140,13 @@ def test_raw_logprobs_are_those_of_the_model_itself(make_model: ModelMaker) -> N
     torch.testing.assert_close(torch.tensor(completion.raw_logprobs), expected, atol=1e-5, rtol=0)
     assert completion.logprobs != completion.raw_logprobs
     assert engine.generate([[1]], SamplingParams(max_new_tokens=2))[0].raw_logprobs == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes_run_torch_operations(make_model: ModelMaker, dtype: torch.dtype) -> None:
+    engine = NativeEngine(make_model().to(dtype))
+    assert "torch sdpa" in engine.report().attention
+    (completion,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))
+    expected = teacher_forced(make_model().to(dtype), [1, 2, 3], completion.token_ids).float()
+    tolerance = 0.1 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=tolerance, rtol=0)
