@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,14 +104,23 @@ def test_errors_cross_processes() -> None:
         run(body)
 
 
-def test_large_arrays_arrive_whole_and_writable() -> None:
+def test_large_arrays_arrive_whole_and_leave_nothing_behind() -> None:
+    seen: list[set[Path]] = []
+
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, "a", Resident)
         doubled = await group.doubled(large_array())
         np.testing.assert_array_equal(doubled, 2 * large_array())
-        doubled += 1
+        seen.append(shared_folders())
 
+    before = shared_folders()
     run(body)
+    # Other runs on this machine have folders of their own.
+    assert seen[0] - before and not (seen[0] - before) & shared_folders()
+
+
+def shared_folders() -> set[Path]:
+    return set(Path("/dev/shm").glob("interlace-*"))
 
 
 @pytest.mark.slow  # three processes that import torch

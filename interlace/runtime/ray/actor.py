@@ -20,13 +20,12 @@ import ray
 from interlace.core.errors import RemoteError, UserError
 from interlace.runtime.group import turn_of
 from interlace.runtime.ray.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Reply, encode
+from interlace.runtime.ray.shared import SharedArrays, write_all
 from interlace.runtime.ray.tensors import store_large, stored_in
 from interlace.runtime.worker import Worker, WorkerContext
 
 TOKEN_BYTES = 32
 _CHUNK = 1 << 20
-_MAX_PARTS = 512
-"""Of one write; operating systems allow 1,024."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +37,8 @@ class Endpoint:
     token: bytes
     """Sent first; whoever does not know it is not heard."""
     process: int
+    shares_memory: bool
+    """Whether the controller's folder of shared arrays is here too."""
 
 
 class RankActor:
@@ -47,8 +48,8 @@ class RankActor:
     loop, where those that need no device overlap. A concurrent operation runs at once, on the thread that receives.
     """
 
-    def __init__(self, name: str, folder: str, search_path: Sequence[str]) -> None:
-        """name: stands before each line that is printed here.
+    def __init__(self, name: str, folder: str, search_path: Sequence[str], shared: Path | None) -> None:
+        """name: stands before each line that is printed here. shared: see SharedArrays; it may be on another machine.
 
         folder, search_path: the controller's working directory and sys.path, so that relative paths and modules mean
         the same here, where the file system is shared.
@@ -62,8 +63,14 @@ class RankActor:
         host = ray.util.get_node_ip_address()
         self._listener = socket.create_server((host, 0))
         self._token = secrets.token_bytes(TOKEN_BYTES)
+        is_here = shared is not None and shared.is_dir()
+        self._shared = SharedArrays(shared, passes_on=False) if shared and is_here else None
         self._endpoint = Endpoint(
-            host=host, port=self._listener.getsockname()[1], token=self._token, process=os.getpid()
+            host=host,
+            port=self._listener.getsockname()[1],
+            token=self._token,
+            process=os.getpid(),
+            shares_memory=is_here,
         )
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
@@ -129,7 +136,7 @@ class RankActor:
     def _receive(self) -> None:
         # What cannot be read, or a concurrent operation that raises: nobody waits for it, so it ends the run.
         with contextlib.suppress(OSError), self._reporting(UNAWAITED, "receive"):
-            assembler = Assembler()
+            assembler = Assembler(self._shared)
             while count := self._connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
                 message = assembler.received(count)
                 if isinstance(message, Call):
@@ -166,14 +173,9 @@ class RankActor:
         self._send(Reply(number=call.number, value=value))
 
     def _send(self, reply: Reply) -> None:
-        parts = [memoryview(part) for part in encode(reply)]
+        parts = encode(reply, self._shared)
         with self._writing:
-            while parts:
-                sent = self._connection.sendmsg(parts[:_MAX_PARTS])
-                while parts and sent >= len(parts[0]):
-                    sent -= len(parts.pop(0))
-                if parts:
-                    parts[0] = parts[0][sent:]
+            write_all(self._connection.sendmsg, parts)
 
     @contextlib.contextmanager
     def _reporting(self, number: int, method: str) -> Iterator[None]:

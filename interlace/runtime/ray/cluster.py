@@ -1,7 +1,9 @@
 """Ranks as processes that Ray places, watches and ends, on one node or many."""
 
+import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +17,12 @@ from interlace.runtime.machine import Seat
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
+from interlace.runtime.ray.shared import SharedArrays
 from interlace.runtime.worker import Rendezvous, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
+_MEMORY = Path("/dev/shm")
 _GPUS_STAY_VISIBLE = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 """The reservation holds the GPUs, the actors ask for none: Ray would hide them all."""
 
@@ -32,6 +36,8 @@ class RayCluster(Cluster):
         self._session, self._seats = session, tuple(seats)
         self._reservation = session.reserve(seats)
         self._ranks: list[RayRank] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="interlace-", dir=_MEMORY)) if _MEMORY.is_dir() else None
+        self._shared = SharedArrays(self._folder, passes_on=True) if self._folder else None
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> RayRank:
         own = spec.devices[context.rank :: spec.num_ranks]
@@ -43,8 +49,8 @@ class RayCluster(Cluster):
             max_concurrency=3,
             scheduling_strategy=self._at(own),
             runtime_env=_GPUS_STAY_VISIBLE if local and local[0].startswith("cuda") else None,
-        ).remote(f"{context.group}[{context.rank}]", str(Path.cwd()), sys.path)
-        rank = RayRank(handle, replace(context, devices=local), self.clock, self.fail)
+        ).remote(f"{context.group}[{context.rank}]", str(Path.cwd()), sys.path, self._folder)
+        rank = RayRank(handle, replace(context, devices=local), self.clock, self._shared, self.fail)
         self._ranks.append(rank)
         await rank.start(spec.factory)
         return rank
@@ -65,6 +71,8 @@ class RayCluster(Cluster):
         await super().shutdown()
         for rank in self._ranks:  # those whose group never came to be
             await rank.close()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
         self._session.release(self._reservation)
         self._session.close()
 

@@ -13,6 +13,7 @@ from interlace.core.errors import InterlaceError, RemoteError, WorkerDiedError
 from interlace.runtime.clock import Clock
 from interlace.runtime.ray.actor import Endpoint
 from interlace.runtime.ray.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Reply, encode
+from interlace.runtime.ray.shared import SharedArrays
 from interlace.runtime.ray.tensors import stored_in
 from interlace.runtime.worker import Worker, WorkerContext
 
@@ -28,17 +29,25 @@ class _Open:
     method: str
     since_s: float
     answer: "asyncio.Future[Any]"
+    given: tuple[Any, ...] = ()
+    """Kept until the reply, even where nobody waits for it: arrays that the message only names must stay."""
 
 
 class RayRank(asyncio.BufferedProtocol):
     """Sends calls and gives out replies. A process that dies ends the run with an error that says what it was doing."""
 
     def __init__(
-        self, actor: Any, context: WorkerContext, clock: Clock, on_failure: Callable[[Exception], None]
+        self,
+        actor: Any,
+        context: WorkerContext,
+        clock: Clock,
+        shared: SharedArrays | None,
+        on_failure: Callable[[Exception], None],
     ) -> None:
         """actor: Ray's handle of a RankActor. on_failure: told what nobody waits for, a death first of all."""
         self._actor, self._context, self._clock, self._on_failure = actor, context, clock, on_failure
-        self._assembler = Assembler()
+        self._shared = shared
+        self._assembler = Assembler(shared)
         self._open: dict[int, _Open] = {}
         self._next = CONSTRUCTION
         self._sending = asyncio.Lock()
@@ -53,6 +62,8 @@ class RayRank(asyncio.BufferedProtocol):
     async def start(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Connects, and constructs the worker. A UserError passes as it is; anything else becomes a RemoteError."""
         self._endpoint = await self._actor.endpoint.remote()
+        if not self._endpoint.shares_memory:
+            self._shared = None
         self._life = asyncio.ensure_future(_finished(self._actor.run.remote(factory, self._context)))
         constructed = self._expect("__init__")
         loop = asyncio.get_running_loop()
@@ -77,13 +88,11 @@ class RayRank(asyncio.BufferedProtocol):
             if self._dead:
                 raise self._dead
             number = self._next
-            parts = self._encoded(Call(number=number, method=method, args=args, kwargs=kwargs))
-            answer = self._expect(method)
+            call = Call(number=number, method=method, args=args, kwargs=kwargs)
+            parts = self._encoded(call, self._shared)
+            answer = self._expect(method, (args, kwargs))
             self._write(parts)
-        try:
-            return await answer
-        finally:
-            self._open.pop(number, None)
+        return await answer
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Beside whatever runs, and before whatever is called later."""
@@ -99,15 +108,15 @@ class RayRank(asyncio.BufferedProtocol):
             await asyncio.wait({self._life}, timeout=GRACE_S)
         ray.kill(self._actor)
 
-    def _expect(self, method: str) -> "asyncio.Future[Any]":
+    def _expect(self, method: str, given: tuple[Any, ...] = ()) -> "asyncio.Future[Any]":
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._open[self._next] = _Open(method=method, since_s=self._clock.now(), answer=answer)
+        self._open[self._next] = _Open(method=method, since_s=self._clock.now(), answer=answer, given=given)
         self._next += 1
         return answer
 
-    def _encoded(self, call: Call) -> list[bytes | memoryview]:
+    def _encoded(self, call: Call, shared: SharedArrays | None = None) -> list[bytes | memoryview]:
         try:
-            return encode(call)
+            return encode(call, shared)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise InterlaceError(
                 f"{self._name}.{call.method}(): an argument cannot be sent to another process: {error}. Pass data, "

@@ -1,0 +1,340 @@
+"""Other ways to move samples between two processes: one contestant of `channel.py`, as a program of its own.
+
+It needs nothing of interlace, so that a peer can run from an environment of its own:
+
+    python -m venv peers && peers/bin/pip install torch==2.13.0 transferqueue==0.1.11 "ray[default]" hydra-core
+    peers/bin/pip install --no-deps rlinf==0.3.0
+
+Prints one JSON object a line: items a second, or the round trip of one item in seconds.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("RLINF_LOG_LEVEL", "WARNING")
+WINDOW = 16
+"""Calls in flight of the bare actor."""
+BOUND = 64
+"""Messages that a queue may hold."""
+FIELDS = ["token_ids", "logprobs"]
+Put, Get = Callable[[Any], Any], Callable[[], Any]
+
+
+def items(length: int, count: int) -> list[dict[str, Any]]:
+    """What is moved: token ids and log-probs of `count` samples."""
+    draw = np.random.default_rng(0)
+    return [
+        {
+            "token_ids": draw.integers(0, 32000, length, dtype=np.int32),
+            "logprobs": draw.random(length, dtype=np.float32),
+        }
+        for _ in range(count)
+    ]
+
+
+def tensors(length: int, count: int) -> Any:
+    """The same as a TensorDict, which TransferQueue moves."""
+    import torch
+    from tensordict import TensorDict
+
+    rows = items(length, count)
+    stacked = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in FIELDS}
+    return TensorDict(stacked, batch_size=count)
+
+
+def produce(put: Put, message: Any, count: int) -> float:
+    """Returns when it began, on the clock that all processes of a machine share."""
+    start = time.monotonic()
+    for _ in range(count):
+        put(message)
+    return start
+
+
+def consume(get: Get, count: int) -> float:
+    """Returns when it ended."""
+    for _ in range(count):
+        _touch(get())
+    return time.monotonic()
+
+
+def _touch(message: Any) -> None:
+    """Reads the last token of every item, be they listed, stacked or nested."""
+    rows = message if isinstance(message, list) else [message]
+    for token_ids in (row["token_ids"] for row in rows):
+        for item in token_ids if token_ids.ndim > 1 else [token_ids]:
+            int(item[-1])
+
+
+def ping(put: Put, get: Get, message: Any, count: int) -> list[float]:
+    """Seconds of each round trip."""
+    trips = []
+    for _ in range(count):
+        start = time.monotonic()
+        put(message)
+        _touch(get())
+        trips.append(time.monotonic() - start)
+    return trips
+
+
+def pong(put: Put, get: Get, count: int) -> None:
+    """Sends everything back."""
+    for _ in range(count):
+        put(get())
+
+
+def _mp_produce(queue: Any, results: Any, length: int, batch: int, count: int) -> None:
+    results.put(produce(queue.put, items(length, batch), count))
+
+
+def _mp_consume(queue: Any, results: Any, ready: Any, count: int) -> None:
+    ready.set()
+    results.put(consume(queue.get, count))
+
+
+def _mp_pong(there: Any, back: Any, count: int) -> None:
+    pong(back.put, there.get, count)
+
+
+class MultiprocessingQueue:
+    """The standard library's."""
+
+    def __init__(self) -> None:
+        import multiprocessing
+
+        self._mp = multiprocessing.get_context("spawn")
+
+    def throughput(self, length: int, batch: int, count: int) -> float:
+        """Seconds."""
+        queue, results, ready = self._mp.Queue(BOUND), self._mp.Queue(), self._mp.Event()
+        consumer = self._mp.Process(target=_mp_consume, args=(queue, results, ready, count))
+        producer = self._mp.Process(target=_mp_produce, args=(queue, results, length, batch, count))
+        consumer.start()
+        ready.wait()
+        producer.start()
+        start, end = sorted((results.get(), results.get()))
+        producer.join()
+        consumer.join()
+        return end - start
+
+    def round_trips(self, length: int, count: int) -> list[float]:
+        """Seconds each."""
+        there, back = self._mp.Queue(), self._mp.Queue()
+        other = self._mp.Process(target=_mp_pong, args=(there, back, count))
+        other.start()
+        trips = ping(there.put, back.get, items(length, 1), count)
+        other.join()
+        return trips
+
+
+class Mailbox:
+    """A bounded queue in a bare Ray actor."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(BOUND)
+
+    async def put(self, message: Any) -> None:
+        await self._queue.put(message)
+
+    async def get(self) -> Any:
+        return await self._queue.get()
+
+
+class RayEnd:
+    """One of the two processes of a Ray contestant."""
+
+    def __init__(self, queues: Sequence[Any]) -> None:
+        self._queues = queues
+
+    def produce(self, length: int, batch: int, count: int) -> float:
+        """With the queue's own put(), or with several calls of a bare actor in flight."""
+        import ray
+
+        queue, message = self._queues[0], items(length, batch)
+        if hasattr(queue, "maxsize"):
+            return produce(queue.put, message, count)
+        start, flying = time.monotonic(), deque[Any]()
+        for _ in range(count):
+            flying.append(queue.put.remote(message))
+            if len(flying) >= WINDOW:
+                ray.get(flying.popleft())
+        ray.get(list(flying))
+        return start
+
+    def consume(self, count: int) -> float:
+        import ray
+
+        queue = self._queues[0]
+        if hasattr(queue, "maxsize"):
+            return consume(queue.get, count)
+        flying = deque(queue.get.remote() for _ in range(min(WINDOW, count)))
+        for number in range(count):
+            _touch(ray.get(flying.popleft()))
+            if number + WINDOW < count:
+                flying.append(queue.get.remote())
+        return time.monotonic()
+
+    def _calls(self, queue: Any) -> tuple[Put, Get]:
+        import ray
+
+        if hasattr(queue, "maxsize"):
+            return queue.put, queue.get
+        return lambda message: ray.get(queue.put.remote(message)), lambda: ray.get(queue.get.remote())
+
+    def ping(self, length: int, count: int) -> list[float]:
+        return ping(self._calls(self._queues[0])[0], self._calls(self._queues[1])[1], items(length, 1), count)
+
+    def pong(self, count: int) -> None:
+        pong(self._calls(self._queues[1])[0], self._calls(self._queues[0])[1], count)
+
+
+class RayContestant:
+    """Ray's own Queue, or a bare actor."""
+
+    def __init__(self, bare: bool) -> None:
+        import ray
+
+        ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+        self._ray = ray
+        if bare:
+            queues = [ray.remote(num_cpus=0, max_concurrency=256)(Mailbox).remote() for _ in range(2)]
+        else:
+            from ray.util.queue import Queue
+
+            queues = [Queue(BOUND, actor_options={"num_cpus": 0}) for _ in range(2)]
+        end: Any = ray.remote(num_cpus=0)(RayEnd)
+        self._first, self._second = end.remote(queues), end.remote(queues)
+
+    def throughput(self, length: int, batch: int, count: int) -> float:
+        """Seconds."""
+        end, start = self._second.consume.remote(count), self._first.produce.remote(length, batch, count)
+        return self._ray.get(end) - self._ray.get(start)
+
+    def round_trips(self, length: int, count: int) -> list[float]:
+        """Seconds each."""
+        other = self._second.pong.remote(count)
+        trips: list[float] = self._ray.get(self._first.ping.remote(length, count))
+        self._ray.get(other)
+        return trips
+
+
+class TransferQueueEnd:
+    """One of the two processes of TransferQueue."""
+
+    def __init__(self) -> None:
+        import torch
+        import transfer_queue
+
+        torch.set_num_threads(1)
+        transfer_queue.init()
+        self._client = transfer_queue.get_client()
+
+    def _put(self, partition: str) -> Put:
+        return lambda message: self._client.put(data=message, partition_id=partition)
+
+    def _get(self, partition: str, batch: int) -> Get:
+        def get() -> Any:
+            while True:
+                found = self._client.get_meta(
+                    data_fields=FIELDS, batch_size=batch, partition_id=partition, task_name="consume"
+                )
+                if found.size:
+                    break
+                time.sleep(0.0005)
+            data = self._client.get_data(found)
+            self._client.clear_samples(found)
+            return data
+
+        return get
+
+    def produce(self, partition: str, length: int, batch: int, count: int) -> float:
+        return produce(self._put(partition), tensors(length, batch), count)
+
+    def consume(self, partition: str, batch: int, count: int) -> float:
+        return consume(self._get(partition, batch), count)
+
+    def ping(self, length: int, count: int) -> list[float]:
+        return ping(self._put("there"), self._get("back", 1), tensors(length, 1), count)
+
+    def pong(self, length: int, count: int) -> None:
+        get, put, message = self._get("there", 1), self._put("back"), tensors(length, 1)
+        for _ in range(count):
+            get()
+            put(message)
+
+
+class TransferQueueContestant:
+    """verl's, with its simple storage."""
+
+    def __init__(self) -> None:
+        import ray
+        import transfer_queue
+        from omegaconf import OmegaConf
+
+        ray.init(address="local", num_cpus=16, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+        self._ray = ray
+        backend = {"SimpleStorage": {"num_data_storage_units": 1}}
+        transfer_queue.init(OmegaConf.create({"controller": {"polling_mode": True}, "backend": backend}))
+        end: Any = ray.remote(num_cpus=0)(TransferQueueEnd)
+        self._first, self._second = end.remote(), end.remote()
+        self._number = 0
+
+    def throughput(self, length: int, batch: int, count: int) -> float:
+        """Seconds."""
+        self._number += 1
+        partition = f"part{self._number}"
+        end = self._second.consume.remote(partition, batch, count)
+        start = self._first.produce.remote(partition, length, batch, count)
+        return self._ray.get(end) - self._ray.get(start)
+
+    def round_trips(self, length: int, count: int) -> list[float]:
+        """Seconds each."""
+        other = self._second.pong.remote(length, count)
+        trips: list[float] = self._ray.get(self._first.ping.remote(length, count))
+        self._ray.get(other)
+        return trips
+
+
+def measure(contestant: Any, lengths: Sequence[int], batches: Sequence[int], seconds: float) -> None:
+    """Prints what it finds. The number of messages is chosen so that a measurement takes about `seconds`."""
+    for length in lengths:
+        for batch in batches:
+            contestant.throughput(length, batch, 8)
+            per_message = contestant.throughput(length, batch, 16) / 16
+            count = max(16, min(int(seconds / per_message), 50_000))
+            rates = [count * batch / contestant.throughput(length, batch, count) for _ in range(3)]
+            print(json.dumps({"length": length, "batch": batch, "items_per_s": statistics.median(rates)}), flush=True)
+        trips = contestant.round_trips(length, 120)[20:]
+        print(json.dumps({"length": length, "round_trip_s": statistics.median(trips)}), flush=True)
+
+
+def _contestant(name: str) -> Any:
+    if name == "multiprocessing.Queue":
+        return MultiprocessingQueue()
+    if name == "TransferQueue":
+        return TransferQueueContestant()
+    if name == "RLinf Channel":
+        from _channel_rlinf import RLinfContestant
+
+        return RLinfContestant()
+    return RayContestant(bare=name == "bare Ray actor")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("--lengths", type=int, nargs="+", required=True)
+    parser.add_argument("--batches", type=int, nargs="+", required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    given = parser.parse_args()
+    measure(_contestant(given.name), given.lengths, given.batches, given.seconds)

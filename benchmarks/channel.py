@@ -1,0 +1,179 @@
+"""Samples a second from one process to another, and the round trip of one, beside the data planes of other systems.
+
+An item is what a finished response brings: int32 token ids and float32 log-probs, `length` of each. Every contestant
+moves it from a producing process to a consuming one, one item a call or 64, each end waiting for its own call before
+it makes the next (the bare actor keeps 16 in flight). A round trip goes there and back.
+
+Ours is the whole way that a sample takes in a run: an operation of a worker brings rows, the controller opens them in
+a `Channel`, and leases them to an operation of the other worker. The round trip is timed at the controller, so it has
+one call and one reply more in it than the others'.
+
+    python benchmarks/channel.py [--lengths 64 1024 16384] [--peers-python peers/bin/python] [--json channel.json]
+
+RLinf Channel and TransferQueue run where --peers-python has them: see _channel_peers.py.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from _channel_ends import End, Row
+
+from interlace.recipes.clusters.ray import open_cluster
+from interlace.recipes.config import ClusterConfig
+from interlace.runtime.channel import Channel
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.group import WorkerGroup
+from interlace.schedule.schedule import Schedule
+
+OURS = "interlace Channel"
+HERE = ("bare Ray actor", "ray Queue", "multiprocessing.Queue")
+ELSEWHERE = ("RLinf Channel", "TransferQueue")
+BOUND = 64
+COLUMNS = ("key", "token_ids", "logprobs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one contestant reached at one length."""
+
+    contestant: str
+    length: int
+    items_per_s: dict[int, float]
+    """By items a call."""
+    round_trip_s: float
+
+
+class Ours:
+    """Two workers on the ray cluster, and channels between them."""
+
+    def __init__(self, cluster: Cluster, producer: WorkerGroup[Any], consumer: WorkerGroup[Any]) -> None:
+        self._cluster, self._producer, self._consumer = cluster, producer, consumer
+
+    async def throughput(self, length: int, batch: int, count: int) -> float:
+        """Seconds for `count` calls of `batch` items."""
+        channel: Channel[int, Row] = Channel("rows", Row, self._cluster.waits, max_rows=BOUND * batch)
+        cursor = channel.subscribe("consumer", COLUMNS)
+
+        async def produce() -> None:
+            for number in range(count):
+                rows = await self._producer.make(number * batch, batch, length)
+                await channel.has_room("producer")
+                for row in rows:
+                    channel.open(row.key, row, COLUMNS)
+            channel.close()
+
+        async def consume() -> None:
+            while rows := await cursor.get(batch):
+                await self._consumer.take(rows)
+                cursor.acknowledge([row.key for row in rows])
+
+        start = time.perf_counter()
+        await asyncio.gather(produce(), consume())
+        return time.perf_counter() - start
+
+    async def round_trip(self, length: int) -> float:
+        """Seconds from the producer's call until the item is back there."""
+        start = time.perf_counter()
+        there = await self._producer.make(0, 1, length)
+        back = await self._consumer.echo(there)
+        await self._producer.take(back)
+        return time.perf_counter() - start
+
+
+async def measure_ours(lengths: Sequence[int], batches: Sequence[int], seconds: float) -> list[Result]:
+    """On a Ray of its own."""
+    cluster = open_cluster(ClusterConfig(backend="ray", devices="cpu:2"), Schedule())
+    try:
+        return await cluster.run(_measure(cluster, lengths, batches, seconds))
+    finally:
+        await cluster.shutdown()
+
+
+async def _measure(cluster: Cluster, lengths: Sequence[int], batches: Sequence[int], seconds: float) -> list[Result]:
+    ends = [
+        await cluster.launch(WorkerSpec(name=name, factory=End, worker_class=End)) for name in ("producer", "consumer")
+    ]
+    ours = Ours(cluster, *ends)
+    results = []
+    for length in lengths:
+        rates = {}
+        for batch in batches:
+            await ours.throughput(length, batch, 8)
+            count = max(16, int(seconds / (await ours.throughput(length, batch, 16) / 16)))
+            rates[batch] = statistics.median(
+                [count * batch / await ours.throughput(length, batch, count) for _ in range(3)]
+            )
+        trips = [await ours.round_trip(length) for _ in range(120)][20:]
+        found = Result(contestant=OURS, length=length, items_per_s=rates, round_trip_s=statistics.median(trips))
+        results.append(found)
+    return results
+
+
+def measure_peer(python: str, name: str, given: argparse.Namespace) -> list[Result]:
+    """In processes of its own. A peer that cannot run says why on standard error, and is left out."""
+    script = Path(__file__).with_name("_channel_peers.py")
+    numbers = ["--lengths", *map(str, given.lengths), "--batches", *map(str, given.batches)]
+    command = [python, str(script), name, *numbers, "--seconds", str(given.seconds)]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=given.limit)
+    except subprocess.TimeoutExpired:
+        print(f"{name}: not done within {given.limit:.0f} s", file=sys.stderr)
+        return []
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    results = []
+    for length in given.lengths:
+        mine = [line for line in lines if line["length"] == length]
+        rates = {line["batch"]: line["items_per_s"] for line in mine if "batch" in line}
+        trips = [line["round_trip_s"] for line in mine if "round_trip_s" in line]
+        if rates and trips:
+            results.append(Result(contestant=name, length=length, items_per_s=rates, round_trip_s=trips[0]))
+    return results
+
+
+def table(results: Sequence[Result], lengths: Sequence[int], batches: Sequence[int]) -> str:
+    """One row a contestant and length; in brackets, how many times as many items ours moves."""
+    ours = {result.length: result for result in results if result.contestant == OURS}
+    lines = [f"{'length':>7}  {'':22}" + "".join(f"{f'{batch} a call, items/s':>26}" for batch in batches)]
+    lines[0] += f"{'round trip, ms':>16}"
+    for length in lengths:
+        for result in (entry for entry in results if entry.length == length):
+            rates = [(result.items_per_s[b], ours[length].items_per_s[b] / result.items_per_s[b]) for b in batches]
+            cells = "".join(f"{rate:>17,.0f} ({ratio:5.1f}x)" for rate, ratio in rates)
+            lines.append(f"{length:>7}  {result.contestant:22}{cells}{1000 * result.round_trip_s:>16.2f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Prints the table; --json keeps the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 1024, 16384])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64])
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="of each measurement, of which the median of 3 counts"
+    )
+    parser.add_argument("--peers-python", help="a Python that has rlinf and transferqueue")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds a peer may take")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    results = asyncio.run(measure_ours(given.lengths, given.batches, given.seconds))
+    for name in HERE:
+        results += measure_peer(sys.executable, name, given)
+    if given.peers_python:
+        for name in ELSEWHERE:
+            results += measure_peer(given.peers_python, name, given)
+    print(table(results, given.lengths, given.batches))
+    if given.json:
+        given.json.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Large arrays between processes of one machine: they lie in shared memory, and messages only name them."""
+
+import bisect
+import contextlib
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGNMENT = 64
+_MAX_PARTS = 512
+"""Of one write; operating systems allow 1,024."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Where an array is."""
+
+    segment: str
+    offset: int
+    size: int
+
+
+def padding(size: int) -> bytes:
+    """What follows an array of `size` bytes, so that the next one is aligned."""
+    return bytes(-size % _ALIGNMENT)
+
+
+def write_all(write: Callable[[Sequence[memoryview]], int], parts: Sequence[bytes | memoryview]) -> None:
+    """Calls a writer that may write less than it was given until everything is written."""
+    left = [memoryview(part) for part in parts if len(part)]
+    start = 0
+    while start < len(left):
+        written = write(left[start : start + _MAX_PARTS])
+        while start < len(left) and written >= left[start].nbytes:
+            written -= left[start].nbytes
+            start += 1
+        if written:
+            left[start] = left[start][written:]
+
+
+class SharedArrays:
+    """One process's view of a folder in memory that processes of a machine share; each segment is a file in it.
+
+    The controller passes arrays on: an array that came in a segment is named again, not copied, and the segment goes
+    when nothing of it is used any more. So arrays are read-only there and where they are passed on; other arrays are
+    the rank's own, copied on write.
+    """
+
+    def __init__(self, folder: Path, *, passes_on: bool) -> None:
+        """passes_on: true in the controller."""
+        self._folder, self._passes_on = folder, passes_on
+        self._numbers = count()
+        self._starts: list[int] = []
+        self._known: dict[int, tuple[int, str]] = {}
+
+    def share(self, arrays: Sequence[memoryview]) -> tuple[list[Span], str] | None:
+        """Where the arrays are now, and the segment made for them ('' for none). None where memory is short."""
+        known = [self._find(array) for array in arrays]
+        new = [array for array, span in zip(arrays, known, strict=True) if span is None]
+        if not new:
+            return [span for span in known if span], ""
+        name = f"{os.getpid()}-{next(self._numbers)}"
+        try:
+            self._write(name, new)
+        except OSError:
+            self.remove(name)
+            return None
+        spans, offset = [], 0
+        for array, span in zip(arrays, known, strict=True):
+            spans.append(span or Span(segment=name, offset=offset, size=array.nbytes))
+            offset += 0 if span else array.nbytes + len(padding(array.nbytes))
+        return spans, name
+
+    def attach(self, spans: Sequence[Span], made: str) -> list[NDArray[np.uint8]]:
+        """The arrays. made: the segment that was made for this message, to be removed by its receiver."""
+        segments = {name: self._map(name) for name in {span.segment: None for span in spans}}
+        if made and not self._passes_on:
+            self.remove(made)
+        return [segments[span.segment][span.offset : span.offset + span.size] for span in spans]
+
+    def remove(self, name: str) -> None:
+        """A segment's memory is freed once nobody maps it."""
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / name).unlink()
+
+    def _write(self, name: str, arrays: Sequence[memoryview]) -> None:
+        file = os.open(self._folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            write_all(lambda parts: os.writev(file, parts), [part for a in arrays for part in (a, padding(a.nbytes))])
+        finally:
+            os.close(file)
+
+    def _map(self, name: str) -> NDArray[np.uint8]:
+        file = os.open(self._folder / name, os.O_RDONLY)
+        try:
+            mapped = mmap.mmap(file, 0, access=mmap.ACCESS_READ if self._passes_on else mmap.ACCESS_COPY)
+        finally:
+            os.close(file)
+        whole = np.frombuffer(mapped, np.uint8)
+        if self._passes_on:
+            start = _address(whole)
+            bisect.insort(self._starts, start)
+            self._known[start] = (whole.nbytes, name)
+            weakref.finalize(mapped, self._forget, start, name)
+        return whole
+
+    def _forget(self, start: int, name: str) -> None:
+        self._starts.remove(start)
+        del self._known[start]
+        self.remove(name)
+
+    def _find(self, array: memoryview) -> Span | None:
+        start = _address(np.frombuffer(array, np.uint8)) if self._starts else 0
+        place = bisect.bisect_right(self._starts, start) - 1
+        if place < 0:
+            return None
+        segment = self._starts[place]
+        size, name = self._known[segment]
+        inside = start + array.nbytes <= segment + size
+        return Span(segment=name, offset=start - segment, size=array.nbytes) if inside else None
+
+
+def _address(array: NDArray[np.uint8]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,0 +1,80 @@
+"""Arrays that messages only name: what arrives, what is copied, what is left behind."""
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+
+from interlace.runtime.ray.frames import SHARED_BYTES, Assembler, Call, Reply, encode
+from interlace.runtime.ray.shared import SharedArrays, write_all
+
+
+def received(parts: list[bytes | memoryview], shared: SharedArrays) -> Call | Reply:
+    stream, assembler = b"".join(bytes(part) for part in parts), Assembler(shared)
+    while stream:
+        size = len(assembler.space)
+        assembler.space[:] = stream[:size]
+        message, stream = assembler.received(size), stream[size:]
+    assert message is not None
+    return message
+
+
+def arrays() -> list[np.ndarray]:
+    return [np.arange(SHARED_BYTES + odd, dtype=np.uint8) for odd in (0, 3)]
+
+
+def test_an_array_is_written_once_and_passed_on_by_name(tmp_path: Path) -> None:
+    controller, rank = SharedArrays(tmp_path, passes_on=True), SharedArrays(tmp_path, passes_on=False)
+    reply = received(encode(Reply(number=1, value=arrays()), rank), controller)
+    (segment,) = tmp_path.iterdir()
+    parts = encode(Call(number=1, method="take", args=(reply.value[1],)), controller)
+    assert sum(len(part) for part in parts) < 1000
+    assert list(tmp_path.iterdir()) == [segment]
+    call = received(parts, rank)
+    np.testing.assert_array_equal(call.args[0], arrays()[1])
+
+
+def test_a_segment_goes_when_nothing_of_it_is_used(tmp_path: Path) -> None:
+    controller, rank = SharedArrays(tmp_path, passes_on=True), SharedArrays(tmp_path, passes_on=False)
+    reply = received(encode(Reply(number=1, value=arrays()), rank), controller)
+    part = reply.value[0][:10]
+    del reply
+    gc.collect()
+    assert len(list(tmp_path.iterdir())) == 1
+    del part
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_passed_on_cannot_be_changed_by_one_of_its_readers(tmp_path: Path) -> None:
+    controller, rank = SharedArrays(tmp_path, passes_on=True), SharedArrays(tmp_path, passes_on=False)
+    reply = received(encode(Reply(number=1, value=arrays()), rank), controller)
+    call = received(encode(Call(number=1, method="take", args=tuple(reply.value)), controller), rank)
+    assert not reply.value[0].flags.writeable and not call.args[0].flags.writeable
+
+
+def test_what_the_controller_made_is_gone_once_it_arrived(tmp_path: Path) -> None:
+    controller, rank = SharedArrays(tmp_path, passes_on=True), SharedArrays(tmp_path, passes_on=False)
+    call = received(encode(Call(number=1, method="take", args=tuple(arrays())), controller), rank)
+    assert not list(tmp_path.iterdir())
+    np.testing.assert_array_equal(call.args[1], arrays()[1])
+    call.args[1][:] = 0
+
+
+def test_without_room_in_memory_the_message_carries_its_arrays(tmp_path: Path) -> None:
+    nowhere = SharedArrays(tmp_path / "gone", passes_on=False)
+    parts = encode(Reply(number=1, value=arrays()), nowhere)
+    assert sum(len(part) for part in parts) > 2 * SHARED_BYTES
+
+
+def test_a_writer_that_writes_little_is_called_again() -> None:
+    reader, writer = os.pipe()
+    parts = [b"ab", b"", b"cdef", b"g"]
+    write_all(lambda left: os.write(writer, bytes(left[0][:3])), parts)
+    assert os.read(reader, 100) == b"abcdefg"
+    os.close(reader)
+    os.close(writer)
