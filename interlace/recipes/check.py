@@ -73,6 +73,11 @@ def check_recipe(recipe: Recipe) -> Derived:
     _check_sizes(recipe)
     training_temperature(recipe.sampling)
     load_reward(recipe.reward.name)
+    if recipe.reward.name == "reasoning_gym" and recipe.task.reasoning_gym is None:
+        raise UserError(
+            "reward reasoning_gym scores prompts of a reasoning_gym dataset, but the task's come from files. "
+            "Take reward=exact, reward=math_verify, or a function of your own."
+        )
     _check_loggers(recipe)
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     check_placement(recipe, devices)

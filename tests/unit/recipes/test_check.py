@@ -109,3 +109,10 @@ def test_a_warm_up_that_cannot_serve_the_prompts_is_refused(check: Check, tmp_pa
     rows.write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
     with pytest.raises(UserError, match="is no prompt of reasoning_gym's number_sorting"):
         check(f"task={rows}", "reward=exact", "warmup.steps=1", "warmup.demonstrations.style=sorting_habits")
+
+
+def test_a_reward_that_cannot_score_the_prompts_is_refused(check: Check, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
+    with pytest.raises(UserError, match="task's come from files"):
+        check(f"task={rows}")
