@@ -119,9 +119,14 @@ def _has_trained(folder: "RunFolder") -> bool:
 
 def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console: Console) -> None:
     from interlace.cli.outcome import outcome_tables, written_paths
+    from interlace.observe.tables import goodput_table
 
     for table in outcome_tables(recipe, report):
         console.print(table)
+    if report.books.total_s > 0:
+        console.print(goodput_table(report.books))
+        if waste := report.books.largest_waste():
+            console.print(waste.sentence, markup=False, highlight=False)
     console.print(written_paths(folder, report))
     if report.was_stopped:
         console.print(

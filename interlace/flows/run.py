@@ -20,6 +20,7 @@ from interlace.core.types import (
 )
 from interlace.flows.baseline import GreedyBaseline
 from interlace.flows.step_metrics import StepMeter
+from interlace.observe.goodput import Ledger
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
@@ -150,6 +151,7 @@ class PolicyRun:
 
     async def complete(self, requests: Sequence[Request]) -> list[Response]:
         """Serves requests outside the flow, for an evaluation."""
+        self._meter.evaluating()
         return await self.rollout.generator.complete(requests)
 
     def unconsumed_prompts(self) -> list[Prompt]:
@@ -229,6 +231,10 @@ class PolicyRun:
     @property
     def _min_samples(self) -> int:
         return 2 if self._algorithm.is_group_relative else 1
+
+    def books(self) -> Ledger:
+        """Where the device-seconds went until now, from the start on."""
+        return self._meter.finish()
 
     def finish(self) -> Sequence[Ended]:
         """After the flow: whatever was admitted and not needed ends as `surplus`. Returns it, with what ended since."""

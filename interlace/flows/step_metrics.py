@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from interlace.core.types import Metrics, Sample, TerminalEvent
+from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
+from interlace.runtime.goodput import Accountant
 from interlace.runtime.stages.batches import Batch
 from interlace.runtime.timeline import Span, busy_seconds
 
@@ -20,22 +22,37 @@ class StepMeter:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._start_s, self._position = cluster.clock.now(), 0
+        self._accountant = Accountant(
+            cluster.timeline,
+            cluster.lock,
+            cluster.clock,
+            len(cluster.devices),
+            [device.index for instance in cluster.place("rollout") for device in instance],
+        )
+        self._num_steps = 0
+        self._evaluated = False
+        self._ledger = Ledger()
 
     def start(self) -> None:
         """A step begins here."""
+        self._book_boundary()
         self._start_s, self._position = self._cluster.clock.now(), len(self._cluster.timeline)
 
     def measure(self, batch: Batch, version: int, ended: Sequence[tuple[Sample, TerminalEvent]]) -> Metrics:
-        """All metrics of a step that ends now. ended: samples that ended since the last one.
+        """All metrics of a step that ends now, which closes its books. ended: samples that ended since the last one.
 
         Rewards and lengths are those of all scored samples, also of filtered groups: what is trained on alone would
         show neither how the policy does nor what a filter costs.
         """
         end_s = self._cluster.clock.now()
-        spans = self._cluster.timeline.since(self._position)
+        spans = self._cluster.timeline.touching(self._position)
         samples = [sample for sample, event in ended if event in SCORED]
         num_tokens = sum(sample.num_total_tokens for sample in samples)
         step_s = max(end_s - self._start_s, 1e-9)
+        num_trained = sum(sample.num_tokens for sample, event in ended if event == TerminalEvent.TRAINED)
+        ledger = self._accountant.step(num_trained, sum(sample.num_tokens for sample, _ in ended) - num_trained)
+        self._num_steps += 1
+        self._ledger = self._ledger.plus(ledger)
         counts = Counter(event for _, event in ended)
         return {
             "step": batch.step + 1,
@@ -50,7 +67,23 @@ class StepMeter:
             "sched/staleness_max": max(batch.staleness, default=0),
             "sched/bubble": 1.0 - self._busy(spans, end_s) / (step_s * len(self._cluster.devices)),
             **{f"samples/{event}": counts[event] for event in TerminalEvent},
+            **ledger.metrics(),
+            "goodput/trained_tokens_per_device_s": num_trained / (step_s * len(self._cluster.devices)),
         }
+
+    def evaluating(self) -> None:
+        """Engines answer prompts that no step trains on."""
+        self._evaluated = True
+
+    def finish(self) -> Ledger:
+        """The books of the run until now: startup, steps, and what lay between them."""
+        self._book_boundary()
+        return self._ledger
+
+    def _book_boundary(self) -> None:
+        books = self._accountant
+        ledger = books.between(evaluated=self._evaluated) if self._num_steps else books.startup()
+        self._ledger, self._evaluated = self._ledger.plus(ledger), False
 
     def _timing(self, spans: Sequence[Span], step_s: float, end_s: float) -> Metrics:
         def union(chosen: list[Span]) -> float:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from interlace.observe.goodput import BINS, Ledger
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DerivedNumber:
@@ -83,6 +85,23 @@ def answers_table(rows: Sequence[AnswerRow]) -> Table:
     for row in rows:
         before, after = _verdict(row.before, row.before_correct), _verdict(row.after, row.after_correct)
         table.add_row(Text(row.prompt), Text(row.answer), before, after)
+    return table
+
+
+def goodput_table(ledger: Ledger) -> Table:
+    """Where the device-seconds went; the largest waste in red."""
+    waste = ledger.largest_waste()
+    table = Table(
+        title="Where the device time went", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False
+    )
+    table.add_column("bin", no_wrap=True)
+    table.add_column("share", justify="right", style="bold")
+    table.add_column("bar")
+    for name in sorted(BINS, key=ledger.fraction, reverse=True):
+        share = ledger.fraction(name)
+        if share >= 0.0005:
+            is_waste = waste is not None and name == waste.name
+            table.add_row(Text(name), f"{share:.1%}", Text("█" * round(40 * share), "red" if is_waste else "blue"))
     return table
 
 

@@ -12,6 +12,7 @@ from interlace.flows.policy import policy_optimization
 from interlace.flows.run import PolicyRun, RoleGroups, StepResult
 from interlace.models.loading import load_tokenizer
 from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.goodput import Ledger
 from interlace.observe.loggers import MetricsLoggers, open_loggers
 from interlace.observe.loggers.base import RunInfo
 from interlace.observe.progress import ProgressView
@@ -41,6 +42,8 @@ class TrainReport:
     after: Evaluation | None
     checkpoint: Path | None
     """The newest."""
+    books: Ledger = Ledger()
+    """Where the device-seconds of this process went, its start included, the evaluation at the end not."""
 
     @property
     def was_stopped(self) -> bool:
@@ -67,6 +70,7 @@ class _Session:
         self._done_steps = 0
         self._before: Evaluation | None = None
         self._after: Evaluation | None = None
+        self._books = Ledger()
         self._cluster: Cluster
         self._logger: MetricsLoggers
         self._groups: RoleGroups
@@ -97,6 +101,7 @@ class _Session:
             before=self._before,
             after=self._after,
             checkpoint=self._checkpoints.latest(),
+            books=self._books,
         )
 
     def _restore(self) -> Path | None:
@@ -115,6 +120,7 @@ class _Session:
         if self._evaluator.has_prompts and newest is None:
             self._before = await self._evaluate("evaluation before")
         await policy_optimization(self._run)
+        self._books = self._run.books()
         # Before what is in flight is given up: a resumed run with more steps starts with these prompts.
         unfinished = self._run.unconsumed_prompts()
         leftover = [entry for entry in self._run.finish() if entry.event != TerminalEvent.TRAINED]

@@ -1,9 +1,11 @@
 """Who may compute on which device, with what is loaded there: lock -> onload -> run -> offload, done by the runtime."""
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from interlace.core.errors import UserError
@@ -35,6 +37,18 @@ class Tenant(Protocol):
         ...
 
 
+@dataclass(kw_only=True, slots=True)
+class Hold:
+    """The history of one claim. Times are infinite until it is so."""
+
+    devices: tuple[int, ...]
+    asked_s: float
+    loaded_s: float = math.inf
+    """All its devices were granted and its state is there."""
+    granted_s: float = math.inf
+    released_s: float = math.inf
+
+
 class DeviceLock:
     """Grants devices and keeps the memory ledger.
 
@@ -45,7 +59,8 @@ class DeviceLock:
     def __init__(
         self, devices: Sequence[Device], waits: WaitRegistry, *, switch: Literal["when_idle", "when_ready"]
     ) -> None:
-        self._devices, self._waits = tuple(devices), waits
+        self._devices, self._waits, self._clock = tuple(devices), waits, waits.clock
+        self._holds: list[Hold] = []
         self._arbiter = Arbiter(len(devices), switch)
         self._residents: list[OrderedDict[str, Tenant]] = [OrderedDict() for _ in devices]
         self._grants: dict[int, asyncio.Future[None]] = {}
@@ -73,11 +88,20 @@ class DeviceLock:
             owner=tenant.name, devices=tenant.device_indices, stage=tenant.stage, preemptible=tenant.preemptible
         )
         self._tenants[tenant.name] = tenant
-        await self._acquire(claim)
+        history = Hold(devices=claim.devices, asked_s=self._clock.now())
+        self._holds.append(history)
+        try:
+            await self._acquire(claim)
+        except asyncio.CancelledError:
+            history.released_s = self._clock.now()
+            raise
+        history.granted_s = self._clock.now()
         try:
             await self._make_resident(tenant)
+            history.loaded_s = self._clock.now()
             yield
         finally:
+            history.released_s = self._clock.now()
             self._arbiter.release(claim)
             self._pump()
 
@@ -85,6 +109,12 @@ class DeviceLock:
         """Whether a claim of others waits for a device that this tenant holds."""
         mine = tenant.device_indices
         return any(device in mine for claim in self._arbiter.waiting() for device in claim.devices)
+
+    def take_holds(self) -> Sequence[Hold]:
+        """Claims that waited or held since the last time; those that still do come again."""
+        holds = self._holds
+        self._holds = [hold for hold in holds if hold.released_s == math.inf]
+        return holds
 
     def forget(self, tenant: Tenant) -> None:
         """A tenant that ends leaves the ledger without being unloaded."""

@@ -1,6 +1,7 @@
 """N ranks of one worker on their devices, called as if they were one."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar
@@ -161,21 +162,22 @@ class WorkerGroup(Generic[W_co]):
     ) -> tuple[Any, float]:
         services = self._services
         start = services.clock.now()
+        span = Span(
+            start_s=start,
+            end_s=math.inf,
+            devices=self.device_indices if how.on_device else (),
+            group=self.name,
+            rank=number,
+            operation=method,
+            cause=self._cause,
+        )
+        place = services.timeline.begin(span)
         try:
             with services.waits.operation():
                 result = await self._ranks[number].call(method, args, kwargs)
             return result, services.clock.now() - start
         finally:
-            span = Span(
-                start_s=start,
-                end_s=services.clock.now(),
-                devices=self.device_indices if how.on_device else (),
-                group=self.name,
-                rank=number,
-                operation=method,
-                cause=self._cause,
-            )
-            services.timeline.add(span)
+            services.timeline.end(place, services.clock.now())
 
     def _split(self, how: Operation, args: tuple[Any, ...]) -> tuple[list[list[int]], list[tuple[Any, ...]]]:
         if how.split == "broadcast":

@@ -1,8 +1,9 @@
 """Every operation on every device is a span with a cause. Written as Chrome trace JSON, which Perfetto opens."""
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from interlace.core.types import JSON
@@ -29,14 +30,46 @@ class Span:
         return self.group.partition("/")[0]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Served:
+    """What one call of a rollout engine computed."""
+
+    start_s: float
+    end_s: float
+    devices: tuple[int, ...]
+    group: str
+    batch: int
+    """Sequences that decoded together."""
+    num_new_tokens: int
+    """Drawn."""
+    num_prompt_tokens: int
+    """Of sequences that began with this call."""
+    num_repeated_tokens: int
+    """Computed before and now again: of sequences that were taken out and resubmitted, or whose cache was dropped."""
+
+
 class Timeline:
-    """Spans in the order in which they ended."""
+    """Spans in the order in which they ended, those that have not ended yet, and what rollout engines computed."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
+        self._open: dict[int, Span] = {}
+        self._numbers = itertools.count()
+        self._served: list[Served] = []
+        self._num_dropped_tokens = 0
 
     def __len__(self) -> int:
         return len(self._spans)
+
+    def begin(self, span: Span) -> int:
+        """Records an operation that starts; its end_s is infinite. Returns what end() wants."""
+        number = next(self._numbers)
+        self._open[number] = span
+        return number
+
+    def end(self, number: int, end_s: float) -> None:
+        """An operation ended."""
+        self.add(replace(self._open.pop(number), end_s=end_s))
 
     def add(self, span: Span) -> None:
         """Records a finished operation."""
@@ -45,6 +78,24 @@ class Timeline:
     def since(self, position: int) -> Sequence[Span]:
         """Spans recorded from a position (an earlier len()) on."""
         return self._spans[position:]
+
+    def touching(self, position: int) -> Sequence[Span]:
+        """Spans that ended from a position on, and those that go on."""
+        return [*self._spans[position:], *self._open.values()]
+
+    def serve(self, served: Served) -> None:
+        """Records a call of a rollout engine."""
+        self._served.append(served)
+
+    def drop_tokens(self, count: int) -> None:
+        """Tokens were generated of a sample that ended before it was finished."""
+        self._num_dropped_tokens += count
+
+    def take_served(self) -> tuple[Sequence[Served], int]:
+        """Calls of rollout engines, and tokens dropped, since the last time."""
+        served, self._served = self._served, []
+        dropped, self._num_dropped_tokens = self._num_dropped_tokens, 0
+        return served, dropped
 
     def write(self, path: Path, devices: Sequence[Device]) -> None:
         """Writes the Chrome trace format: one track a device and one a worker rank."""

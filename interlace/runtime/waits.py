@@ -24,7 +24,7 @@ class WaitRegistry:
     """The edges of the wait-for graph, and how many operations are out (running on a worker)."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self._waits: dict[int, Wait] = {}
         self._next = 0
         self.num_running = 0
@@ -36,7 +36,7 @@ class WaitRegistry:
         """Awaits, registered for as long as it takes."""
         self._next += 1
         token = self._next
-        self._waits[token] = Wait(who=who, what=what, since_s=self._clock.now())
+        self._waits[token] = Wait(who=who, what=what, since_s=self.clock.now())
         try:
             return await awaitable
         finally:
@@ -55,7 +55,7 @@ class WaitRegistry:
 
     def graph(self) -> str:
         """The wait-for graph as lines, oldest first."""
-        now = self._clock.now()
+        now = self.clock.now()
         lines = [
             f"  {wait.who} waits for {wait.what} since {now - wait.since_s:.1f} s" for wait in self._waits.values()
         ]

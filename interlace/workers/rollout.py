@@ -35,9 +35,11 @@ class RolloutWorker(Worker):
 
     @operation()
     def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
-        """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left."""
-        if aborts:
-            self._engine.abort(aborts)
+        """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left.
+
+        Those taken out are among the responses, with what they had.
+        """
+        aborted = self._engine.abort(aborts) if aborts else ()
         for request in submissions:
             self._engine.submit(request)
         num_new_tokens = 0
@@ -48,7 +50,7 @@ class RolloutWorker(Worker):
                 break
         self._interrupted.clear()
         return Progress(
-            responses=self._decoded(output.finished),
+            responses=self._decoded((*aborted, *output.finished)),
             num_running=output.num_running,
             num_waiting=output.num_waiting,
             num_new_tokens=num_new_tokens,

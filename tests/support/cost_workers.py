@@ -66,19 +66,21 @@ class CostRollout(Worker):
         self._interrupt = asyncio.Event()
 
     async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
-        for request_id in aborts:
-            self._running.pop(request_id, None)
+        states = [self._running.pop(request_id) for request_id in aborts if request_id in self._running]
+        aborted = tuple(_response(state, FinishReason.ABORTED) for state in states)
         for request in submissions:
             assert request.id not in self._running
             state = _Sequence(request, list(request.generated_ids), list(request.generated_versions))
             self._running[request.id] = state
         if not self._running:
-            return Progress()
+            return Progress(responses=aborted)
         left = {key: length_of(s.request, self._costs) - len(s.ids) for key, s in self._running.items()}
-        await self._sleep(min(left.values()) * self._costs.decode)
-        return Progress(responses=tuple(self._finished()), num_running=len(self._running))
+        steps = await self._sleep(min(left.values()) * self._costs.decode)
+        num_new_tokens = steps * len(self._running)
+        responses = (*aborted, *self._finished())
+        return Progress(responses=responses, num_running=len(self._running), num_new_tokens=num_new_tokens)
 
-    async def _sleep(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> int:
         loop = asyncio.get_running_loop()
         start = loop.time()
         with contextlib.suppress(TimeoutError):
@@ -88,6 +90,7 @@ class CostRollout(Worker):
         for state in self._running.values():
             state.ids += [7] * steps
             state.versions += [self._version] * steps
+        return steps
 
     def _finished(self) -> list[Response]:
         done = [k for k, s in self._running.items() if len(s.ids) >= length_of(s.request, self._costs)]

@@ -10,6 +10,7 @@ from interlace.algorithms.base import Needs
 from interlace.core.types import SampleKey, SamplingParams, TerminalEvent
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import Ended, LoopSettings, PolicyRun, RoleGroups, StepResult
+from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import WorkerSpec
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
@@ -42,6 +43,9 @@ class Record:
     num_opened: int = 0
     seconds: float = 0.0
     cluster: SimCluster | None = None
+    books: Ledger | None = None
+    closed_s: float = 0.0
+    """When the books were closed."""
 
     def add(self, entries: Sequence[Ended]) -> None:
         for entry in entries:
@@ -123,6 +127,7 @@ async def _run(schedule: Schedule, work: Workload, stop_after: int | None) -> Re
         await policy_optimization(run)
 
     await cluster.run(main())
+    record.books, record.closed_s = run.books(), cluster.clock.now()
     record.seconds = cluster.clock.now()
     record.num_stalls = cluster.watchdog.num_stalls
     record.add(run.finish())

@@ -25,7 +25,7 @@ SMALL = (
     "algorithm.drop_zero_variance=false",
     "cluster.devices=cpu:2",
 )
-TIMED = ("timing_s/", "perf/throughput", "sched/bubble", "rollout/")
+TIMED = ("timing_s/", "perf/throughput", "sched/bubble", "rollout/", "goodput/")
 
 
 class StopAfter(StopSignal):

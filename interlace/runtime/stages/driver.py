@@ -10,6 +10,8 @@ from interlace.core.training import WeightBundle
 from interlace.core.types import Metrics, Progress, Request, Response
 from interlace.runtime.clock import Clock
 from interlace.runtime.group import WorkerGroup
+from interlace.runtime.stages.serve_meter import ServeMeter
+from interlace.runtime.timeline import Timeline
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.dispatch import Load
 from interlace.schedule.schedule import Schedule
@@ -39,6 +41,7 @@ class EngineDriver:
         group: WorkerGroup[Any],
         waits: WaitRegistry,
         clock: Clock,
+        timeline: Timeline,
         schedule: Schedule,
         *,
         on_swapped: Callable[[], None],
@@ -50,6 +53,7 @@ class EngineDriver:
         self.metrics: Metrics = {}
         """What the engine counted between its last two swaps of weights."""
         self._clock = clock
+        self._meter = ServeMeter(group, clock, timeline)
         self._on_update, self._concurrency = schedule.on_update, schedule.concurrency
         self._min_hold = schedule.min_hold
         self._on_swapped, self._on_requeue = on_swapped, on_requeue
@@ -83,10 +87,11 @@ class EngineDriver:
 
     def cancel(self, request_id: str) -> None:
         """Ends a job without a delivery. Nothing if it is not here."""
-        kept = [entry for entry in self._queue if entry[3].request.id != request_id]
-        if len(kept) < len(self._queue):
-            self._live_tokens -= sum(e[3].expected_tokens for e in self._queue if e[3].request.id == request_id)
-            self._queue = kept
+        gone = [entry[3] for entry in self._queue if entry[3].request.id == request_id]
+        if gone:
+            self._live_tokens -= sum(job.expected_tokens for job in gone)
+            self._meter.drop(sum(len(job.request.generated_ids) for job in gone))
+            self._queue = [entry for entry in self._queue if entry[3].request.id != request_id]
             heapq.heapify(self._queue)
         job = self._running.pop(request_id, None)
         if job:
@@ -137,8 +142,10 @@ class EngineDriver:
                 continue
             aborts, self._aborts = tuple(self._aborts), []
             self._serving = True
+            self._meter.submit(submissions)
             progress: Progress = await self.group.serve(submissions, aborts)
             self._serving = False
+            self._meter.end(progress)
             for response in progress.responses:
                 self._deliver(response)
             if self._yield_asked:
@@ -157,9 +164,11 @@ class EngineDriver:
 
     def _deliver(self, response: Response) -> None:
         job = self._running.pop(response.completion.request.id, None)
-        if job:  # None: cancelled while it was on its way
-            self._live_tokens -= job.expected_tokens
-            job.deliver(response)
+        if job is None:  # cancelled while it ran, or on its way
+            self._meter.drop(len(response.completion.token_ids))
+            return
+        self._live_tokens -= job.expected_tokens
+        job.deliver(response)
 
     async def _swap_if_due(self) -> None:
         if self._pending is None or (self._on_update == "drain" and self._must_drain()):
@@ -168,6 +177,8 @@ class EngineDriver:
         if self._on_update == "abort_resume" and self._running:
             await self._abort_all()
         await self.group.update_weights(bundle, "recompute" if self._on_update == "recompute" else "keep")
+        if self._on_update == "recompute":
+            self._meter.recompute()
         self.version = bundle.version
         self.metrics = await self.group.engine_metrics()
         self._on_swapped()
@@ -180,8 +191,10 @@ class EngineDriver:
         jobs = []
         for response in partials:
             done = response.completion
+            self._meter.take_out(response)
             job = self._running.pop(done.request.id, None)
             if job is None:
+                self._meter.drop(len(done.token_ids))
                 continue
             self._live_tokens -= job.expected_tokens
             request = replace(

@@ -49,6 +49,7 @@ class Generator:
                 engine,
                 cluster.waits,
                 cluster.clock,
+                cluster.timeline,
                 schedule,
                 on_swapped=self._swapped.fire,
                 on_requeue=self._dispatch,
@@ -119,7 +120,10 @@ class Generator:
     def cancel(self, sample: Sample) -> None:
         """Stops generating a sample that ended for another reason."""
         self._unfinished.pop(sample.key, None)
-        if self._suspended.pop(sample.key, None) is None:
+        suspended = self._suspended.pop(sample.key, None)
+        if suspended:
+            self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
+        else:
             request_id = self._request(sample).id
             for driver in self._drivers:
                 driver.cancel(request_id)

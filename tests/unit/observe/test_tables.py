@@ -5,6 +5,7 @@ import io
 from rich.console import Console
 from rich.table import Table
 
+from interlace.observe.goodput import Ledger
 from interlace.observe.tables import (
     AccuracyRow,
     AnswerRow,
@@ -12,6 +13,7 @@ from interlace.observe.tables import (
     accuracy_table,
     answers_table,
     derived_numbers_table,
+    goodput_table,
 )
 
 
@@ -53,3 +55,10 @@ def test_derived_numbers_say_what_they_follow_from() -> None:
     number = DerivedNumber(name="samples a step", value="128", how="prompts_per_step x samples_per_prompt")
     text = printed(derived_numbers_table([number]))
     assert all(part in text for part in (number.name, number.value, number.how))
+
+
+def test_the_goodput_table_shows_what_there_is() -> None:
+    text = printed(goodput_table(Ledger(seconds={"train": 3.0, "generate": 5.0, "tail_bubble": 2.0, "idle": 0.0})))
+    for part in ("50.0%", "30.0%", "20.0%"):
+        assert part in text
+    assert "idle" not in text

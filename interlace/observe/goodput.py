@@ -1,0 +1,98 @@
+"""The goodput ledger: each device-second in exactly one bin. docs/bubbles.md defines the bins as they are computed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from interlace.core.types import Metrics
+
+PREFIX = "goodput/"
+USEFUL = ("train", "generate", "score", "inference")
+GOVERNED_BY: Mapping[str, str] = {
+    "decode_underfilled": "dispatch (which engine gets what), or fewer rollout devices (placement)",
+    "re_prefill": "on_update (keep computes nothing twice), or a larger rollout_budget",
+    "discarded": "tail (surplus) or on_straggler (stale); for filtered groups, the algorithm's filter",
+    "weight_sync": "sync_every (fewer publications), or publish: background",
+    "switch": "placement (roles that share devices), or min_hold",
+    "lock_wait": "placement (who shares a device with whom), or granularity",
+    "tail_bubble": "tail (what is done about the long tail), or a higher max_staleness",
+    "pipeline_bubble": "placement (the share of devices of each role), or a higher max_staleness",
+    "startup": "none: it is paid once a run",
+    "idle": "none: logging, evaluation, checkpoints and the controller's own time",
+}
+"""Waste -> what of the schedule governs it."""
+BINS = (
+    "train",
+    "generate",
+    "decode_underfilled",
+    "score",
+    "inference",
+    "re_prefill",
+    "discarded",
+    "weight_sync",
+    "switch",
+    "lock_wait",
+    "tail_bubble",
+    "pipeline_bubble",
+    "startup",
+    "idle",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waste:
+    """A bin that trains nothing."""
+
+    name: str
+    fraction: float
+    """Of all device-seconds."""
+    governed_by: str
+
+    @property
+    def sentence(self) -> str:
+        """As it is shown."""
+        return f"Largest waste: {self.name}, {self.fraction:.1%} of all device time; governed by {self.governed_by}."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ledger:
+    """Device-seconds by bin."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def total_s(self) -> float:
+        """Device-seconds accounted for."""
+        return sum(self.seconds.values())
+
+    def fraction(self, name: str) -> float:
+        """A bin's share, 0 ... 1; 0 of an empty ledger."""
+        return self.seconds.get(name, 0.0) / self.total_s if self.total_s > 0 else 0.0
+
+    def plus(self, other: "Ledger") -> "Ledger":
+        """Both together."""
+        return Ledger(seconds={name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in BINS})
+
+    def largest_waste(self) -> Waste | None:
+        """The largest bin that is not useful work; None where there is none."""
+        worst = max(GOVERNED_BY, key=self.fraction)
+        if self.fraction(worst) == 0:
+            return None
+        return Waste(name=worst, fraction=self.fraction(worst), governed_by=GOVERNED_BY[worst])
+
+    def metrics(self) -> Metrics:
+        """`goodput/BIN` for every bin, which add to 1, and the largest waste."""
+        waste = self.largest_waste()
+        shares = {f"{PREFIX}{name}": self.fraction(name) for name in BINS}
+        return {**shares, f"{PREFIX}largest_waste": waste.fraction if waste else 0.0}
+
+
+def ledger_of(rows: Sequence[Mapping[str, object]]) -> Ledger:
+    """The steps' ledgers together, from the lines of metrics.jsonl, each weighted by its step's time."""
+    seconds = dict.fromkeys(BINS, 0.0)
+    for row in rows:
+        step_s = row.get("timing_s/step")
+        for name in BINS:
+            share = row.get(f"{PREFIX}{name}")
+            if isinstance(share, int | float) and isinstance(step_s, int | float):
+                seconds[name] += share * step_s
+    return Ledger(seconds=seconds)

@@ -1,0 +1,196 @@
+"""Where the device-seconds went: the timeline's spans and the lock's claims, put into the ledger's bins."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from interlace.observe.goodput import BINS, Ledger
+from interlace.runtime.clock import Clock
+from interlace.runtime.device_lock import DeviceLock, Hold
+from interlace.runtime.timeline import Served, Span, Timeline
+
+Interval = tuple[float, float]
+UNDERFILLED_SHARE = 0.25
+"""A decode batch below this share of the largest one that its engine has run counts as under-filled."""
+OPERATIONS: Mapping[str, str] = {
+    "accumulate": "train",
+    "optimizer_step": "train",
+    "logprobs": "inference",
+    "values": "inference",
+    "score": "score",
+    "export_weights": "weight_sync",
+    "update_weights": "weight_sync",
+    "onload": "switch",
+    "offload": "switch",
+    "abort": "switch",
+    "serve": "generate",
+}
+"""Operation -> bin. What is not here (a checkpoint being written) computes nothing of a step and is idle time."""
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Disjoint intervals in order that cover the same points."""
+    merged: list[Interval] = []
+    for low, high in sorted(intervals):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        elif high > low:
+            merged.append((low, high))
+    return merged
+
+
+def without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[Interval]:
+    """What of the first is not covered by the second; both disjoint and in order."""
+    left: list[Interval] = []
+    place = 0
+    for low, high in intervals:
+        while place < len(taken) and taken[place][1] <= low:
+            place += 1
+        at = low
+        following = place
+        while following < len(taken) and taken[following][0] < high:
+            start, end = taken[following]
+            if start > at:
+                left.append((at, start))
+            at = max(at, end)
+            following += 1
+        if at < high:
+            left.append((at, high))
+    return left
+
+
+def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> dict[str, float]:
+    """Seconds of a window by bin: each point goes to the first layer that covers it, what none covers to `idle`."""
+    free = [window] if window[1] > window[0] else []
+    seconds = dict.fromkeys(BINS, 0.0)
+    for name, intervals in layers:
+        rest = without(free, union(_clipped(intervals, window)))
+        seconds[name] += max(0.0, _length(free) - _length(rest))
+        free = rest
+    seconds["idle"] += _length(free)
+    return seconds
+
+
+class Accountant:
+    """Closes the books over one stretch of a run after the other, so that each device-second is in one of them."""
+
+    def __init__(
+        self, timeline: Timeline, lock: DeviceLock, clock: Clock, num_devices: int, rollout_devices: Iterable[int]
+    ) -> None:
+        """rollout_devices: those that an engine may generate on."""
+        self._timeline, self._lock, self._clock = timeline, lock, clock
+        self._num_devices, self._rollout_devices = num_devices, frozenset(rollout_devices)
+        self._position, self._start_s = 0, 0.0
+        self._largest_batch: dict[str, int] = {}
+        self._num_dropped_tokens = 0
+        self._lost_share = 0.0
+
+    def startup(self) -> Ledger:
+        """Everything until now, before the first step."""
+        window = self._next_window()
+        self._take_served()
+        return Ledger(seconds=fill_each([fill(window, [("startup", [window])])] * self._num_devices))
+
+    def step(self, num_trained_tokens: int, num_lost_tokens: int) -> Ledger:
+        """A step that ends now: response tokens of samples that ended in it, trained and otherwise."""
+        served = self._take_served()
+        lost, self._num_dropped_tokens = num_lost_tokens + self._num_dropped_tokens, 0
+        self._lost_share = lost / (lost + num_trained_tokens) if lost else 0.0
+        return self._close(served)
+
+    def between(self, *, evaluated: bool) -> Ledger:
+        """What lies between two steps; of what was generated there the last step's share is lost.
+
+        evaluated: whether held-out prompts were answered; then nothing that engines did in it counts as generation.
+        """
+        served = self._take_served()
+        ledger = self._close(served)
+        if not evaluated:
+            return ledger
+        bins = ("generate", "decode_underfilled", "re_prefill", "discarded")
+        answering = sum(ledger.seconds[name] for name in bins)
+        moved = {**dict.fromkeys(bins, 0.0), "idle": ledger.seconds["idle"] + answering}
+        return Ledger(seconds={**ledger.seconds, **moved})
+
+    def _close(self, served: Sequence[Served]) -> Ledger:
+        spans = self._timeline.touching(self._position)
+        window = self._next_window()
+        holds = self._lock.take_holds()
+        serving = union(_clipped(((s.start_s, s.end_s) for s in spans if s.operation == "serve" and s.devices), window))
+        anything = union(_clipped(((s.start_s, s.end_s) for s in spans), window))
+        filled = []
+        for device in range(self._num_devices):
+            layers = [*_computing(device, spans), *_reserved(device, holds)]
+            if device in self._rollout_devices:
+                layers.append(("tail_bubble", serving))
+            layers.append(("pipeline_bubble", anything))
+            seconds = fill(window, layers)
+            self._split_generation(seconds, [call for call in served if device in call.devices], window)
+            filled.append(seconds)
+        return Ledger(seconds=fill_each(filled))
+
+    def _next_window(self) -> Interval:
+        start_s, self._start_s = self._start_s, self._clock.now()
+        self._position = len(self._timeline)
+        return start_s, self._start_s
+
+    def _take_served(self) -> Sequence[Served]:
+        served, num_dropped = self._timeline.take_served()
+        self._num_dropped_tokens += num_dropped
+        for call in served:
+            self._largest_batch[call.group] = max(call.batch, self._largest_batch.get(call.group, 0))
+        return served
+
+    def _split_generation(self, seconds: dict[str, float], served: Sequence[Served], window: Interval) -> None:
+        """Divides what a device served among the bins of generation, by the calls that ended in the window."""
+        whole = repeated = underfilled = 0.0
+        for call in served:
+            call_s = min(call.end_s, window[1]) - max(call.start_s, window[0])
+            tokens = call.num_new_tokens + call.num_prompt_tokens + call.num_repeated_tokens
+            again = call_s * call.num_repeated_tokens / tokens if tokens else 0.0
+            whole += call_s
+            repeated += again
+            if call.batch < UNDERFILLED_SHARE * self._largest_batch[call.group]:
+                underfilled += call_s - again
+        served_s = seconds["generate"]
+        if whole > 0:
+            seconds["re_prefill"] = served_s * repeated / whole
+            seconds["decode_underfilled"] = served_s * underfilled / whole
+        full = max(0.0, served_s - seconds["re_prefill"] - seconds["decode_underfilled"])  # but for rounding
+        seconds["discarded"] = full * self._lost_share
+        seconds["generate"] = full - seconds["discarded"]
+
+
+def fill_each(devices: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum over devices."""
+    total = dict.fromkeys(BINS, 0.0)
+    for seconds in devices:
+        for name, value in seconds.items():
+            total[name] += value
+    return total
+
+
+def _computing(device: int, spans: Sequence[Span]) -> list[tuple[str, Iterable[Interval]]]:
+    """Layers of what ran on a device. Where operations overlap, generation and idle ones come last."""
+    found: dict[str, list[Interval]] = {name: [] for name in [*dict.fromkeys(OPERATIONS.values()), "idle"]}
+    for span in spans:
+        if device in span.devices:
+            found[OPERATIONS.get(span.operation, "idle")].append((span.start_s, span.end_s))
+    return list(found.items())
+
+
+def _reserved(device: int, holds: Sequence[Hold]) -> list[tuple[str, Iterable[Interval]]]:
+    """Layers of a device that does nothing though a group has it or waits for it."""
+    mine = [hold for hold in holds if device in hold.devices]
+    loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold in mine if hold.granted_s < math.inf]
+    return [("switch", loading), ("lock_wait", [(hold.asked_s, hold.released_s) for hold in mine])]
+
+
+def _clipped(intervals: Iterable[Interval], window: Interval) -> Iterable[Interval]:
+    for low, high in intervals:
+        inside = max(low, window[0]), min(high, window[1])
+        if inside[1] > inside[0]:
+            yield inside
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(high - low for low, high in intervals)
