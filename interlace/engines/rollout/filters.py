@@ -69,7 +69,7 @@ def draw_truncated(
         mass = (probs.gather(1, chosen) / kept)[:, 0].log().float().cpu().numpy()
         done = enough.cpu().numpy()
         tokens[left[done]], logprobs[left[done]] = drawn[done], mass[done]
-        left, width = left[~done], vocab
+        left, width = left[~done], min(16 * width, vocab)
     return tokens, logprobs
 
 
