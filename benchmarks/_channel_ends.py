@@ -23,17 +23,17 @@ class End(Worker):
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
-        self._arrays: dict[int, tuple[IntArray, FloatArray]] = {}
+        self._arrays: dict[tuple[int, int], list[tuple[IntArray, FloatArray]]] = {}
 
     @operation(on_device=False)
     def make(self, first: int, count: int, length: int) -> list[Row]:
-        if length not in self._arrays:
-            draw = np.random.default_rng(0)
+        """The same arrays each time, as the others send the same message each time."""
+        arrays = self._arrays.setdefault((count, length), [])
+        draw = np.random.default_rng(0)
+        while len(arrays) < count:
             tokens = draw.integers(0, 32000, length, dtype=np.int32)
-            self._arrays[length] = (tokens, draw.random(length, dtype=np.float32))
-        tokens, logprobs = self._arrays[length]
-        # A copy each: pickle would send an array that several rows share only once.
-        return [Row(key=first + i, token_ids=tokens.copy(), logprobs=logprobs.copy()) for i in range(count)]
+            arrays.append((tokens, draw.random(length, dtype=np.float32)))
+        return [Row(key=first + i, token_ids=arrays[i][0], logprobs=arrays[i][1]) for i in range(count)]
 
     @operation(on_device=False)
     def take(self, rows: Sequence[Row]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from interlace.core.errors import InterlaceError, RemoteError, WorkerDiedError
 from interlace.runtime.clock import Clock
@@ -61,7 +62,10 @@ class RayRank(asyncio.BufferedProtocol):
 
     async def start(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Connects, and constructs the worker. A UserError passes as it is; anything else becomes a RemoteError."""
-        self._endpoint = await self._actor.endpoint.remote()
+        try:
+            self._endpoint = await self._actor.endpoint.remote()
+        except RayError as error:
+            raise WorkerDiedError(f"{self._name} died before its worker was made. Ray says: {error}") from error
         if not self._endpoint.shares_memory:
             self._shared = None
         self._life = asyncio.ensure_future(_finished(self._actor.run.remote(factory, self._context)))
@@ -73,9 +77,9 @@ class RayRank(asyncio.BufferedProtocol):
         self._transport = transport
         try:
             await asyncio.wait({constructed, self._life}, return_when=asyncio.FIRST_COMPLETED)
-            if self._life.done() and (error := self._life.exception()) and not self._dead:
+            if self._life.done() and (reason := self._life.exception()) and not self._dead:
                 # It never came to the worker: what makes it could not be read there.
-                raise RemoteError(self._context.group, self._context.rank, "__init__", str(error)) from error
+                raise RemoteError(self._context.group, self._context.rank, "__init__", str(reason)) from reason
             await constructed
         except BaseException:
             await self.close()
