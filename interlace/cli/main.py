@@ -7,6 +7,7 @@ from typing import ParamSpec
 
 import typer
 
+from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
 from interlace.cli.eval import evaluate
 from interlace.cli.presets import presets
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 app.command("train")(_reporting(train))
 app.command("eval")(_reporting(evaluate))
+app.command("compare")(_reporting(compare))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))
 app.command("presets")(_reporting(presets))

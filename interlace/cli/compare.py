@@ -1,0 +1,99 @@
+"""`interlace compare`: one recipe under several schedules."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from interlace.cli.libraries import hush_libraries
+from interlace.cli.train import ROOT
+from interlace.observe.goodput import BINS, GOVERNED_BY
+from interlace.observe.step_line import number, short
+
+if TYPE_CHECKING:
+    from interlace.recipes.compare import Outcome
+
+SHOWN_SHARE = 0.005
+"""Goodput bins below this under every schedule are left out of the table."""
+
+
+def compare(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
+    schedules: Annotated[
+        str, typer.Option(help="Names, or paths of YAML files, with commas between: ratios are against the first.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, for all: `cluster=ray eval_every=0`."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Of each run. Default: the recipe's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Train one recipe under several schedules in turn, on the same seeds, and show what each costs and brings."""
+    from interlace.observe.jsonl import to_line
+    from interlace.observe.progress import open_progress
+    from interlace.observe.stop import StopSignal
+    from interlace.recipes.compare import load_variants, run_variants
+
+    hush_libraries()
+    variants = load_variants(recipe, overrides or [], schedules.split(","), steps)
+    console = Console()
+    num_steps = next(iter(variants.values())).steps
+    with (
+        open_progress(console, num_steps=num_steps, quiet=as_json) as progress,
+        StopSignal(lambda: progress.say("Stopping at the end of this step. Ctrl-C again stops at once.")) as stop,
+    ):
+        outcomes = run_variants(variants, ROOT, Path(recipe).stem, progress=progress, stop=stop)
+    if as_json:
+        rows = [outcome.row(outcomes[0]) for outcome in outcomes]
+        print(to_line({"recipe": recipe, "schedules": rows}), end="")
+    elif outcomes:
+        console.print(comparison_table(outcomes))
+        names = " ".join(outcome.folder.name for outcome in outcomes)
+        console.print(f"To see more: interlace report {names}", markup=False, highlight=False, soft_wrap=True)
+
+
+def comparison_table(outcomes: Sequence["Outcome"]) -> Table:
+    """A column a schedule; ratios against the first in brackets."""
+    table = Table(title="The same recipe under each schedule", title_justify="left")
+    table.add_column("")
+    for outcome in outcomes:
+        table.add_column(Text(outcome.schedule), justify="right")
+    first = outcomes[0]
+
+    def add(name: str, cell: "Callable[[Outcome], str]", ratio: str = "") -> None:
+        cells = [cell(each) + (f" ({each.ratio(ratio, first):.2f}x)" if ratio else "") for each in outcomes]
+        table.add_row(Text(name), *(Text(text) for text in cells))
+
+    add("seconds a step", lambda each: number(each.step_s, 2), "step_s")
+    add("tokens/s", lambda each: short(each.tokens_per_s), "tokens_per_s")
+    add(
+        "trained tokens/s a device",
+        lambda each: short(each.trained_tokens_per_device_s),
+        "trained_tokens_per_device_s",
+    )
+    table.add_section()
+    for name in BINS:
+        if any(each.books.fraction(name) >= SHOWN_SHARE for each in outcomes):
+            _add_bin(table, name, outcomes)
+    table.add_section()
+    add("staleness mean / max", lambda each: f"{each.staleness_mean:.2f} / {each.staleness_max:.0f}")
+    add("length trained", lambda each: number(each.lengths.trained_mean, 1) if each.lengths else "-")
+    add("  against generated", lambda each: f"{each.lengths.mean_shift:+.1f}" if each.lengths else "-")
+    add("  KS distance", lambda each: number(each.lengths.ks_distance, 3) if each.lengths else "-")
+    add("final reward", lambda each: "-" if each.final_reward is None else number(each.final_reward, 3))
+    return table
+
+
+def _add_bin(table: Table, name: str, outcomes: Sequence["Outcome"]) -> None:
+    """A row of the ledger; each schedule's largest waste in red."""
+    cells = []
+    for outcome in outcomes:
+        waste = outcome.books.largest_waste()
+        is_worst = waste is not None and waste.name == name
+        cells.append(Text(f"{outcome.books.fraction(name):.1%}", "red" if is_worst else ""))
+    table.add_row(Text(name, "" if name in GOVERNED_BY else "green"), *cells)

@@ -1,0 +1,38 @@
+"""Whether what was trained on is shorter than what was generated, as filters, drops and early stops make it."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthBias:
+    """Lengths of samples trained on against those of all that finished generating, in tokens."""
+
+    trained_mean: float
+    generated_mean: float
+    ks_distance: float
+    """Kolmogorov-Smirnov: the largest gap between the two cumulative distributions, 0 ... 1."""
+
+    @property
+    def mean_shift(self) -> float:
+        """Negative where the trained ones are shorter."""
+        return self.trained_mean - self.generated_mean
+
+    @classmethod
+    def of(cls, trained: Sequence[int], generated: Sequence[int]) -> "LengthBias | None":
+        """None where either is empty."""
+        if not trained or not generated:
+            return None
+        return cls(
+            trained_mean=sum(trained) / len(trained),
+            generated_mean=sum(generated) / len(generated),
+            ks_distance=ks_distance(trained, generated),
+        )
+
+
+def ks_distance(first: Sequence[int], second: Sequence[int]) -> float:
+    """The two-sample Kolmogorov-Smirnov statistic. Neither may be empty."""
+    one, two = sorted(first), sorted(second)
+    gaps = (abs(bisect_right(one, x) / len(one) - bisect_right(two, x) / len(two)) for x in {*one, *two})
+    return max(gaps)

@@ -1,0 +1,100 @@
+"""What a run left in its folder, read back for reports and comparisons."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON, TerminalEvent
+from interlace.observe.lengths import LengthBias
+from interlace.observe.run_folder import RunFolder
+
+Row = Mapping[str, JSON]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transcript:
+    """One sample that ended."""
+
+    step: int
+    uid: str
+    prompt: str
+    response: str
+    num_tokens: int
+    reward: float | None
+    version_min: int | None
+    version_max: int | None
+    event: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunData:
+    """One run."""
+
+    name: str
+    folder: Path
+    rows: Sequence[Row]
+    """The lines of metrics.jsonl, one a step."""
+    transcripts: Sequence[Transcript]
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "RunData":
+        """Raises UserError where no step was logged."""
+        rows = _lines(folder.metrics) if folder.metrics.exists() else []
+        if not rows:
+            raise UserError(f"run {folder.path} has logged no step yet ({folder.metrics} is missing or empty).")
+        transcripts = [_transcript(row) for path in sorted(folder.samples.glob("*.jsonl")) for row in _lines(path)]
+        return cls(name=folder.name, folder=folder.path, rows=rows, transcripts=transcripts)
+
+    def curve(self, metric: str) -> list[tuple[float, float]]:
+        """(step, value) of the steps that have the metric."""
+        return [
+            (step, value)
+            for row in self.rows
+            if (step := _number(row, "step")) and (value := _number(row, metric)) is not None
+        ]
+
+    def values(self, metric: str) -> list[float]:
+        """The metric, step after step, where it is there."""
+        return [value for _, value in self.curve(metric)]
+
+    def lengths(self, event: TerminalEvent | None = None) -> list[int]:
+        """Response tokens of samples that finished generating; of one terminal event, or of all."""
+        return [t.num_tokens for t in self.transcripts if t.num_tokens and (event is None or t.event == event)]
+
+    @property
+    def length_bias(self) -> LengthBias | None:
+        """Trained against generated."""
+        return LengthBias.of(self.lengths(TerminalEvent.TRAINED), self.lengths())
+
+
+def _lines(path: Path) -> list[Row]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is damaged: {error}. Remove its last line if the run was killed.") from None
+
+
+def _transcript(row: Row) -> Transcript:
+    return Transcript(
+        step=int(_number(row, "step") or 0),
+        uid=str(row.get("uid", "")),
+        prompt=str(row.get("prompt", "")),
+        response=str(row.get("response", "")),
+        num_tokens=int(_number(row, "num_tokens") or 0),
+        reward=_number(row, "reward"),
+        version_min=_whole(row, "version_min"),
+        version_max=_whole(row, "version_max"),
+        event=str(row.get("event", "")),
+    )
+
+
+def _number(row: Row, key: str) -> float | None:
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _whole(row: Row, key: str) -> int | None:
+    value = _number(row, key)
+    return None if value is None else int(value)

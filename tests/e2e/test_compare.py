@@ -1,0 +1,54 @@
+"""`interlace compare`: one recipe, several schedules, one table."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from interlace.cli.main import app
+from interlace.observe.goodput import BINS
+from tests.support.training import SMALL
+
+
+def compare(*arguments: str) -> "tuple[int, str, str]":
+    result = CliRunner().invoke(app, ["compare", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_two_schedules_side_by_side(tmp_path: Path) -> None:
+    schedules = "verl-colocated,one-step-off"
+    settings = [*SMALL, f"model.cache_dir={tmp_path / 'cache'}", "evaluation.samples_per_prompt=0"]
+    code, out, err = compare("quickstart", *settings, "--schedules", schedules, "--steps", "3", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    first, second = told["schedules"]
+    assert [row["schedule"] for row in (first, second)] == schedules.split(",")
+    assert first["ratio_to_first"] == {"step_s": 1, "tokens_per_s": 1, "trained_tokens_per_device_s": 1}
+    assert second["ratio_to_first"]["step_s"] == pytest.approx(second["step_s"] / first["step_s"])
+    assert (first["staleness_max"], second["staleness_max"]) == (0, 1)
+    for row in (first, second):
+        assert row["steps"] == 3
+        assert sum(row["goodput"][name] for name in BINS) == pytest.approx(1)
+        assert row["length_mean_shift"] == pytest.approx(row["length_trained_mean"] - row["length_generated_mean"])
+        assert (tmp_path / row["folder"] / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--schedules", "verl-colocated,areol"], "Did you mean 'areal'"),
+        (["--schedules", "areal,areal"], "a schedule is named twice"),
+        (["schedule=areal", "--schedules", "areal"], "both name the schedule"),
+        (["--schedules", ","], "no schedule to compare"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_runs(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    code, _, err = compare("quickstart", *SMALL, *arguments)
+    assert code == 2 and sentence in err
+    assert not (tmp_path / "runs").exists()
