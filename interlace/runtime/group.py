@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -74,7 +74,7 @@ class WorkerGroup(Generic[W_co]):
         self.name, self.stage, self.preemptible = name, stage, preemptible
         self.devices = tuple(devices)
         self._class, self._ranks, self._services = worker_class, tuple(ranks), services
-        self._holds = 0
+        self._holder: asyncio.Task[Any] | None = None
         self._memory = 0
         self._cause = ""
         self.on_yield: Callable[[], None] = lambda: None
@@ -117,36 +117,36 @@ class WorkerGroup(Generic[W_co]):
 
     @asynccontextmanager
     async def hold(self, cause: str = "") -> AsyncIterator[None]:
-        """Keeps the group's devices, state loaded, over several calls. Never await other groups or channels inside."""
-        if self._holds or not self.devices:
-            async with self._counted(cause):
-                yield
-            return
-        async with self._services.lock.hold(self), self._counted(cause):
-            yield
+        """Keeps the group's devices, state loaded, over several calls of this task; other tasks' calls wait.
 
-    @asynccontextmanager
-    async def _counted(self, cause: str) -> AsyncIterator[None]:
-        self._holds += 1
-        self._cause = cause or self._cause
-        try:
+        Never await other groups or channels inside.
+        """
+        if self._is_held_here or not self.devices:
+            self._cause = cause or self._cause
             yield
-        finally:
-            self._holds -= 1
+            return
+        async with self._services.lock.hold(self):
+            self._holder, self._cause = asyncio.current_task(), cause or self._cause
+            try:
+                yield
+            finally:
+                self._holder = None
+
+    @property
+    def _is_held_here(self) -> bool:
+        return self._holder is not None and self._holder is asyncio.current_task()
 
     def _start(self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle[Any]:
         durations: list[float] = []
-        coroutine = self._run(method, how, args, kwargs, durations)
+        on_ranks = self._on_ranks(method, how, args, kwargs, durations)
+        # Decided here, in the caller's task: who holds the devices has taken them for this call too.
+        coroutine = on_ranks if self._is_held_here or not how.on_device else self._holding(on_ranks)
         task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}.{method}")
         return Handle(task, durations, f"{self.name}.{method}()")
 
-    async def _run(
-        self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], durations: list[float]
-    ) -> Any:
-        if how.on_device:
-            async with self.hold():
-                return await self._on_ranks(method, how, args, kwargs, durations)
-        return await self._on_ranks(method, how, args, kwargs, durations)
+    async def _holding(self, on_ranks: Coroutine[Any, Any, Any]) -> Any:
+        async with self.hold():
+            return await on_ranks
 
     async def _on_ranks(
         self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], durations: list[float]

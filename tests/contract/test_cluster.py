@@ -171,6 +171,28 @@ def test_a_hold_keeps_the_devices_over_several_calls(run: Run) -> None:
     assert run(body) == ["first", "first", "first", "second"]
 
 
+def test_a_hold_is_its_task_s_own(run: Run) -> None:
+    """Another task's call on the same group waits, and the devices stay taken until the last of them is done."""
+
+    async def body(cluster: Cluster) -> list[str]:
+        group, other = await launch(cluster, "group"), await launch(cluster, "other", stage=1)
+        order: list[str] = []
+
+        async def call(who: WorkerGroup[Any], name: str) -> None:
+            await who.later(0)
+            order.append(name)
+
+        async with group.hold("test"):
+            inner = asyncio.ensure_future(call(group, "group, another task"))
+            downstream = asyncio.ensure_future(call(other, "other"))
+            await group.later(0)
+            order.append("group, holder")
+        await asyncio.gather(inner, downstream)
+        return order
+
+    assert run(body) == ["group, holder", "other", "group, another task"]
+
+
 def test_a_concurrent_operation_does_not_wait_for_the_running_one(run: Run) -> None:
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, "a")

@@ -59,6 +59,7 @@ class EngineDriver:
         self._on_swapped, self._on_requeue = on_swapped, on_requeue
         self._wake = Signal(waits)
         self._queue: list[tuple[bool, float, int, Job]] = []
+        self._queued: dict[str, Job] = {}
         self._running: dict[str, Job] = {}
         self._aborts: list[str] = []
         self._pending: WeightBundle | None = None
@@ -71,7 +72,7 @@ class EngineDriver:
     @property
     def load(self) -> Load:
         """As a dispatch policy sees it."""
-        return Load(num_requests=len(self._queue) + len(self._running), live_tokens=self._live_tokens)
+        return Load(num_requests=len(self._queued) + len(self._running), live_tokens=self._live_tokens)
 
     @property
     def starts_new(self) -> bool:
@@ -82,17 +83,16 @@ class EngineDriver:
         """Queues a job."""
         self._sequence += 1
         self._live_tokens += job.expected_tokens
+        self._queued[job.request.id] = job
         heapq.heappush(self._queue, (not job.started, job.order, self._sequence, job))
         self._poke()
 
     def cancel(self, request_id: str) -> None:
         """Ends a job without a delivery. Nothing if it is not here."""
-        gone = [entry[3] for entry in self._queue if entry[3].request.id == request_id]
-        if gone:
-            self._live_tokens -= sum(job.expected_tokens for job in gone)
-            self._meter.drop(sum(len(job.request.generated_ids) for job in gone))
-            self._queue = [entry for entry in self._queue if entry[3].request.id != request_id]
-            heapq.heapify(self._queue)
+        queued = self._queued.pop(request_id, None)  # its entry of the heap is passed over when it comes up
+        if queued:
+            self._live_tokens -= queued.expected_tokens
+            self._meter.drop(len(queued.request.generated_ids))
         job = self._running.pop(request_id, None)
         if job:
             self._live_tokens -= job.expected_tokens
@@ -112,7 +112,7 @@ class EngineDriver:
     @property
     def num_queued(self) -> int:
         """Jobs that its engine has not got yet."""
-        return len(self._queue)
+        return len(self._queued)
 
     def evacuate(self) -> None:
         """Takes all running jobs out as partials, to go on elsewhere."""
@@ -129,7 +129,7 @@ class EngineDriver:
                 await self._serve()
 
     def _has_work(self) -> bool:
-        return bool(self._pending or self._queue or self._running or self._aborts)  # an evacuation is of running jobs
+        return bool(self._pending or self._queued or self._running or self._aborts)  # an evacuation is of running jobs
 
     async def _serve(self) -> None:
         while self._has_work():
@@ -153,11 +153,11 @@ class EngineDriver:
 
     def _admit(self) -> tuple[Request, ...]:
         admitted = []
-        while self._queue and (self._concurrency is None or len(self._running) < self._concurrency):
-            job = self._queue[0][3]
+        while (job := self._next()) and (self._concurrency is None or len(self._running) < self._concurrency):
             if not job.started and not self.starts_new:
                 break
             heapq.heappop(self._queue)
+            del self._queued[job.request.id]
             self._running[job.request.id] = job
             admitted.append(job.request)
         return tuple(admitted)
@@ -184,7 +184,14 @@ class EngineDriver:
         self._on_swapped()
 
     def _must_drain(self) -> bool:
-        return bool(self._running) or bool(self._queue and self._queue[0][3].started)
+        following = self._next()
+        return bool(self._running) or (following is not None and following.started)
+
+    def _next(self) -> Job | None:
+        """The queued job whose turn it is."""
+        while self._queue and self._queued.get(self._queue[0][3].request.id) is not self._queue[0][3]:
+            heapq.heappop(self._queue)
+        return self._queue[0][3] if self._queue else None
 
     async def _abort_all(self) -> None:
         partials: tuple[Response, ...] = await self.group.abort()
