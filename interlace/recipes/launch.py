@@ -121,7 +121,7 @@ async def _launch_all(
 
 def make_rollout_engine(seat: Seat, context: WorkerContext) -> "Serving":
     """The engine that serves a recipe's policy."""
-    from interlace.engines.rollout import NativeEngine
+    from interlace.engines.rollout import EngineOptions, NativeEngine
     from interlace.workers.rollout import Serving
 
     loaded = _load(seat)
@@ -133,6 +133,7 @@ def make_rollout_engine(seat: Seat, context: WorkerContext) -> "Serving":
         max_tokens=settings.max_tokens,
         max_batch_tokens=settings.max_batch_tokens,
         seed=seat.recipe.seed,
+        options=EngineOptions(num_threads=seat.recipe.cluster.threads_per_worker),
     )
     return Serving(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=loaded.stop_token_ids)
 
