@@ -11,7 +11,6 @@ from rich.text import Text
 
 from interlace.cli.libraries import hush_libraries
 from interlace.cli.train import ROOT
-from interlace.observe.goodput import BINS, GOVERNED_BY
 from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
@@ -59,6 +58,8 @@ def compare(
 
 def comparison_table(outcomes: Sequence["Outcome"]) -> Table:
     """A column a schedule; ratios against the first in brackets."""
+    from interlace.observe.goodput import BINS
+
     table = Table(title="The same recipe under each schedule", title_justify="left")
     table.add_column("")
     for outcome in outcomes:
@@ -91,6 +92,8 @@ def comparison_table(outcomes: Sequence["Outcome"]) -> Table:
 
 def _add_bin(table: Table, name: str, outcomes: Sequence["Outcome"]) -> None:
     """A row of the ledger; each schedule's largest waste in red."""
+    from interlace.observe.goodput import GOVERNED_BY
+
     cells = []
     for outcome in outcomes:
         waste = outcome.books.largest_waste()

@@ -12,6 +12,7 @@ from interlace.cli.doctor import doctor
 from interlace.cli.eval import evaluate
 from interlace.cli.presets import presets
 from interlace.cli.recipes import recipes
+from interlace.cli.report import report
 from interlace.cli.train import train
 from interlace.core.errors import InterlaceError, UserError
 
@@ -43,6 +44,7 @@ app = typer.Typer(
 app.command("train")(_reporting(train))
 app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))
+app.command("report")(_reporting(report))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))
 app.command("presets")(_reporting(presets))

@@ -53,7 +53,7 @@ class Outcome:
             num_steps=len(run.rows),
             step_s=seconds / len(run.rows),
             tokens_per_s=sum(run.values("perf/num_tokens")) / max(seconds, 1e-9),
-            trained_tokens_per_device_s=_weighted(run, "goodput/trained_tokens_per_device_s"),
+            trained_tokens_per_device_s=run.time_mean("goodput/trained_tokens_per_device_s") or 0.0,
             books=ledger_of(run.rows),
             staleness_mean=fmean(run.values("sched/staleness_mean")),
             staleness_max=max(run.values("sched/staleness_max")),
@@ -123,10 +123,3 @@ def run_variants(
         if stop.requested:
             break
     return outcomes
-
-
-def _weighted(run: RunData, metric: str) -> float:
-    """A rate's mean over time."""
-    seconds = dict(run.curve("timing_s/step"))
-    weighted = sum(value * seconds.get(step, 0.0) for step, value in run.curve(metric))
-    return weighted / max(sum(seconds.values()), 1e-9)

@@ -37,6 +37,16 @@ def test_two_schedules_side_by_side(tmp_path: Path) -> None:
         assert sum(row["goodput"][name] for name in BINS) == pytest.approx(1)
         assert row["length_mean_shift"] == pytest.approx(row["length_trained_mean"] - row["length_generated_mean"])
         assert (tmp_path / row["folder"] / "metrics.jsonl").exists()
+    names = [Path(row["folder"]).name for row in (first, second)]
+    result = CliRunner().invoke(app, ["report", *names])
+    assert result.exit_code == 0, result.stderr
+    page = (tmp_path / first["folder"] / "report.html").read_text()
+    assert all(page.count(f'aria-label="{name}"') == 3 for name in names), "ledger, steps and Gantt chart of each"
+
+
+def test_a_report_of_what_is_no_run_is_refused() -> None:
+    result = CliRunner().invoke(app, ["report", "nowhere"])
+    assert result.exit_code == 2 and "'nowhere' is no run" in result.stderr
 
 
 @pytest.mark.parametrize(

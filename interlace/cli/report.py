@@ -1,0 +1,41 @@
+"""`interlace report`: what runs came to, as one page."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from interlace.cli.train import ROOT
+from interlace.core.errors import UserError
+
+if TYPE_CHECKING:
+    from interlace.observe.run_folder import RunFolder
+
+
+def report(
+    runs: Annotated[list[str], typer.Argument(help="Names or folders of runs; several are laid over each other.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write. Default: report.html in the first run's folder.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Whose operations are drawn, device by device. Default: the middle one.")
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page: curves, goodput, a step on each device, histograms, transcripts, settings."""
+    from interlace.observe.report.page import write_report
+
+    folders = [_folder(run) for run in runs]
+    path = out or folders[0].path / "report.html"
+    if not path.parent.is_dir():
+        raise UserError(f"--out {path}: there is no folder {path.parent}. Make it, or choose another file.")
+    write_report(folders, path, step=step)
+    print(path)
+
+
+def _folder(spec: str) -> "RunFolder":
+    from interlace.observe.run_folder import RunFolder
+
+    for path in (Path(spec), ROOT / spec):
+        if (path / "config.yaml").is_file():
+            return RunFolder(path=path)
+    raise UserError(f"{spec!r} is no run: neither {spec} nor {ROOT / spec} holds a config.yaml.")

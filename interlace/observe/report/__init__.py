@@ -1,0 +1,1 @@
+"""`report.html`: what a run, or several, came to; one file that needs no network."""

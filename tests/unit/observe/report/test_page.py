@@ -1,0 +1,147 @@
+"""The report holds every figure, needs no network, and browsers have nothing to say against it."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.observe.goodput import BINS, PREFIX
+from interlace.observe.report.page import write_report
+from interlace.observe.report.sections import staleness_of
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder
+from interlace.runtime.timeline import Span, Timeline
+from interlace.schedule.placement import Device
+
+HOSTILE = "</pre><script>alert('&')</script>\x1b[31m"
+FIGURES = (
+    "Reward", "Held-out accuracy, greedy", "Held-out accuracy, sampled", "Response length", "Entropy", "KL",
+    "Staleness", "Throughput", "Response lengths",
+)  # fmt: skip
+NUM_STEPS = 6
+
+
+def _metrics(step: int, lag: int) -> dict[str, float]:
+    shares = {PREFIX + name: 0.0 for name in BINS} | {"goodput/train": 0.5, "goodput/tail_bubble": 0.5}
+    return {
+        "step": step, "version": step, "reward/mean": step / 10, "eval/accuracy_greedy": 0.5,
+        "eval/accuracy_sampled": 0.4, "response_length/mean": 20.0 + step, "actor/entropy": 1.0 / step,
+        "actor/kl": 1e-5 * step, "timing_s/step": 2.0, "perf/num_tokens": 100, "perf/throughput": 50.0,
+        "sched/staleness_mean": lag, "sched/staleness_max": lag, "goodput/trained_tokens_per_device_s": 12.5, **shares,
+    }  # fmt: skip
+
+
+def _sample(step: int, index: int, lag: int) -> dict[str, object]:
+    return {
+        "step": step, "uid": f"p{index}", "index": 0, "prompt": "1 + 1", "response": HOSTILE, "token_ids": [1],
+        "num_tokens": 10 + index, "reward": 1.0, "version_min": max(0, step - 1 - lag), "version_max": step - 1,
+        "event": "trained" if index else "filtered",
+    }  # fmt: skip
+
+
+def make_run(root: Path, name: str, *, lag: int = 0) -> RunFolder:
+    folder = RunFolder.create(root, name)
+    folder.config.write_text("model: tiny:micro\nnote: a < b\n")
+    folder.metrics.write_text("".join(json.dumps(_metrics(step, lag)) + "\n" for step in range(1, NUM_STEPS + 1)))
+    timeline = Timeline()
+    for step in range(NUM_STEPS):
+        for number, operation in enumerate(["serve", "accumulate"]):
+            timeline.add(
+                Span(
+                    start_s=2.0 * step + number,
+                    end_s=2.0 * step + number + 0.9,
+                    devices=(0, 1),
+                    group=["rollout/0", "actor/0"][number],
+                    rank=0,
+                    operation=operation,
+                    cause=["generate", f"step {step}"][number],
+                )
+            )
+        rows = [_sample(step + 1, index, lag) for index in range(4)]
+        path = folder.samples / f"step_{step + 1:06d}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    timeline.write(folder.timeline, [Device(index=i, pool="cpu", pool_index=i, memory_bytes=1) for i in range(2)])
+    return folder
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """Of two runs."""
+    path = tmp_path / "report.html"
+    write_report([make_run(tmp_path, "first"), make_run(tmp_path, "second", lag=2)], path)
+    return path
+
+
+def test_every_figure_is_there_and_is_valid(report: Path) -> None:
+    html = report.read_text()
+    drawn = {ElementTree.fromstring(svg).attrib["aria-label"] for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)}
+    assert set(FIGURES) | {"first", "second"} <= drawn
+    assert html.count('aria-label="second"') == 3, "its ledger, its steps and its Gantt chart"
+    assert "second, step 4" in html and "cpu:1" in html and "rollout.serve (generate): 900.0 ms" in html
+
+
+def test_it_needs_no_network_and_runs_no_script(report: Path) -> None:
+    html = report.read_text()
+    assert "://" not in html
+    assert not re.search(r"<script|@import|url\(|<img|<iframe", html)
+
+
+def test_what_models_write_is_text(report: Path) -> None:
+    html = report.read_text()
+    assert "&lt;/pre&gt;&lt;script&gt;alert(&#x27;&amp;&#x27;)" in html
+    assert "\x1b" not in html and "\\x1b[31m" in html
+    assert "note: a &lt; b" in html
+
+
+def test_the_largest_waste_and_what_governs_it_are_told(report: Path) -> None:
+    assert "Largest waste: tail_bubble, 50.0% of all device time; governed by tail" in report.read_text()
+
+
+def test_staleness_of_a_sample_is_what_the_step_measured(tmp_path: Path) -> None:
+    found = staleness_of(RunData.read(make_run(tmp_path, "run", lag=2)))
+    assert found == [0] * 3 + [1] * 3 + [2] * 3 * (NUM_STEPS - 2)
+
+
+def test_a_step_can_be_chosen(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "run")
+    write_report([folder], tmp_path / "two.html", step=2)
+    assert "run, step 2" in (tmp_path / "two.html").read_text()
+    write_report([folder], tmp_path / "none.html", step=99)
+    assert "timeline.json does not hold step 99" in (tmp_path / "none.html").read_text()
+
+
+def test_a_run_of_one_step_without_rewards_or_timeline_has_a_report(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "short")
+    folder.metrics.write_text(json.dumps({"step": 1, "version": 1, "timing_s/step": 1.0}) + "\n")
+    folder.timeline.unlink()
+    for path in folder.samples.iterdir():
+        path.unlink()
+    write_report([folder], tmp_path / "short.html")
+    assert "There is no timeline.json" in (tmp_path / "short.html").read_text()
+
+
+def test_a_run_that_logged_nothing_is_refused(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "empty")
+    folder.metrics.write_text("")
+    with pytest.raises(UserError, match="has logged no step yet"):
+        write_report([folder], tmp_path / "report.html")
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_shows_it_without_an_error(report: Path, tmp_path: Path) -> None:
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--enable-logging=stderr",
+    ]
+    command = ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", report.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in shown.stderr
+    assert shown.stdout.count("<svg") == report.read_text().count("<svg") > 0
