@@ -117,9 +117,9 @@ class Accountant:
         holds = self._lock.take_holds()
         serving = union(_clipped(((s.start_s, s.end_s) for s in spans if s.operation == "serve" and s.devices), window))
         anything = union(_clipped(((s.start_s, s.end_s) for s in spans), window))
-        filled = []
+        computing, filled = _computing(spans, self._num_devices), []
         for device in range(self._num_devices):
-            layers = [*_computing(device, spans), *_reserved(device, holds)]
+            layers = [*computing[device].items(), *_reserved(device, holds)]
             if device in self._rollout_devices:
                 layers.append(("tail_bubble", serving))
             layers.append(("pipeline_bubble", anything))
@@ -169,13 +169,14 @@ def fill_each(devices: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def _computing(device: int, spans: Sequence[Span]) -> list[tuple[str, Iterable[Interval]]]:
-    """Layers of what ran on a device. Where operations overlap, generation and idle ones come last."""
-    found: dict[str, list[Interval]] = {name: [] for name in [*dict.fromkeys(OPERATIONS.values()), "idle"]}
+def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[Interval]]]:
+    """Of each device, layers of what ran on it. Where operations overlap, generation and idle ones come last."""
+    names = [*dict.fromkeys(OPERATIONS.values()), "idle"]
+    found: list[dict[str, list[Interval]]] = [{name: [] for name in names} for _ in range(num_devices)]
     for span in spans:
-        if device in span.devices:
-            found[OPERATIONS.get(span.operation, "idle")].append((span.start_s, span.end_s))
-    return list(found.items())
+        for device in span.devices:
+            found[device][OPERATIONS.get(span.operation, "idle")].append((span.start_s, span.end_s))
+    return found
 
 
 def _reserved(device: int, holds: Sequence[Hold]) -> list[tuple[str, Iterable[Interval]]]:

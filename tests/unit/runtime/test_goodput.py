@@ -1,14 +1,22 @@
 """Each device-second is in exactly one bin of the ledger."""
 
+import asyncio
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.observe.goodput import BINS, PREFIX, Ledger
-from interlace.runtime.goodput import Interval, fill, union, without
+from interlace.runtime.cluster import WorkerSpec
+from interlace.runtime.goodput import Accountant, Interval, fill, union, without
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.sim.cluster import SimCluster
+from interlace.runtime.sim.loop import VirtualLoop
+from interlace.runtime.worker import Worker, operation
+from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 from tests.support.cost_workers import Costs
@@ -56,6 +64,73 @@ def test_the_bins_add_up_under_random_schedules(block: int) -> None:
         rng = random.Random(seed)
         work = random_workload(rng)
         check(simulate(random_schedule(rng, work.num_devices), work))
+
+
+class Sleeper(Worker):
+    """Operations of a second each, or of as many as they are told."""
+
+    async def serve(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def accumulate(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def save(self) -> None:
+        await asyncio.sleep(1)
+
+    @operation(on_device=False)
+    async def score(self) -> None:
+        await asyncio.sleep(1)
+
+
+async def _one_step() -> Ledger:
+    devices = tuple(Device(index=i, pool="cpu", pool_index=i, memory_bytes=1) for i in range(2))
+    cluster = SimCluster(devices, Schedule(), hang_after_s=1e6)
+
+    async def launch(name: str, where: tuple[Device, ...]) -> WorkerGroup[Any]:
+        return await cluster.launch(WorkerSpec(name=name, factory=Sleeper, worker_class=Sleeper, devices=where))
+
+    engines = [await launch(f"rollout/{number}", (device,)) for number, device in enumerate(devices)]
+    actor, reward = await launch("actor/0", devices), await launch("reward", ())
+    books = Accountant(cluster.timeline, cluster.lock, cluster.clock, 2, [0, 1])
+    await asyncio.sleep(5)
+    assert books.startup().seconds == {**dict.fromkeys(BINS, 0.0), "startup": 10.0}
+    serving = [engines[0].serve(3.0), engines[1].serve(1.0)]
+    await asyncio.sleep(2)
+    training = actor.accumulate(2.0)  # has to wait for the first engine until 3, and is done at 5
+    await asyncio.gather(*serving, training)
+    await reward.score()  # until 6
+    await asyncio.sleep(1)  # until 7
+    await engines[0].save()  # until 8
+    serving = [engines[0].serve(2.0)]
+    await asyncio.sleep(1)  # until 9; the call goes on
+    first = books.step(30, 10)
+    await asyncio.gather(*serving)
+    second = books.between(evaluated=True)
+    assert second.seconds == {**dict.fromkeys(BINS, 0.0), "idle": 1.0, "tail_bubble": 1.0}
+    return first
+
+
+def test_a_step_whose_every_second_is_known() -> None:
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        books = loop.run_until_complete(_one_step())
+    finally:
+        loop.close()
+        asyncio.set_event_loop(None)
+    served = 3 + 1 + 1
+    assert {name: seconds for name, seconds in books.seconds.items() if seconds} == pytest.approx(
+        {
+            "generate": served * 0.75,
+            "discarded": served * 0.25,
+            "train": 2 * 2,
+            "tail_bubble": 1 + 1,  # the second engine: from 1 to 2 while the first serves, and from 8 to 9
+            "lock_wait": 1,  # the second device, from 2 to 3: the actor waits for both
+            "pipeline_bubble": 2 + 1,  # both while the reward is scored; the second while the first saves
+            "idle": 2 + 1,  # nothing runs; a checkpoint is written
+        }
+    )
 
 
 WORK = Workload(num_devices=4, num_steps=6, costs=Costs(train_token=1e-3))
