@@ -38,7 +38,6 @@ async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) ->
     evaluator = Evaluator(recipe, assembled.sampling, prompts.heldout, assembled.run, groups.reward)
     evaluation = await evaluator.evaluate()
     progress.stage("evaluation", 1, 1)
-    await groups.reward.close_scorer()
     return evaluation
 
 

@@ -131,7 +131,6 @@ class _Session:
             self._after = await self._evaluate("evaluation after")
         if self._done_steps:
             await self._save(unfinished)
-        await self._groups.reward.close_scorer()
 
     async def _assemble(self, newest: Path | None) -> None:
         recipe, cluster = self._recipe, self._cluster

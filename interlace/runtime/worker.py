@@ -94,3 +94,6 @@ class Worker:
     def memory_bytes(self) -> int:
         """What the loaded state needs of each of its devices."""
         return 0
+
+    def close(self) -> None:
+        """Ends what the worker started (processes, files). Called once, after its last operation, whatever ended it."""

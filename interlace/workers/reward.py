@@ -27,7 +27,6 @@ class RewardWorker(Worker):
         """One result a sample; a failure is a result too."""
         return await self._scorer.score(samples)
 
-    @operation(on_device=False)
-    def close_scorer(self) -> None:
+    def close(self) -> None:
         """Ends the scorer's processes."""
         self._scorer.close()

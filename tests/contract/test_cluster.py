@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import CLUSTERS
-from tests.contract.workers import Broken, Item, Recorder
+from tests.contract.workers import Broken, Closing, Item, Recorder
 
 Run = Callable[..., Any]
 
@@ -223,6 +224,18 @@ def test_every_operation_is_a_span_on_its_devices(run: Run) -> None:
         assert span.devices == (0, 1) and span.end_s >= span.start_s
 
     run(body)
+
+
+def test_a_worker_is_closed_however_the_run_ends(run: Run, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+
+    async def body(cluster: Cluster) -> None:
+        spec = WorkerSpec(name="a", factory=partial(Closing, note=note), worker_class=Closing)
+        await (await cluster.launch(spec)).fails()
+
+    with pytest.raises(RemoteError):
+        run(body)
+    assert note.read_text() == "closed"
 
 
 def test_a_stage_s_exception_ends_the_run(run: Run) -> None:

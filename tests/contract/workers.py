@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
@@ -71,6 +72,20 @@ class Recorder(Worker):
     @operation(on_device=False, concurrent=True)
     def nudge(self) -> None:
         self.log.append("nudge")
+
+
+class Closing(Worker):
+    """Leaves a note when it ends."""
+
+    def __init__(self, context: WorkerContext, note: Path) -> None:
+        super().__init__(context)
+        self._note = note
+
+    def fails(self) -> None:
+        raise KeyError("no such thing")
+
+    def close(self) -> None:
+        self._note.write_text("closed")
 
 
 class Broken(Worker):

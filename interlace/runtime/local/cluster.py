@@ -51,7 +51,10 @@ class ThreadRank:
         getattr(self._worker, method)(*args)
 
     async def close(self) -> None:
-        """Lets the running operation end."""
+        """Lets the running operation end, and the worker with it."""
+        if self._worker is not None:
+            worker, self._worker = self._worker, None
+            await asyncio.get_running_loop().run_in_executor(self._thread, worker.close)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     def _remote(self, method: str) -> RemoteError:

@@ -109,6 +109,7 @@ class RankActor:
             threading.Thread(target=self._receive, name="calls", daemon=True).start()
             while (call := self._calls.get()) is not None:
                 self._run(call)
+            self._worker.close()
         finally:
             # Wakes the controller, if it is there, and the thread that receives, whatever ended this.
             with contextlib.suppress(OSError):

@@ -37,7 +37,8 @@ class InlineRank:
         getattr(self._worker, method)(*args)
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """Ends the worker."""
+        self._worker.close()
 
 
 class SimCluster(Cluster):
