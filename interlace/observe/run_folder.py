@@ -6,6 +6,7 @@ timeline.json    Chrome trace format
 samples/         step_*.jsonl, one object a sample
 checkpoints/     step_*/
 tensorboard/     event files, where TensorBoard is installed
+report.html      of `interlace report`
 """
 
 import re
