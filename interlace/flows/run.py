@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from interlace.algorithms.base import Algorithm
+from interlace.algorithms.base import Algorithm, Needs
 from interlace.core.types import (
     FloatArray,
     Metrics,
@@ -42,6 +42,7 @@ class RoleGroups:
     actor: WorkerGroup[Any]
     reference: Sequence[WorkerGroup[Any]] = ()
     critic: WorkerGroup[Any] | None = None
+    """Or the process reward model: no algorithm has both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +124,9 @@ class PolicyRun:
         self.reward = RewardRole(stages, groups.reward, self._failures)
         self.reference = ReferenceRole(stages, groups.reference)
         whole = algorithm.needs.batch_statistics
-        self.critic = CriticRole(stages, groups.critic, minibatches=settings.minibatches, whole_batch=whole)
+        self.critic = CriticRole(
+            stages, groups.critic, algorithm.needs, minibatches=settings.minibatches, whole_batch=whole
+        )
         self.actor = stages.train_stage(
             "actor",
             groups.actor,
@@ -327,31 +330,33 @@ class ReferenceRole:
 
 
 class CriticRole:
-    """Values and their training, where they are needed."""
+    """A trained model that judges each token, where one is needed: a critic, or a process reward model."""
 
     def __init__(
-        self, stages: StageFactory, group: WorkerGroup[Any] | None, *, minibatches: int, whole_batch: bool
+        self, stages: StageFactory, group: WorkerGroup[Any] | None, needs: Needs, *, minibatches: int, whole_batch: bool
     ) -> None:
+        column = "process_rewards" if needs.process_reward else "values"
+
         def columns(values: FloatArray) -> Columns:
-            return {"values": values}
+            return {column: values}
 
         self._values = self._train = None
         if group:
             self._values = stages.map_stage(
                 "critic",
                 [group],
-                operation="values",
-                writes=("values",),
+                operation=column,
+                writes=(column,),
                 to_columns=columns,
                 on_failed=_unexpected,
             )
             self._train = stages.train_stage("critic", group, minibatches=minibatches, whole_batch=whole_batch)
 
     def values(self, samples: Stream) -> Stream:
-        """Adds `values`."""
+        """Adds `values`, or `process_rewards`."""
         return self._values.attach(samples) if self._values else samples
 
     async def update(self, batch: Batch) -> None:
-        """Trains the critic on the batch."""
+        """Trains it on the batch."""
         if self._train:
             await self._train.update(batch)

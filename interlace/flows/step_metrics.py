@@ -102,7 +102,7 @@ class StepMeter:
             "timing_s/rollout": union(of("rollout")),
             "timing_s/reward": union(of("reward")),
             "timing_s/reference": union(of("reference")),
-            "timing_s/values": union(of("critic", ("values",))),
+            "timing_s/values": union(of("critic", ("values", "process_rewards"))),
             "timing_s/train": union(of("actor", TRAINING_OPERATIONS) + of("critic", TRAINING_OPERATIONS)),
             "timing_s/weight_sync": union([span for span in spans if span.operation in SYNC_OPERATIONS]),
             "timing_s/switch": union([span for span in spans if span.operation in SWITCH_OPERATIONS]),

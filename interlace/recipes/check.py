@@ -23,7 +23,9 @@ from interlace.schedule.placement import Device
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SERVED_NEEDS = ("reference", "critic", "greedy_baseline", "proximal_logprobs", "batch_statistics")
+SERVED_NEEDS = (
+    "reference", "critic", "process_reward", "greedy_baseline", "proximal_logprobs", "batch_statistics",
+)  # fmt: skip
 """What of the needs that an algorithm can declare a run has workers for."""
 ADAM_COPIES = 4
 """Of its weights, what a trained worker keeps: themselves, gradients and two moments."""
@@ -118,6 +120,8 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
             f"samples_per_prompt=1 leaves algorithm {name!r} nothing to learn from: it compares the samples of a "
             "prompt with one another. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
         )
+    if algorithm.needs.critic and algorithm.needs.process_reward:
+        raise UserError(f"algorithm {name!r} needs a critic and a process reward model; a run has a place for one.")
     missing = [need.name for need in fields(Needs) if getattr(algorithm.needs, need.name)]
     missing = [need for need in missing if need not in SERVED_NEEDS]
     if missing:
@@ -187,7 +191,7 @@ def _forecast(recipe: Recipe, needs: Needs, size: ModelSize, devices: tuple[Devi
     kinds = [("rollout", size.weight_bytes + kv_bytes, "weights + KV cache of rollout.max_tokens")]
     if needs.reference:
         kinds.append(("reference", size.weight_bytes, "weights"))
-    if needs.critic:
+    if needs.critic or needs.process_reward:
         kinds.append(("critic", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
     kinds.append(("actor", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
     return tuple(

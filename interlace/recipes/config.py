@@ -112,11 +112,18 @@ class ActorConfig(Config):
 
 
 class CriticConfig(Config):
-    """The value model, where the algorithm needs one. It starts as the policy's body with a new head."""
+    """The model that judges each token, where the algorithm needs one.
+
+    A value model starts as the policy's body with a new head, a process reward model as the reference.
+    """
 
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
     value_clip: float | None = Field(default=0.5, gt=0)
     """A new value counts as at most this far from the one the advantages were made with; None leaves it free."""
+    process_reward_scale: float = Field(default=0.05, gt=0)
+    """beta of a process reward model: its rewards are beta log(model / reference)."""
+    success_reward: float = 0.5
+    """A response with more reward than this counts as right when a process reward model is trained."""
     gradient_checkpointing: bool = False
     """As the actor's."""
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from interlace.engines.train import CriticEngine, LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine
+    from interlace.engines.train.implicit_reward import ImplicitRewardEngine
     from interlace.models.loading import LoadedModel
     from interlace.workers.rollout import Serving
 
@@ -59,6 +60,7 @@ async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
     """Starts the workers of all roles that the algorithm needs."""
     from interlace.workers.actor import ActorWorker
     from interlace.workers.critic import CriticWorker
+    from interlace.workers.process_reward import ProcessRewardWorker
     from interlace.workers.reference import ReferenceWorker
     from interlace.workers.rollout import RolloutWorker
 
@@ -71,11 +73,12 @@ async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
         if needs.reference
         else []
     )
-    critic = (
-        await _launch_all(cluster, "critic", CriticWorker, partial(make_critic_engine, seat, seats.critic))
-        if needs.critic
-        else [None]
-    )
+    critic: list[WorkerGroup[Any]] = []
+    if needs.critic:
+        critic = await _launch_all(cluster, "critic", CriticWorker, partial(make_critic_engine, seat, seats.critic))
+    elif needs.process_reward:
+        make = partial(make_process_reward_engine, reference_seat, seats.critic)
+        critic = await _launch_all(cluster, "critic", ProcessRewardWorker, make)
     actor = await _launch_all(cluster, "actor", ActorWorker, partial(make_actor_engine, seat))
     spec = WorkerSpec(
         name="reward",
@@ -84,7 +87,9 @@ async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
         stage=STAGES["reward"],
     )
     reward = await cluster.launch(spec)
-    return RoleGroups(rollout=rollout, reward=reward, reference=reference, critic=critic[0], actor=actor[0])
+    return RoleGroups(
+        rollout=rollout, reward=reward, reference=reference, critic=critic[0] if critic else None, actor=actor[0]
+    )
 
 
 async def launch_warmup(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
@@ -174,6 +179,26 @@ def make_critic_engine(seat: Seat, folder: Path | None, context: WorkerContext) 
         value_clip=settings.value_clip,
     )
     return CriticEngine(model, optimizer=settings.optimizer, config=config, device=torch_device(context))
+
+
+def make_process_reward_engine(seat: Seat, folder: Path | None, context: WorkerContext) -> "ImplicitRewardEngine":
+    """The process reward model: of a checkpoint, or the reference at first."""
+    from transformers import AutoModelForCausalLM
+
+    from interlace.engines.train import training_temperature
+    from interlace.engines.train.implicit_reward import ImplicitRewardConfig, ImplicitRewardEngine
+
+    settings, recipe = seat.recipe.critic, seat.recipe
+    reference = _load(seat).model
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else reference
+    config = ImplicitRewardConfig(
+        tokens_per_microbatch=recipe.tokens_per_microbatch,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        beta=settings.process_reward_scale,
+        success_reward=settings.success_reward,
+        temperature=training_temperature(recipe.sampling),
+    )
+    return ImplicitRewardEngine(model, optimizer=settings.optimizer, config=config, device=torch_device(context))
 
 
 def make_reference_engine(seat: Seat, context: WorkerContext) -> "LogprobEngine":

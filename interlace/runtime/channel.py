@@ -3,7 +3,7 @@
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
 from interlace.core.types import TerminalEvent
@@ -219,6 +219,11 @@ class Cursor(Generic[K, R]):
             self._leased[key] = None
             rows.append(row)
         return rows
+
+    def sort_ready(self, order: Callable[[K], Any]) -> None:
+        """Puts what is ready in an order of its own, where that of arrival would depend on who was faster."""
+        for key in sorted(self._ready, key=order):
+            self._ready.move_to_end(key)
 
     async def get(
         self, num_rows: int, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None

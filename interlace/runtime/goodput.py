@@ -16,6 +16,7 @@ OPERATIONS: Mapping[str, str] = {
     "optimizer_step": "train",
     "logprobs": "inference",
     "values": "inference",
+    "process_rewards": "inference",
     "score": "score",
     "export_weights": "weight_sync",
     "update_weights": "weight_sync",

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from interlace.observe.run_folder import RunFolder
-from tests.support.training import equal_weights, final_weights, largest_difference, metrics, run, samples
+from tests.support.training import SMALL, equal_weights, final_weights, largest_difference, metrics, run, samples
 
 NAMED = (
     "step", "version", "reward/mean", "response_length/mean", "response_length/max", "actor/loss", "actor/entropy",
@@ -68,6 +68,17 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(root: Path) -> None:
     assert metrics(root, "stopped") == metrics(root, "whole")
     assert samples(root, "stopped") == samples(root, "whole")
     assert equal_weights(final_weights(root, "stopped"), final_weights(root, "whole"))
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "prime"])
+def test_a_run_with_every_role_resumes_as_if_it_had_not_stopped(root: Path, algorithm: str) -> None:
+    overrides = [f"algorithm={algorithm}", "algorithm.kl_coefficient=0.1", "critic.optimizer.lr=1e-3", "steps=3"]
+    plain = [override for override in SMALL if not override.startswith("algorithm")]
+    run(root, f"{algorithm}-whole", overrides, base=plain)
+    run(root, f"{algorithm}-stopped", overrides, base=plain, stop_after=1)
+    run(root, f"{algorithm}-stopped", overrides, base=plain, resume=True)
+    assert metrics(root, f"{algorithm}-stopped") == metrics(root, f"{algorithm}-whole")
+    assert equal_weights(final_weights(root, f"{algorithm}-stopped"), final_weights(root, f"{algorithm}-whole"))
 
 
 def test_a_stopped_asynchronous_run_trains_on_the_same_prompts_none_twice(root: Path) -> None:

@@ -41,9 +41,15 @@ class StopAfter(StopSignal):
 
 
 def run(
-    root: Path, name: str, overrides: Sequence[str] = (), *, resume: bool = False, stop_after: int | None = None
+    root: Path,
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    base: Sequence[str] = SMALL,
+    resume: bool = False,
+    stop_after: int | None = None,
 ) -> TrainReport:
-    recipe = load_recipe("quickstart", [*SMALL, f"model.cache_dir={root / 'cache'}", *overrides])
+    recipe = load_recipe("quickstart", [*base, f"model.cache_dir={root / 'cache'}", *overrides])
     folder = RunFolder.resume(root, name) if resume else RunFolder.create(root, name)
     folder.write_config(recipe)
     stop = StopAfter(folder.metrics, stop_after)

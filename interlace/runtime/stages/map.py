@@ -93,6 +93,9 @@ class MapStage:
 
     def _release(self, ready: int) -> None:
         self._flush = False
+        # How samples are packed together moves the last bits of what is computed of them: with whole steps as granules
+        # two runs are equal only if the order is that of admission.
+        self._cursor.sort_ready(lambda key: key)
         share = math.ceil(ready / len(self._replicas)) if self._replicas[0].devices else min(ready, self._granule)
         self._released.extend(min(share, ready - start) for start in range(0, ready, share))
 

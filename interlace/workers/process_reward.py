@@ -1,0 +1,21 @@
+"""The process reward model: a reward for each token, learnt from outcomes."""
+
+from collections.abc import Callable, Sequence
+
+from interlace.core.types import FloatArray, Sample
+from interlace.engines.train.implicit_reward import ImplicitRewardEngine
+from interlace.runtime.worker import WorkerContext, operation
+from interlace.workers.trained import TrainedWorker
+
+
+class ProcessRewardWorker(TrainedWorker):
+    """Process rewards, and the training of the model that gives them."""
+
+    def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], ImplicitRewardEngine]) -> None:
+        self._engine = make_engine(context)
+        super().__init__(context, self._engine)
+
+    @operation(split="samples", collect="concat")
+    def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """[L] of each sample, which has reference log-probs."""
+        return self._engine.process_rewards(samples)
