@@ -92,11 +92,11 @@ def comparison_table(outcomes: Sequence["Outcome"]) -> Table:
 
 def _add_bin(table: Table, name: str, outcomes: Sequence["Outcome"]) -> None:
     """A row of the ledger; each schedule's largest waste in red."""
-    from interlace.observe.goodput import GOVERNED_BY
+    from interlace.observe.goodput import USEFUL
 
     cells = []
     for outcome in outcomes:
         waste = outcome.books.largest_waste()
         is_worst = waste is not None and waste.name == name
         cells.append(Text(f"{outcome.books.fraction(name):.1%}", "red" if is_worst else ""))
-    table.add_row(Text(name, "" if name in GOVERNED_BY else "green"), *cells)
+    table.add_row(Text(name, "green" if name in USEFUL else ""), *cells)

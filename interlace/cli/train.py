@@ -126,7 +126,7 @@ def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console:
     if report.books.total_s > 0:
         console.print(goodput_table(report.books))
         if waste := report.books.largest_waste():
-            console.print(waste.sentence, markup=False, highlight=False)
+            console.print(waste.sentence, markup=False, highlight=False, soft_wrap=True)
     console.print(written_paths(folder, report))
     if report.was_stopped:
         console.print(

@@ -16,10 +16,9 @@ GOVERNED_BY: Mapping[str, str] = {
     "lock_wait": "placement (who shares a device with whom), or granularity",
     "tail_bubble": "tail (what is done about the long tail), or a higher max_staleness",
     "pipeline_bubble": "placement (the share of devices of each role), or a higher max_staleness",
-    "startup": "none: it is paid once a run",
-    "idle": "none: logging, evaluation, checkpoints and the controller's own time",
+    "idle": "no field: it is logging, evaluation, checkpoints and the controller's own time",
 }
-"""Waste -> what of the schedule governs it."""
+"""Waste -> what of the schedule governs it. Startup is none: it is paid once, however long the run."""
 BINS = (
     "train",
     "generate",
@@ -73,7 +72,7 @@ class Ledger:
         return Ledger(seconds={name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in BINS})
 
     def largest_waste(self) -> Waste | None:
-        """The largest bin that is not useful work; None where there is none."""
+        """The largest bin that is neither useful work nor startup; None where there is none."""
         worst = max(GOVERNED_BY, key=self.fraction)
         if self.fraction(worst) == 0:
             return None

@@ -29,7 +29,8 @@ def curves(name: str, series: Sequence[Series]) -> str:
     plot = Plot()
     xs = [x for each in drawn for x, _ in each.points]
     ys = [y for each in drawn for _, y in each.points]
-    x_ticks, y_ticks = _step_ticks(min(xs), max(xs)), nice_ticks(min(ys), max(ys), 4)
+    highest = max(ys) if any(ys) else 1.0  # a flat zero stands on the axis
+    x_ticks, y_ticks = _step_ticks(min(xs), max(xs)), nice_ticks(min(ys), highest, 4)
     x, y = plot.x_scale(min(xs), max(*xs, min(xs) + 1)), plot.y_scale(y_ticks[0], y_ticks[-1])
     plot.grid(x, y, x_ticks, y_ticks)
     for each in drawn:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from interlace.core.types import TerminalEvent
-from interlace.observe.goodput import BINS, PREFIX, ledger_of
+from interlace.observe.goodput import BINS, PREFIX, USEFUL, ledger_of
 from interlace.observe.report.charts import Series, curves, histogram, shares_bar, stacked_bars
 from interlace.observe.report.gantt import DeviceTimeline, gantt, legend_of
 from interlace.observe.run_data import RunData, Transcript
@@ -77,7 +77,7 @@ def _summary_cells(entry: Entry) -> Iterator[str]:
     run = entry.run
     books, seconds = ledger_of(run.rows), sum(run.values("timing_s/step"))
     waste = books.largest_waste()
-    useful = sum(books.fraction(name) for name in ("train", "generate", "score", "inference"))
+    useful = sum(books.fraction(name) for name in USEFUL)
     rate = run.time_mean("goodput/trained_tokens_per_device_s")
     staleness = run.values("sched/staleness_max")
     yield f'<i class="chip" style="background:{entry.colour}"></i>{escape(run.name)}'
