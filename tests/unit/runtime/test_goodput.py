@@ -54,6 +54,9 @@ def check(record: Record) -> None:
         shares = fractions(result.metrics)
         assert min(shares) >= 0
         assert sum(shares) == pytest.approx(1, abs=1e-9)
+        waiting = sum(result.metrics[PREFIX + name] for name in ("lock_wait", "tail_bubble", "pipeline_bubble"))
+        at_most = waiting + result.metrics["goodput/idle"] + result.metrics["goodput/switch"]
+        assert waiting - 1e-9 <= result.metrics["sched/bubble"] <= at_most + 1e-9
     assert record.cluster is not None and record.books is not None
     assert record.books.total_s == pytest.approx(record.closed_s * len(record.cluster.devices), rel=1e-9)
 
