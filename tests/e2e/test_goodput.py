@@ -1,11 +1,16 @@
 """The ledger of real runs, and what is made of it."""
 
+import importlib
 import json
+import pkgutil
 from pathlib import Path
 
 import pytest
 
+from interlace import workers
 from interlace.observe.goodput import BINS, PREFIX
+from interlace.runtime.goodput import OPERATIONS
+from interlace.runtime.worker import Worker, operation_of
 from tests.support.training import run
 
 
@@ -23,3 +28,14 @@ def test_every_device_second_of_a_real_run_is_in_one_bin(tmp_path: Path, schedul
     assert report.books.seconds["startup"] > 0
     parts = report.books.total_s - report.books.seconds["startup"] - report.books.seconds["idle"]
     assert parts <= steps_s + 1e-6, "between the steps of these runs nothing but logging goes on"
+
+
+def test_every_operation_on_a_device_has_a_bin_or_serves_no_step() -> None:
+    found = set()
+    for module in pkgutil.iter_modules(workers.__path__, "interlace.workers."):
+        for kind in vars(importlib.import_module(module.name)).values():
+            if isinstance(kind, type) and issubclass(kind, Worker):
+                ways = {name: operation_of(kind, name) for name in dir(kind)}
+                found |= {name for name, how in ways.items() if how is not None and how.on_device}
+    assert found - set(OPERATIONS) == {"save", "load_optimizer", "memory_bytes", "close"}, "idle time"
+    assert set(OPERATIONS.values()) <= set(BINS)
