@@ -7,7 +7,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: quickstart test test-slow check bench clean
+.PHONY: quickstart test test-slow test-ray check bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -17,6 +17,11 @@ test: check
 
 test-slow: .venv/.installed-dev
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# The same contract on real processes; Ray is heavy, so only this target installs it.
+test-ray: .venv/.installed-dev
+	$(PIP) --editable '.[ray]'
+	$(BIN)/python -m pytest tests/contract tests/unit/runtime/ray tests/unit/recipes/clusters -m "slow or not slow" $(PYTEST_ARGS)
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check

@@ -230,10 +230,12 @@ def _counted(values: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def slowest(entries: Sequence[Entry]) -> str:
-    """The samples with the most tokens, which are those that a step waits for."""
+    """The samples with the most tokens, which are those that a step waits for; of each prompt one."""
     parts = []
     for entry in entries:
-        longest = sorted(entry.run.transcripts, key=lambda sample: -sample.num_tokens)[:NUM_SLOWEST]
+        descending = sorted(entry.run.transcripts, key=lambda sample: -sample.num_tokens)
+        of_prompt = {sample.uid: sample for sample in reversed(descending)}
+        longest = [sample for sample in descending if of_prompt[sample.uid] is sample][:NUM_SLOWEST]
         parts.append(f"<h3>{escape(entry.run.name)}</h3>" + "".join(_sample(sample) for sample in longest))
     return "".join(parts)
 
