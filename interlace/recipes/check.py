@@ -85,6 +85,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     check_placement(recipe, devices)
     check_model(recipe.model)
     tokenizer = load_tokenizer(recipe.model)
+    _check_reference(recipe, algorithm.needs, tokenizer)
     prompts = load_prompts(recipe.task, tokenizer)
     _check_evaluation(recipe, len(prompts.heldout))
     _check_warmup(recipe, prompts, tokenizer)
@@ -128,6 +129,23 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
         raise UserError(
             f"algorithm {name!r} with these settings needs {', '.join(missing)}, for which a run has no worker yet. "
             "Take another algorithm, or settings that do without."
+        )
+
+
+def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokenizerBase") -> None:
+    other = recipe.reference.model
+    if other is None:
+        return
+    if not needs.reference:
+        raise UserError(
+            f"reference.model = {other.path!r}, but algorithm {recipe.algorithm.name!r} with these settings asks for "
+            "no reference. Set algorithm.kl_coefficient above 0, or remove reference.model."
+        )
+    check_model(other)
+    if load_tokenizer(other).get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            f"reference.model = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
+            "be of other tokens. Take a reference of the same family."
         )
 
 

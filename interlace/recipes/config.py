@@ -111,6 +111,17 @@ class ActorConfig(Config):
     """Recompute each layer in the backward: less memory, about a third more time."""
 
 
+def _model(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
+class ReferenceConfig(Config):
+    """The policy that KL is measured to, where the algorithm needs one."""
+
+    model: Annotated[ModelConfig, BeforeValidator(_model)] | None = None
+    """Another than the initial policy; it must share its vocabulary."""
+
+
 class CriticConfig(Config):
     """The model that judges each token, where the algorithm needs one.
 
@@ -156,10 +167,6 @@ class LoggingConfig(Config):
 
     loggers: tuple[str, ...] | None = None
     """Names, or your own as package.module:Name; None takes TensorBoard where it is installed."""
-
-
-def _model(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
 
 
 def _reward(value: Any) -> Any:
@@ -211,6 +218,7 @@ class Recipe(Config):
     """Of the actor."""
     rollout: RolloutConfig = RolloutConfig()
     actor: ActorConfig = ActorConfig()
+    reference: ReferenceConfig = ReferenceConfig()
     critic: CriticConfig = CriticConfig()
     warmup: WarmupConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -66,7 +66,10 @@ async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
 
     recipe = seats.recipe
     needs = algorithm_of(recipe).needs
-    seat, reference_seat = Seat(recipe=recipe, model=seats.policy), Seat(recipe=recipe, model=seats.initial)
+    seat, reference_seat = (
+        Seat(recipe=recipe, model=seats.policy),
+        Seat(recipe=recipe, model=recipe.reference.model or seats.initial),
+    )
     rollout = await _launch_all(cluster, "rollout", RolloutWorker, partial(make_rollout_engine, seat), preemptible=True)
     reference = (
         await _launch_all(cluster, "reference", ReferenceWorker, partial(make_reference_engine, reference_seat))

@@ -144,6 +144,14 @@ def test_a_reward_that_raises_fails_its_sample_not_the_run(root: Path) -> None:
     assert counted == len(failed)
 
 
+def test_the_reference_may_be_another_model(root: Path) -> None:
+    kl = ["algorithm.kl_coefficient=0.1", "steps=1"]
+    run(root, "own-reference", kl)
+    run(root, "other-reference", [*kl, "reference.model.path=tiny:micro", "reference.model.seed=5"])
+    own, other = metrics(root, "own-reference")[0], metrics(root, "other-reference")[0]
+    assert own["actor/ref_kl"] < 1e-3 < other["actor/ref_kl"]
+
+
 def test_an_algorithm_with_a_reference_runs_from_the_same_flow(root: Path) -> None:
     run(root, "reference", ["algorithm.kl_coefficient=0.1", "steps=2"])
     lines = [json.loads(line) for line in (root / "reference" / "metrics.jsonl").read_text().splitlines()]

@@ -97,6 +97,8 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
         (["rollout.max_tokens=10"], "more than the engine's whole KV cache"),
         (["rollout.max_tokens=1000000000"], "rollout/0 needs about .* GiB .weights . KV cache"),
         (["model=tiny:huge"], "unknown tiny model 'huge'"),
+        (["reference.model=tiny:micro"], "asks for no reference"),
+        (["reference.model=tiny:huge", "algorithm.kl_coefficient=0.1"], "unknown tiny model 'huge'"),
     ],
 )
 def test_what_cannot_work_is_refused(check: Check, overrides: list[str], message: str) -> None:
