@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from interlace.core.types import Request, RewardResult, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.admission import Admission
-from interlace.runtime.stages.generate import Generator
+from interlace.runtime.stages.generate import Generator, answered
 from interlace.runtime.stages.stream import BASELINE, Stream
 
 GREEDY_INDEX = -1
@@ -56,13 +54,7 @@ class GreedyBaseline:
             params=self._params,
         )
         [response] = await self._generator.complete([request])
-        greedy = Sample(
-            key=SampleKey(gid, GREEDY_INDEX),
-            prompt=prompt,
-            token_ids=np.array(response.completion.token_ids, np.int32),
-            finish_reason=response.completion.finish_reason,
-            text=response.text,
-        )
+        greedy = answered(SampleKey(gid, GREEDY_INDEX), prompt, response)
         results: list[RewardResult] = await self._reward.score([greedy])
         if results[0].failure is not None:
             self._admission.retire(gid, TerminalEvent.FAILED)

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from interlace.core.config import Config
-from interlace.core.types import Metrics, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.core.types import Metrics, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.flows.run import PolicyRun
 from interlace.recipes.config import Recipe
 from interlace.runtime.group import WorkerGroup
+from interlace.runtime.stages.generate import answered
 
 
 class Answer(Config):
@@ -98,23 +97,15 @@ class Evaluator:
             for prompt, index in asked
         ]
         responses = await self._run.complete(requests)
-        samples = [_sample(prompt, index, response) for (prompt, index), response in zip(asked, responses, strict=True)]
+        samples = [
+            answered(SampleKey(-1, index), prompt, response)
+            for (prompt, index), response in zip(asked, responses, strict=True)
+        ]
         results: list[RewardResult] = await self._reward.score(samples) if samples else []
         return [
             (sample, result.failure is None and result.reward >= self._right)
             for sample, result in zip(samples, results, strict=True)
         ]
-
-
-def _sample(prompt: Prompt, index: int, response: Response) -> Sample:
-    done = response.completion
-    return Sample(
-        key=SampleKey(-1, index),
-        prompt=prompt,
-        token_ids=np.array(done.token_ids, np.int32),
-        finish_reason=done.finish_reason,
-        text=response.text,
-    )
 
 
 def _share(verdicts: Sequence[bool]) -> float:

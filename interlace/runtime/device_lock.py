@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -65,9 +65,6 @@ class DeviceLock:
         self._residents: list[OrderedDict[str, Tenant]] = [OrderedDict() for _ in devices]
         self._grants: dict[int, asyncio.Future[None]] = {}
         self._tenants: dict[str, Tenant] = {}
-        self.num_switches = 0
-        """Times that a tenant had to be loaded."""
-        self.on_change: Callable[[], None] = lambda: None
 
     def check_fit(self, tenant: Tenant) -> None:
         """Raises UserError where a tenant alone is larger than one of its devices."""
@@ -151,14 +148,12 @@ class DeviceLock:
                 granted.set_result(None)
         for owner in decision.yields:
             self._tenants[owner].ask_to_yield()
-        self.on_change()
 
     async def _make_resident(self, tenant: Tenant) -> None:
         missing = any(tenant.name not in self._residents[device] for device in tenant.device_indices)
         for device in tenant.device_indices:
             await self._evict_for(tenant, device)
         if missing:
-            self.num_switches += 1
             await tenant.load()
         for device in tenant.device_indices:
             self._residents[device][tenant.name] = tenant

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from interlace.core.training import WeightBundle
-from interlace.core.types import FinishReason, Metrics, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.core.types import FinishReason, Metrics, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.driver import EngineDriver, Job
@@ -22,6 +22,18 @@ from interlace.schedule.tail import Migrate
 
 EVALUATION_ORDER = -math.inf
 """Evaluation goes before samples that have not started: the step boundary waits for it."""
+
+
+def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
+    """A response from outside the flow as a sample, to be scored."""
+    done = response.completion
+    return Sample(
+        key=key,
+        prompt=prompt,
+        token_ids=np.array(done.token_ids, np.int32),
+        finish_reason=done.finish_reason,
+        text=response.text,
+    )
 
 
 class Generator:
