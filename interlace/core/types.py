@@ -6,7 +6,7 @@ policy. Shapes: L = response tokens of one sample.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
@@ -128,6 +128,17 @@ class Completion:
     finish_reason: FinishReason
     raw_logprobs: tuple[float, ...] = ()
     """[L] of the model itself, where the parameters ask for them; else empty."""
+
+    @property
+    def resumed(self) -> Request:
+        """The request as it would be submitted anew, with all that was generated so far."""
+        return replace(
+            self.request,
+            generated_ids=self.token_ids,
+            generated_logprobs=self.logprobs,
+            generated_versions=self.versions,
+            generated_raw_logprobs=self.raw_logprobs,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

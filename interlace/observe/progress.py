@@ -77,7 +77,7 @@ class QuietProgress:
         del kind, error, trace
 
 
-class PlainProgress:
+class PlainProgress(QuietProgress):
     """One line a step; of a stage, its start, its quarters and its end."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
@@ -102,14 +102,6 @@ class PlainProgress:
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        del kind, error, trace
 
 
 class LiveProgress:

@@ -204,13 +204,7 @@ class EngineDriver:
                 self._meter.drop(len(done.token_ids))
                 continue
             self._live_tokens -= job.expected_tokens
-            request = replace(
-                job.request,
-                generated_ids=done.token_ids,
-                generated_logprobs=done.logprobs,
-                generated_versions=done.versions,
-            )
-            jobs.append(replace(job, request=request))
+            jobs.append(replace(job, request=done.resumed))
         self._on_requeue(jobs)
 
     def _ask_to_yield(self) -> None:

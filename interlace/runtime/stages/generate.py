@@ -192,14 +192,8 @@ class Generator:
 
     def _suspend(self, sample: Sample, response: Response) -> None:
         """The budget is used up: the rest follows after the next publication."""
-        done = response.completion
-        request = replace(
-            self._request(sample),
-            generated_ids=done.token_ids,
-            generated_logprobs=done.logprobs,
-            generated_versions=done.versions,
-        )
-        self._suspended[sample.key] = replace(self._job(sample), request=self._within_budget(request))
+        request = self._within_budget(response.completion.resumed)
+        self._suspended[sample.key] = replace(self._job(sample), request=request)
 
     def _write(self, key: SampleKey, response: Response) -> bool:
         if self._channel is None:

@@ -10,7 +10,16 @@ import pytest
 from interlace.algorithms import base
 from interlace.core import training
 from interlace.core import types as core_types
-from interlace.core.types import Prompt, Request, Sample, SampleGroup, SampleKey, SamplingParams
+from interlace.core.types import (
+    Completion,
+    FinishReason,
+    Prompt,
+    Request,
+    Sample,
+    SampleGroup,
+    SampleKey,
+    SamplingParams,
+)
 from interlace.engines.rollout import protocol
 
 
@@ -54,3 +63,19 @@ def test_request_ids_tell_samples_and_attempts_apart() -> None:
         for attempt in (0, 1)
     }
     assert len(ids) == 8
+
+
+def test_a_completion_resumes_with_all_it_has() -> None:
+    request = Request(uid="a", sample_index=1, serial=7, prompt_ids=[1, 2], params=SamplingParams())
+    done = Completion(
+        request=request,
+        token_ids=(3, 4),
+        logprobs=(-0.1, -0.2),
+        versions=(0, 1),
+        finish_reason=FinishReason.ABORTED,
+        raw_logprobs=(-0.3, -0.4),
+    )
+    resumed = done.resumed
+    assert resumed.id == request.id and resumed.prompt_ids == [1, 2]
+    assert (resumed.generated_ids, resumed.generated_logprobs) == ((3, 4), (-0.1, -0.2))
+    assert (resumed.generated_versions, resumed.generated_raw_logprobs) == ((0, 1), (-0.3, -0.4))
