@@ -13,7 +13,9 @@ FOLDERS = ("interlace", "tests", "docs", "benchmarks", ".ci")
 
 def texts() -> list[Path]:
     inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
-    found = [path for path in [*ROOT.iterdir(), *inside] if path.is_file() and path.suffix in TEXT]
+    # In a second working tree `.git` is a file, with the path of the first in it.
+    here = [path for path in ROOT.iterdir() if path.name != ".git"]
+    found = [path for path in [*here, *inside] if path.is_file() and path.suffix in TEXT]
     return [path for path in found if "__pycache__" not in path.parts]
 
 

@@ -1,0 +1,142 @@
+"""What each worker costs on one machine: measured by `interlace profile`, read by the simulator and the planner.
+
+Costs are those of an instance on one device. On n devices work takes `1 / speed_up(n, efficiency)` of the time, and
+state is sharded over them.
+"""
+
+import math
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from interlace.core.config import Config
+
+
+def speed_up(num_devices: int, efficiency: float) -> float:
+    """How many times faster `num_devices` are than one, where each doubling keeps `efficiency` of what it promises."""
+    return float((2 * efficiency) ** math.log2(num_devices)) if num_devices > 1 else 1.0
+
+
+class StateCosts(Config):
+    """What a worker's state takes, and how long it takes to move."""
+
+    state_bytes: int = Field(default=0, ge=0)
+    """Of one instance, sharded over its devices."""
+    device_bytes: int = Field(default=0, ge=0)
+    """On each of its devices beside that: KV cache, buffers."""
+    onload_s: float = Field(default=0.0, ge=0)
+    """Host to device, all of the state over one device's link."""
+    offload_s: float = Field(default=0.0, ge=0)
+    efficiency: float = Field(default=0.9, gt=0.5, le=1)
+    """Of speed that is kept at each doubling of devices."""
+
+    def memory_bytes(self, num_devices: int) -> int:
+        """Needed on each device."""
+        return self.state_bytes // num_devices + self.device_bytes
+
+
+class RolloutCosts(StateCosts):
+    """A rollout engine. A decode step of b sequences that hold c tokens takes `step_s(b) + c * context_token_s`."""
+
+    steps: tuple[tuple[int, float], ...]
+    """(sequences, seconds of a decode step without context), by rising number of sequences; linear in between."""
+    context_token_s: float = Field(default=0.0, ge=0)
+    """Seconds a step for each cached token that attention reads."""
+    call_s: float = Field(default=0.0, ge=0)
+    """Seconds of a serve call beside its decode steps."""
+    prefill_token_s: float = Field(default=0.0, ge=0)
+    kv_tokens: int = Field(ge=1)
+    """That the KV cache of one device holds."""
+    max_running: int = Field(default=4096, ge=1)
+    """Sequences that decode at once."""
+    update_s: float = Field(default=0.0, ge=0)
+    """To swap all weights."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        batches = [batch for batch, _ in self.steps]
+        if not batches or batches[0] < 1 or batches != sorted(set(batches)):
+            raise ValueError(f"steps needs batches of 1 or more, each larger than the one before; they are {batches}")
+        if any(seconds <= 0 for _, seconds in self.steps):
+            raise ValueError("a decode step takes more than 0 seconds")
+        return self
+
+    def step_s(self, batch: int) -> float:
+        """A decode step of `batch` sequences without context; beyond the last point the last slope goes on."""
+        steps = self.steps
+        if batch <= steps[0][0] or len(steps) == 1:
+            return steps[0][1]
+        place = next((i for i in range(1, len(steps)) if batch <= steps[i][0]), len(steps) - 1)
+        (low, low_s), (high, high_s) = steps[place - 1], steps[place]
+        return low_s + (high_s - low_s) * (batch - low) / (high - low)
+
+
+class InferenceCosts(StateCosts):
+    """Log-probs or values without gradient."""
+
+    token_s: float = Field(ge=0)
+    """Prompt and response tokens alike."""
+    call_s: float = Field(default=0.0, ge=0)
+
+
+class TrainCosts(InferenceCosts):
+    """A trained model. `token_s` is of forward and backward, `inference_token_s` of log-probs or values alone."""
+
+    inference_token_s: float = Field(default=0.0, ge=0)
+    optimizer_s: float = Field(default=0.0, ge=0)
+    export_s: float = Field(default=0.0, ge=0)
+    """To hand all weights to the engines."""
+
+
+class RewardCosts(Config):
+    """Scoring on the host: log-normal latencies, and how often an answer is right."""
+
+    median_s: float = Field(default=0.0, ge=0)
+    sigma: float = Field(default=0.0, ge=0)
+    """Standard deviation of the latency's logarithm."""
+    max_s: float = Field(default=60.0, gt=0)
+    """Time limit."""
+    workers: int = Field(default=64, ge=1)
+    """Answers scored at once."""
+    solve_rate: float = Field(default=0.5, ge=0, le=1)
+    """Mean share of answers that are right."""
+    solve_spread: float = Field(default=0.3, ge=0, le=1)
+    """How unlike prompts are: 0, all are solved at the mean rate; 1, each always or never."""
+    fail_share: float = Field(default=0.0, ge=0, le=1)
+    """Of answers whose scoring fails."""
+
+
+class Lengths(Config):
+    """How long prompts and responses are: log-normal by prompt and by response, or measured quantiles."""
+
+    prompt_tokens: int = Field(default=64, ge=1)
+    """Mean."""
+    median: float = Field(default=256.0, ge=1)
+    """Response tokens."""
+    prompt_sigma: float = Field(default=0.5, ge=0)
+    """Standard deviation, between prompts, of the logarithm of response length."""
+    response_sigma: float = Field(default=0.7, ge=0)
+    """The same between responses to one prompt."""
+    cap_share: float = Field(default=0.0, ge=0, le=1)
+    """Of responses that run to max_new_tokens whatever else (they repeat themselves)."""
+    quantiles: tuple[float, ...] = ()
+    """Response lengths at evenly spaced probabilities from 0 to 1. Given, they replace median and cap_share, and the
+    two sigmas only say how much of a length is the prompt's."""
+
+
+class Profile(Config):
+    """The costs of a recipe's workers on one kind of device."""
+
+    device: str
+    """Kind of device, for people: `cpu, one core of ...`."""
+    source: str = ""
+    """Where the figures are from: the command, or papers."""
+    device_memory_bytes: int = Field(ge=1)
+    rollout: RolloutCosts
+    actor: TrainCosts
+    reference: InferenceCosts | None = None
+    """None where it was not measured: the actor's inference serves."""
+    critic: TrainCosts | None = None
+    """None where it was not measured: the actor's costs serve."""
+    reward: RewardCosts = RewardCosts()
+    lengths: Lengths = Lengths()

@@ -1,0 +1,1 @@
+"""Workers that only cost time, for the runtime on a virtual clock."""
