@@ -157,6 +157,10 @@ class Progress:
     num_running: int = 0
     num_waiting: int = 0
     num_new_tokens: int = 0
+    kv_use: float = 0.0
+    """Largest share of the KV cache that running sequences held, 0 to 1; 0 where the engine does not say."""
+    num_preemptions: int = 0
+    """Sequences that gave their KV cells back, to be computed anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -42,10 +42,13 @@ class RolloutWorker(Worker):
         aborted = self._engine.abort(aborts) if aborts else ()
         for request in submissions:
             self._engine.submit(request)
-        num_new_tokens = 0
+        num_new_tokens = num_preemptions = 0
+        kv_use = 0.0
         while True:
             output = self._engine.step()
             num_new_tokens += output.num_new_tokens
+            num_preemptions += output.num_preemptions
+            kv_use = max(kv_use, output.kv_use)
             if output.finished or self._interrupted.is_set() or not output.num_running + output.num_waiting:
                 break
         self._interrupted.clear()
@@ -54,6 +57,8 @@ class RolloutWorker(Worker):
             num_running=output.num_running,
             num_waiting=output.num_waiting,
             num_new_tokens=num_new_tokens,
+            kv_use=kv_use,
+            num_preemptions=num_preemptions,
         )
 
     @operation(on_device=False, concurrent=True)

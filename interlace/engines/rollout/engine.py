@@ -134,7 +134,7 @@ class NativeEngine:
 
     def step(self) -> StepOutput:
         finished: list[Completion] = []
-        new_tokens = 0
+        new_tokens, preemptions = 0, self._scheduler.num_preemptions
         if self._live and not self._paused and self._saved is None:
             new_tokens = self._advance(finished)
         return StepOutput(
@@ -142,6 +142,8 @@ class NativeEngine:
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             num_new_tokens=new_tokens,
+            kv_use=self._kv_use(),
+            num_preemptions=self._scheduler.num_preemptions - preemptions,
         )
 
     def abort(self, ids: Series[str] | None = None) -> tuple[Completion, ...]:
@@ -185,13 +187,16 @@ class NativeEngine:
         return EngineMemory(weights=self._weights.num_bytes, kv_cache=self._pool.num_bytes)
 
     def metrics(self) -> Metrics:
-        rows = [sequence.row for sequence in self._scheduler.running]
-        held = {"kv_use": self._store.held(rows) / self._store.num_cells, "kv_free_tokens": float(self._store.num_free)}
+        held = {"kv_use": self._kv_use(), "kv_free_tokens": float(self._store.num_free)}
         attention_s = self._attention.seconds if self._attention is not None else 0.0
         return self._counters.read(self._scheduler, self._prefixes.num_reused_tokens, attention_s) | held
 
     def report(self) -> EngineReport:
         return self._report
+
+    def _kv_use(self) -> float:
+        """Share of the cells that running sequences hold; what ended ones left for reuse is free to be taken."""
+        return self._store.held([sequence.row for sequence in self._scheduler.running]) / self._store.num_cells
 
     def _forget_computed(self) -> None:
         self._scheduler.forget_computed()

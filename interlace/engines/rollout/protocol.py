@@ -22,6 +22,10 @@ class StepOutput:
     num_waiting: int = 0
     num_new_tokens: int = 0
     """Tokens decoded by this step, over all sequences."""
+    kv_use: float = 0.0
+    """Share of the KV cache that running sequences hold, 0 to 1; 0 where the engine does not say."""
+    num_preemptions: int = 0
+    """Sequences that gave their KV cells back in this step, to be computed anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

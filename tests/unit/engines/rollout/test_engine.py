@@ -122,6 +122,18 @@ def test_metrics_add_up(make_model: ModelMaker) -> None:
     assert engine.memory().kv_cache > 0 and engine.memory().weights == sum(p.nbytes for p in make_model().parameters())
 
 
+def test_a_step_tells_how_full_the_store_is_and_who_had_to_leave_it(make_model: ModelMaker) -> None:
+    engine = NativeEngine(make_model(), max_running=4, max_tokens=128, options=EngineOptions(draft_tokens=0))
+    for index in range(4):
+        params = SamplingParams(max_new_tokens=100)
+        engine.submit(Request(uid="a", sample_index=index, prompt_ids=[1, 2, 3, index], params=params))
+    outputs = [engine.step() for _ in range(80)]
+    assert outputs[0].kv_use == 1.0 and all(0 < output.kv_use <= 1 for output in outputs)
+    assert sum(output.num_preemptions for output in outputs) == engine.metrics()["num_preemptions"] > 0
+    engine.abort()
+    assert engine.step().kv_use == 0
+
+
 def test_raw_logprobs_are_those_of_the_model_itself(make_model: ModelMaker) -> None:
     params = SamplingParams(
         max_new_tokens=12, temperature=0.5, top_p=0.8, repetition_penalty=1.3, logit_bias=((3, 1.5),), raw_logprobs=True
