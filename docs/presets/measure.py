@@ -1,0 +1,163 @@
+"""Runs the quick start under every preset and writes what came of it into the presets' pages.
+
+    python docs/presets/measure.py local [NAME ...]     # or ray; all presets, or some; then writes the pages
+    python docs/presets/measure.py pages                # writes the pages from measured/*.json
+
+A run's figures go to measured/CLUSTER.json, by preset, so presets can be measured a few at a time. In each page the
+text between the two `measured` comments is written by this script, and nothing else of it.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from interlace.core.types import JSON
+from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.goodput import BINS, Ledger, ledger_of
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder
+from interlace.recipes.compare import Outcome
+from interlace.recipes.state import RunState
+from interlace.schedule.presets import preset_names
+
+HERE = Path(__file__).parent
+MEASURED = HERE / "measured"
+OVERVIEW = HERE.parent / "schedules.md"
+CLUSTERS = ("local", "ray")
+STEPS, PARTS = 40, 8
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+SHOWN_SHARE = 0.005
+"""Goodput bins below this are left out of a page's table."""
+
+
+def command(name: str, cluster: str) -> list[str]:
+    """One run."""
+    settings = f"schedule={name} steps={STEPS} eval_every={STEPS} cluster.backend={cluster} cluster.devices=cpu:2"
+    return ["interlace", "train", "quickstart", *settings.split()]
+
+
+def measure(cluster: str, names: Sequence[str]) -> None:
+    """Runs each in turn; a run that fails ends the script and leaves the others' figures as they are."""
+    path = MEASURED / f"{cluster}.json"
+    for name in names:
+        run = f"preset-{cluster}-{name}"
+        words = [*command(name, cluster), "--name", run, "--overwrite", "--quiet"]
+        subprocess.run([sys.executable, "-c", "from interlace.cli.main import app; app()", *words[1:]], check=True)
+        told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"schedules": {}}
+        told["command"] = shlex.join(command("NAME", cluster))
+        told["schedules"] = dict(sorted({**told["schedules"], name: figures(name, Path("runs") / run)}.items()))
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(told, indent=1) + "\n")
+        print(name, told["schedules"][name]["greedy"], flush=True)
+
+
+def figures(name: str, folder: Path) -> dict[str, JSON]:
+    """What is kept of a run."""
+    run, kept = RunData.read(RunFolder(path=folder)), 4
+    outcome, rewards, last = Outcome.of(name, run), run.values("reward/mean"), run.rows[-1]
+    checkpoint = Checkpoints(folder / "checkpoints", keep=1).latest()
+    before = RunState.read(checkpoint).before if checkpoint else None
+    size = len(rewards) // PARTS
+    return {
+        "steps": outcome.num_steps,
+        "greedy_before": before and before.greedy_accuracy,
+        "sampled_before": before and before.sampled_accuracy,
+        "greedy": last["eval/accuracy_greedy"],
+        "sampled": last["eval/accuracy_sampled"],
+        "rewards": [round(fmean(rewards[i * size : (i + 1) * size]), 2) for i in range(PARTS)],
+        "step_s": round(outcome.step_s, kept),
+        "trained_tokens_per_device_s": round(outcome.trained_tokens_per_device_s, 1),
+        "staleness_mean": round(outcome.staleness_mean, kept),
+        "staleness_max": outcome.staleness_max,
+        "length_shift": outcome.lengths and round(outcome.lengths.mean_shift, 2),
+        "goodput": {bin_name: round(ledger_of(run.rows).fraction(bin_name), kept) for bin_name in BINS},
+    }
+
+
+def write_pages() -> None:
+    """Brings the measured part of every page, and of docs/schedules.md, up to date."""
+    told = {cluster: read(cluster) for cluster in CLUSTERS}
+    for path in sorted(HERE.glob("*.md")):
+        replace(path, "\n\n".join(block(path.stem, cluster, told[cluster]) for cluster in CLUSTERS))
+    replace(OVERVIEW, "\n\n".join(overview(cluster, told[cluster]) for cluster in CLUSTERS if told[cluster]))
+
+
+def read(cluster: str) -> Mapping[str, Any]:
+    """A cluster's figures; empty where nothing was measured."""
+    path = MEASURED / f"{cluster}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def replace(path: Path, text: str) -> None:
+    """What stands between the two comments."""
+    head, begin, rest = path.read_text().partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if begin and end:
+        path.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")
+
+
+def block(name: str, cluster: str, told: Mapping[str, Any]) -> str:
+    """One preset on one cluster."""
+    run = told["schedules"].get(name) if told else None
+    if run is None:
+        return f"On the `{cluster}` cluster: not measured yet; `python docs/presets/measure.py {cluster} {name}` does it."
+    size = run["steps"] // PARTS
+    parts = [f"{part * size + 1}-{(part + 1) * size}" for part in range(PARTS)]
+    ledger = Ledger(seconds=run["goodput"])
+    shown = [bin_name for bin_name in BINS if ledger.fraction(bin_name) >= SHOWN_SHARE]
+    return "\n".join([
+        f"On the `{cluster}` cluster, `{told['command'].replace('NAME', name)}`:",
+        "",
+        *table(["steps", *parts], [["mean reward", *(f"{reward:.2f}" for reward in run["rewards"])]]),
+        "",
+        f"Held-out accuracy: greedy {run['greedy_before']:.3f} before, {run['greedy']:.3f} after; at temperature 1"
+        f" {run['sampled_before']:.3f} before, {run['sampled']:.3f} after. {staleness(run)} {waste(ledger)}",
+        "",
+        *table(["goodput bin", *(f"`{one}`" for one in shown)], [["share", *(f"{ledger.fraction(b):.1%}" for b in shown)]]),
+    ])  # fmt: skip
+
+
+def staleness(run: Mapping[str, Any]) -> str:
+    """As a sentence."""
+    return f"Staleness: mean {run['staleness_mean']:.2f}, at most {run['staleness_max']:.0f}."
+
+
+def waste(ledger: Ledger) -> str:
+    """The largest bin that trains nothing, as a sentence."""
+    worst = ledger.largest_waste()
+    return f"Largest waste: `{worst.name}`, {worst.fraction:.1%} of all device time." if worst else ""
+
+
+def overview(cluster: str, told: Mapping[str, Any]) -> str:
+    """All presets on one cluster."""
+    rows = []
+    for name, run in told["schedules"].items():
+        worst = Ledger(seconds=run["goodput"]).largest_waste()
+        rows.append([
+            f"[`{name}`](presets/{name}.md)",
+            f"{run['greedy']:.3f}",
+            f"{run['sampled']:.3f}",
+            f"{run['staleness_mean']:.2f} / {run['staleness_max']:.0f}",
+            f"`{worst.name}` {worst.fraction:.0%}" if worst else "",
+        ])  # fmt: skip
+    heads = ["preset", "greedy", "temperature 1", "staleness mean / max", "largest waste"]
+    return "\n".join([f"`{told['command']}`, seed 0:", "", *table(heads, rows)])
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Markdown."""
+    return [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
+
+
+if __name__ == "__main__":
+    what, *chosen = sys.argv[1:] or ["pages"]
+    if what in CLUSTERS:
+        measure(what, chosen or preset_names())
+    elif what != "pages":
+        sys.exit(__doc__)
+    write_pages()
