@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from interlace.core.types import FloatArray, Metrics, Sample
     from interlace.engines.train.optimizer import OptimizerConfig
     from interlace.engines.train.packing import MicroBatch
+    from interlace.engines.train.ranks import Ranks
 
 
 class CriticConfig(PackingConfig):
@@ -59,8 +60,9 @@ class CriticEngine(TrainedEngine):
         config: CriticConfig,
         device: str = "cpu",
         prefix: str = "critic",
+        ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix)
+        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix, ranks=ranks)
         self.config = config
 
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:

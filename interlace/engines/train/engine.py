@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from interlace.core.types import FloatArray, Metrics, Sample
     from interlace.engines.train.optimizer import OptimizerConfig
     from interlace.engines.train.packing import MicroBatch
+    from interlace.engines.train.ranks import Ranks
 
 
 class TrainConfig(PackingConfig):
@@ -70,8 +71,9 @@ class TrainEngine(TrainedEngine):
         config: TrainConfig,
         device: str = "cpu",
         prefix: str = "actor",
+        ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix)
+        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix, ranks=ranks)
         self.config = config
         self._loss = loss
         self._aggregator = Aggregator(aggregation=config.aggregation, aggregation_length=config.aggregation_length)

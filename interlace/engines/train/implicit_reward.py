@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from interlace.core.types import FloatArray, Sample
     from interlace.engines.train.optimizer import OptimizerConfig
     from interlace.engines.train.packing import MicroBatch
+    from interlace.engines.train.ranks import Ranks
 
 
 class ImplicitRewardConfig(PackingConfig):
@@ -48,8 +49,9 @@ class ImplicitRewardEngine(TrainedEngine):
         config: ImplicitRewardConfig,
         device: str = "cpu",
         prefix: str = "process_reward",
+        ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix)
+        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix, ranks=ranks)
         self.config = config
 
     def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +18,42 @@ SUMMED = ("skipped_minibatches",)
 LARGEST = ("ratio_max",)
 
 
-class Minibatch:
-    """Sums over what it trains: tokens, or samples. They stay on the device until the minibatch closes.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MinibatchTotals:
+    """What was added up in a minibatch, on one rank or on all."""
 
-    Data-parallel ranks would add `count`, `denominator` and the sums over ranks just before they are read.
-    """
+    count: int
+    """Tokens, or samples: what the sums are sums over."""
+    denominator: float
+    """Of the loss and its gradient."""
+    sums: Mapping[str, float]
+    maxima: Mapping[str, float]
+
+    @classmethod
+    def over_ranks(cls, parts: Sequence[MinibatchTotals]) -> MinibatchTotals:
+        """The whole minibatch's. A rank without samples has no sums."""
+        return cls(
+            count=sum(part.count for part in parts),
+            denominator=sum(part.denominator for part in parts),
+            sums={name: sum(values) for name, values in _by_name([part.sums for part in parts]).items()},
+            maxima={name: max(values) for name, values in _by_name([part.maxima for part in parts]).items()},
+        )
+
+    def metrics(self) -> Metrics:
+        """Loss over its denominator, means, maxima. Empty where nothing was added."""
+        if not self.sums:
+            return {}
+        means = {name: total / self.count for name, total in self.sums.items()}
+        return means | {"loss": self.sums["loss"] / self.denominator} | dict(self.maxima)
+
+
+def _by_name(parts: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: [part[name] for part in parts if name in part] for name in names}
+
+
+class Minibatch:
+    """Sums over what one rank trains: tokens, or samples. They stay on the device until the minibatch closes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -43,16 +75,16 @@ class Minibatch:
         largest = value_T.detach().max()
         self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
 
-    def metrics(self) -> Metrics:
-        """Loss over its denominator, means, maxima. Empty where nothing was added. Waits for the device."""
-        if not self._sums:
-            return {}
-        names = [*self._sums, *self._maxima]
-        numbers = torch.stack([*self._sums.values(), *self._maxima.values()]).tolist()
-        read = dict(zip(names, numbers, strict=True))
-        metrics = {name: read[name] / self.count for name in self._sums}
-        metrics["loss"] = read["loss"] / self.denominator
-        return metrics | {name: read[name] for name in self._maxima}
+    def close(self) -> MinibatchTotals:
+        """Waits for the device."""
+        numbers = [*self._sums.values(), *self._maxima.values()]
+        read = iter(torch.stack(numbers).tolist() if numbers else [])
+        return MinibatchTotals(
+            count=self.count,
+            denominator=self.denominator,
+            sums={name: next(read) for name in self._sums},
+            maxima={name: next(read) for name in self._maxima},
+        )
 
     def _add_sum(self, name: str, total: Tensor) -> None:
         self._sums[name] = self._sums[name] + total if name in self._sums else total

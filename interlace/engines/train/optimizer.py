@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from interlace.core.config import Config
+from interlace.engines.train.ranks import whole_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -86,7 +87,7 @@ class Optimizer:
         """L2 norm of the accumulated gradient divided by `denominator`."""
         gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
-        return norm / denominator
+        return whole_tensor(norm) / denominator
 
     def step(self, denominator: float, norm: float) -> None:
         """One update by (accumulated gradient / denominator), clipped; `norm` is that of the divided gradient."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +12,11 @@ from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.engines.train.export import named_weights
-from interlace.engines.train.minibatch import Minibatch
+from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
 from interlace.engines.train.optimizer import Optimizer, OptimizerConfig, OptimizerState
 from interlace.engines.train.packed_model import PackedModel
-from interlace.engines.train.packing import collate, column, row_length, split_by_tokens
+from interlace.engines.train.packing import collate, column, placeholder, row_length, split_by_tokens
+from interlace.engines.train.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,22 +36,36 @@ class PackingConfig(Config):
 
 
 class PackedEngine:
-    """A model called on packed micro-batches of samples."""
+    """A model called on packed micro-batches of samples.
 
-    def __init__(self, model: PreTrainedModel, *, packing: PackingConfig, device: str) -> None:
+    Where it has several ranks each is called with its own share of the samples, and all are called alike: an operation
+    on the model is collective.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, packing: PackingConfig, device: str, ranks: Ranks | None = None
+    ) -> None:
         self._packing = packing
-        self.packed = PackedModel(model, device=device, gradient_checkpointing=packing.gradient_checkpointing)
+        self._ranks = ranks or Ranks()
+        self.packed = PackedModel(
+            model, device=device, gradient_checkpointing=packing.gradient_checkpointing, ranks=self._ranks
+        )
 
     @property
     def model(self) -> PreTrainedModel:
         return self.packed.model
 
-    def _split(self, samples: Sequence[Sample]) -> Iterator[list[int]]:
-        """Micro-batches, as indices; samples without a response are left out."""
+    def _split(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """Micro-batches, as indices, and empty ones where other ranks have more; without samples without a response."""
         present = [index for index, sample in enumerate(samples) if sample.num_tokens]
         lengths = [row_length(samples[index]) for index in present]
-        for rows in split_by_tokens(lengths, self._packing.tokens_per_microbatch):
-            yield [present[row] for row in rows]
+        split = split_by_tokens(lengths, self._packing.tokens_per_microbatch)
+        num_missing = self._ranks.largest(len(split)) - len(split)
+        return [[present[row] for row in rows] for rows in split] + [[] for _ in range(num_missing)]
+
+    def _accompany(self) -> Tensor:
+        """The forward of an empty micro-batch, whose sum is 0: other ranks have a full one."""
+        return self.packed.outputs(self._collate([placeholder()], masks=[None])).sum() * 0
 
     def _collate(self, samples: Sequence[Sample], *, masks: Sequence[BoolArray | None]) -> MicroBatch:
         return collate(samples, self.packed.device, padded=not self.packed.is_packed, masks=masks)
@@ -60,10 +75,14 @@ class PackedEngine:
         """[L] of each sample, from what `compute` gives for each response token of a micro-batch."""
         found: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
         for rows in self._split(samples):
+            if not rows:
+                self._accompany()
+                continue
             batch = self._collate([samples[row] for row in rows], masks=[None] * len(rows))
             pieces = compute(batch).cpu().split(batch.lengths)
             for row, piece in zip(rows, pieces, strict=True):
                 found[row] = piece.numpy()
+        self._ranks.reshard(self.model)
         return found
 
 
@@ -71,9 +90,16 @@ class TrainedEngine(PackedEngine, ABC):
     """A packed engine with an optimizer and an open minibatch. prefix: of the metrics it reports."""
 
     def __init__(
-        self, model: PreTrainedModel, *, packing: PackingConfig, optimizer: OptimizerConfig, device: str, prefix: str
+        self,
+        model: PreTrainedModel,
+        *,
+        packing: PackingConfig,
+        optimizer: OptimizerConfig,
+        device: str,
+        prefix: str,
+        ranks: Ranks | None,
     ) -> None:
-        super().__init__(model, packing=packing, device=device)
+        super().__init__(model, packing=packing, device=device, ranks=ranks)
         self._optimizer = Optimizer(model, optimizer)
         self._prefix = prefix
         self._minibatch = Minibatch()
@@ -95,6 +121,9 @@ class TrainedEngine(PackedEngine, ABC):
             return
         trained = [sample for sample in samples if sample.loss_mask is None or sample.loss_mask.any()]
         for rows in self._split(trained):
+            if not rows:
+                self._accompany().backward()
+                continue
             chosen = [trained[row] for row in rows]
             batch = self._collate(chosen, masks=[sample.loss_mask for sample in chosen])
             self._accumulate_microbatch(chosen, batch)
@@ -105,7 +134,8 @@ class TrainedEngine(PackedEngine, ABC):
         Dropped (`skipped_minibatches` = 1) are a minibatch with nothing to train on, one whose gradient is not finite,
         and one that the engine finds too far out.
         """
-        closed, self._minibatch = self._minibatch, Minibatch()
+        own, self._minibatch = self._minibatch.close(), Minibatch()
+        closed = MinibatchTotals.over_ranks(self._ranks.gather_objects(own))
         metrics = self._derive(closed.metrics()) if closed.count else {}
         metrics["lr"] = self._optimizer.next_lr
         norm = float(self._optimizer.grad_norm(closed.denominator or 1.0))
@@ -121,12 +151,16 @@ class TrainedEngine(PackedEngine, ABC):
         self._stopped = False
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Parameters and persistent buffers by Hugging Face name, tied ones once. Aliases what training writes to."""
-        return named_weights(self.model)
+        """Parameters and persistent buffers by Hugging Face name, tied ones once. Aliases what training writes to.
+
+        Of several ranks the first gets whole copies, the others nothing.
+        """
+        return self._ranks.gather_on_first(named_weights(self.model))
 
     def snapshot(self) -> Mapping[str, Tensor]:
         """A copy of `weights` that later steps do not touch."""
-        return {name: tensor.clone() for name, tensor in self.weights().items()}
+        weights = self.weights()
+        return {name: tensor.clone() for name, tensor in weights.items()} if self._ranks.is_alone else weights
 
     def state_dict(self) -> OptimizerState:
         """Optimizer, schedule and counters; the weights are saved apart. Aliases live tensors."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from interlace.engines.train.packing import MicroBatch
+    from interlace.engines.train.ranks import Ranks
 
 PROBE_SIZES = (7, 5, 3)
 PROBE_TOLERANCE = 1e-3
@@ -26,10 +27,11 @@ PROBE_TOLERANCE = 1e-3
 class PackedModel:
     """Runs a model on packed rows where its attention can be replaced, else on padded ones: `attention` says which."""
 
-    def __init__(self, model: PreTrainedModel, *, device: str, gradient_checkpointing: bool) -> None:
+    def __init__(self, model: PreTrainedModel, *, device: str, gradient_checkpointing: bool, ranks: Ranks) -> None:
         self.model = model
         self.device = torch.device(device)
-        nn.Module.to(model, self.device)
+        if ranks.is_alone:  # sharding brings each rank's part to its device, where the whole may not fit
+            nn.Module.to(model, self.device)
         model.eval()  # no dropout: log-probs must equal those of the rollout engine
         if gradient_checkpointing:
             _checkpoint_layers(model)
@@ -37,6 +39,7 @@ class PackedModel:
         refusal = _install_packed_attention(self)
         self.is_packed = refusal is None
         self.attention = "packed" if refusal is None else f"padded, with the model's own attention: {refusal}"
+        ranks.shard(model)
 
     def outputs(self, batch: MicroBatch) -> Tensor:
         """[T, outputs]: logits (or a head's values) at the positions asked for."""
@@ -82,12 +85,12 @@ def _install_packed_attention(packed: PackedModel) -> str | None:
     if not model._can_set_attn_implementation():
         return f"{type(model).__name__} does not call transformers' attention interface"
     own = model.config._attn_implementation
-    expected = _probe_padded(model, packed.device)
+    expected = _probe_padded(model, model.device)
     register()
     model.set_attn_implementation(PACKED_ATTENTION)
     windows: list[int | None] = []
     try:
-        refusal = _compare(expected, _probe_packed(model, packed.device, windows), windows, layer_types)
+        refusal = _compare(expected, _probe_packed(model, model.device, windows), windows, layer_types)
     except (RuntimeError, TypeError, ValueError) as error:
         refusal = f"packed attention failed in {type(model).__name__} ({error})"
     if refusal is not None:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.engines.train.attention import PackedLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interlace.core.types import BoolArray, FloatArray, IntArray, Sample
+    from interlace.core.types import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +63,13 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
             bins[slot].append(index)
             room[slot] -= lengths[index]
     return bins
+
+
+def placeholder() -> Sample:
+    """One token to predict, from one: what an empty micro-batch computes."""
+    token = np.zeros(1, np.int32)
+    prompt = Prompt(uid="placeholder", token_ids=token, text="", answer="")
+    return Sample(key=SampleKey(0, 0), prompt=prompt, token_ids=token)
 
 
 def row_length(sample: Sample) -> int:

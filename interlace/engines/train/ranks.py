@@ -1,0 +1,110 @@
+"""The data-parallel ranks of a model: FSDP2 (arXiv 2304.11277) where there are several, nothing where there is one.
+
+Parameters, gradients and optimizer state are cut into one shard a rank. A layer is gathered whole just before it
+computes and its gradient is summed into shards right after, so every forward and every backward is collective: all
+ranks run the same number of them, the last ones empty where a rank has fewer micro-batches. Accumulating whole
+gradients and reducing them once would need no such rule, but a whole model's memory on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """One rank's view of its group. Without arguments: a process alone, where all of it does nothing."""
+
+    def __init__(self, rank: int = 0, num_ranks: int = 1, mesh: DeviceMesh | None = None) -> None:
+        self.rank, self.num_ranks = rank, num_ranks
+        self._mesh = mesh
+
+    @classmethod
+    def join(cls, url: str, *, rank: int, num_ranks: int, device: str) -> Ranks:
+        """Meets the others at `url`; returns once all are there. A process belongs to one group.
+
+        Host tensors go through gloo, those of a GPU through NCCL.
+        """
+        from torch import distributed
+        from torch.distributed.device_mesh import init_device_mesh
+
+        where = torch.device(device)
+        if where.type == "cuda":
+            torch.cuda.set_device(where)
+            torch.cuda.init()
+        backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, init_method=url, rank=rank, world_size=num_ranks)
+        return cls(rank, num_ranks, init_device_mesh(where.type, (num_ranks,)))
+
+    @property
+    def is_alone(self) -> bool:
+        return self.num_ranks == 1
+
+    def shard(self, model: nn.Module) -> None:
+        """Cuts the model, which is whole on the host and equal on every rank, into shards on the ranks' devices."""
+        if self.is_alone:
+            return
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        for layer in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
+            fully_shard(layer, mesh=self._mesh)
+        fully_shard(model, mesh=self._mesh)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                # Gradients are sums, divided once by the denominator of all ranks; FSDP would average.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+    def reshard(self, model: nn.Module) -> None:
+        """After a forward without backward: gives up gathered parameters, which the next update would not reach."""
+        if not self.is_alone:
+            model.reshard()  # type: ignore[operator]  # of the FSDPModule that shard() made it
+
+    def largest(self, number: int) -> int:
+        """Over all ranks."""
+        return number if self.is_alone else max(self.gather_objects(number))
+
+    def gather_objects(self, value: T) -> list[T]:
+        """Each rank's, in their order, on every rank. For small things: they are pickled."""
+        if self.is_alone:
+            return [value]
+        from torch import distributed
+
+        found: list[T] = [value] * self.num_ranks
+        distributed.all_gather_object(found, value)
+        return found
+
+    def gather_on_first(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Whole tensors on rank 0's host, nothing on the others. Alone: the tensors themselves."""
+        if self.is_alone:
+            return tensors
+        kept: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            whole = whole_tensor(tensor)  # gathered one by one, so that no device holds the model
+            if self.rank == 0:
+                kept[name] = whole.cpu()
+        return kept
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """A sharded tensor gathered from all ranks, which all call this; another as it is."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's shard; all of a tensor that is not sharded."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
