@@ -1,0 +1,209 @@
+"""interlace's side of `end_to_end.py`: one run, stopped at step boundaries until it is its turn again.
+
+python benchmarks/_step_interlace.py FOLDER LENGTHS CLUSTER SCHEDULE
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from _step_task import (
+    LEARNING_RATE,
+    LONGEST,
+    PROMPTS_PER_STEP,
+    SAMPLES_PER_PROMPT,
+    Block,
+    answer,
+    response_lengths,
+    tree_cpu_s,
+    wait_for_turn,
+)
+
+from interlace.core.types import FinishReason, Metrics, Request, TerminalEvent
+from interlace.data.loading import load_prompts
+from interlace.data.stream import PromptStream
+from interlace.engines.rollout import EngineOptions, NativeEngine
+from interlace.engines.rollout.protocol import StepOutput
+from interlace.flows.policy import policy_optimization
+from interlace.flows.run import RoleGroups, StepResult
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_model, load_tokenizer
+from interlace.observe.goodput import BINS, PREFIX
+from interlace.recipes.assemble import assemble
+from interlace.recipes.clusters.base import back_end
+from interlace.recipes.config import Recipe
+from interlace.recipes.launch import STAGES, Seat, make_actor_engine
+from interlace.rewards.scorer import Scorer
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.worker import WorkerContext
+from interlace.workers.actor import ActorWorker
+from interlace.workers.reward import RewardWorker
+from interlace.workers.rollout import RolloutWorker, Serving
+
+UNMEASURED = 2
+"""Steps at the start of a turn of a run that generates ahead: what it had ready before does not count."""
+
+
+class ForcedLengths(NativeEngine):
+    """Ends each response at the length that the task sets for it, and at nothing else."""
+
+    lengths: str
+
+    def submit(self, request: Request) -> None:
+        step, place = divmod(request.serial, PROMPTS_PER_STEP)
+        target = response_lengths(self.lengths, step)[place * SAMPLES_PER_PROMPT + request.sample_index]
+        params = request.params.model_copy(update={"max_new_tokens": target, "stop_token_ids": ()})
+        super().submit(replace(request, params=params))
+
+    def step(self) -> StepOutput:
+        output = super().step()  # the end that was set counts as the model's own
+        ended = [replace(completion, finish_reason=FinishReason.STOP) for completion in output.finished]
+        return replace(output, finished=tuple(ended))
+
+
+def forced_engine(recipe: Recipe, lengths: str, context: WorkerContext) -> Serving:
+    """As `make_rollout_engine`, with forced lengths."""
+    del context
+    loaded = load_model(recipe.model)
+    settings = recipe.rollout
+    engine = ForcedLengths(
+        loaded.model,
+        tokenizer=loaded.tokenizer,
+        max_running=settings.max_running,
+        max_tokens=settings.max_tokens,
+        max_batch_tokens=settings.max_batch_tokens,
+        seed=recipe.seed,
+        options=EngineOptions(num_threads=1),
+    )
+    engine.lengths = lengths
+    return Serving(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=())
+
+
+class Turns:
+    """Observes the run: measures each turn, and holds the run between turns."""
+
+    def __init__(self, cluster: Cluster, *, runs_ahead: bool) -> None:
+        self._cluster, self._runs_ahead = cluster, runs_ahead
+        self._left, self._unmeasured = 0, 0
+        self._tokens, self._steps = 0, 0
+        self._bins = dict.fromkeys(BINS, 0.0)
+
+    async def on_step(self, result: StepResult) -> bool:
+        """Counts a step; at the end of a turn waits for the next."""
+        if self._unmeasured:
+            self._unmeasured -= 1
+            if not self._unmeasured:
+                self._begin()
+            return True
+        self._count(result)
+        self._left -= 1
+        if self._left:
+            return True
+        answer([self._block()])
+        return await self.turn()
+
+    async def turn(self) -> bool:
+        """Waits until it is this run's turn. False where there is none any more."""
+        with self._cluster.waits.operation():
+            self._left = await asyncio.to_thread(wait_for_turn)
+        self._unmeasured = UNMEASURED if self._runs_ahead else 0
+        self._begin()
+        return self._left > 0
+
+    def _begin(self) -> None:
+        self._tokens = self._steps = 0
+        self._bins = dict.fromkeys(BINS, 0.0)
+        self._start_s, self._start_cpu_s = time.perf_counter(), tree_cpu_s()
+
+    def _count(self, result: StepResult) -> None:
+        metrics: Metrics = result.metrics
+        self._steps += 1
+        self._tokens += sum(e.sample.num_tokens for e in result.ended if e.event == TerminalEvent.TRAINED)
+        for name in BINS:
+            self._bins[name] += metrics[f"{PREFIX}{name}"] * metrics["timing_s/step"]
+
+    def _block(self) -> Block:
+        wall_s, cpu_s = time.perf_counter() - self._start_s, tree_cpu_s() - self._start_cpu_s
+        return Block(steps=self._steps, tokens=self._tokens, wall_s=wall_s, cpu_s=cpu_s, bins=self._bins)
+
+
+def make_recipe(folder: Path, cluster: str, schedule: Sequence[str]) -> Recipe:
+    """The task as a recipe. schedule: a preset and what is changed of it, as key=value."""
+    backend, devices = cluster.split("/")
+    changes = dict(change.split("=") for change in schedule[1:])
+    return Recipe.model_validate(
+        {
+            "model": str(folder),
+            "task": {"files": {"train": str(folder / "prompts.jsonl")}},
+            "reward": {"name": "_step_task:score", "workers": 0},
+            "algorithm": "grpo",
+            "schedule": {"preset": schedule[0], **changes},
+            "cluster": {"backend": backend, "devices": devices},
+            "steps": 1_000_000,
+            "prompts_per_step": PROMPTS_PER_STEP,
+            "samples_per_prompt": SAMPLES_PER_PROMPT,
+            "tokens_per_microbatch": 4096,
+            "sampling": {"max_new_tokens": LONGEST},
+            "optimizer": {"lr": LEARNING_RATE},
+        }
+    )
+
+
+async def launch(cluster: Cluster, recipe: Recipe, lengths: str) -> RoleGroups:
+    """The roles of GRPO without a reference."""
+    [rollout_devices], [actor_devices] = cluster.place("rollout"), cluster.place("actor")
+    model: ModelConfig = recipe.model
+    specs = (
+        WorkerSpec(
+            name="rollout/0",
+            factory=partial(RolloutWorker, make_engine=partial(forced_engine, recipe, lengths)),
+            worker_class=RolloutWorker,
+            devices=rollout_devices,
+            stage=STAGES["rollout"],
+            preemptible=True,
+        ),
+        WorkerSpec(
+            name="reward",
+            factory=partial(RewardWorker, make_scorer=partial(Scorer, recipe.reward)),
+            worker_class=RewardWorker,
+            stage=STAGES["reward"],
+        ),
+        WorkerSpec(
+            name="actor/0",
+            factory=partial(ActorWorker, make_engine=partial(make_actor_engine, Seat(recipe=recipe, model=model))),
+            worker_class=ActorWorker,
+            devices=actor_devices,
+            stage=STAGES["actor"],
+        ),
+    )
+    rollout, reward, actor = [await cluster.launch(spec) for spec in specs]
+    return RoleGroups(rollout=[rollout], reward=reward, actor=actor)
+
+
+async def main(folder: Path, lengths: str, cluster_name: str, schedule: Sequence[str]) -> None:
+    """Trains until no turn comes any more."""
+    recipe = make_recipe(folder, cluster_name, schedule)
+    cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
+
+    async def work() -> None:
+        groups = await launch(cluster, recipe, lengths)
+        prompts = PromptStream(load_prompts(recipe.task, load_tokenizer(recipe.model)).train, recipe.seed)
+        turns = Turns(cluster, runs_ahead=recipe.schedule.resolved.max_staleness > 0)
+        run = (await assemble(cluster, recipe, groups, prompts, turns)).run
+        await run.start()
+        answer([])
+        if await turns.turn():
+            await policy_optimization(run)
+
+    try:
+        await cluster.run(work())
+    finally:
+        await cluster.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4].split(",")))

@@ -1,0 +1,124 @@
+"""The task that `end_to_end.py` gives to all contestants, and the lines they exchange with it."""
+
+import json
+import os
+import random
+import string
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PROMPTS_PER_STEP, SAMPLES_PER_PROMPT = 8, 8
+SAMPLES = PROMPTS_PER_STEP * SAMPLES_PER_PROMPT
+PROMPT_TOKENS, MEDIAN, LONGEST, SHORTEST = 16, 64, 512, 4
+NUM_PROMPTS = 4096
+LEARNING_RATE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Some steps in a row, as one contestant measured them."""
+
+    steps: int
+    tokens: int
+    """Of responses."""
+    wall_s: float
+    cpu_s: float
+    """Of the contestant's process and all below it."""
+    bins: dict[str, float]
+    """Where the seconds went, by the contestant's own account."""
+
+
+def response_lengths(kind: str, step: int) -> list[int]:
+    """[SAMPLES] target lengths of a step, the same set each time in another order.
+
+    uniform: all the median. longtail: lognormal with sigma 1 around it, the longest present.
+    """
+    if kind == "uniform":
+        return [MEDIAN] * SAMPLES
+    draw = random.Random(0)
+    lengths = [min(LONGEST, max(SHORTEST, round(MEDIAN * 2.718281828 ** draw.gauss(0, 1)))) for _ in range(SAMPLES)]
+    lengths[lengths.index(max(lengths))] = LONGEST
+    return random.Random(step).sample(lengths, SAMPLES)
+
+
+def reward(response: str) -> float:
+    """Something that differs between responses of one length and costs nothing."""
+    return float(len(response) % 2)
+
+
+def score(prompt: str, response: str, answer: str, metadata: object) -> float:
+    """`reward`, as interlace calls it."""
+    del prompt, answer, metadata
+    return reward(response)
+
+
+def write_task(folder: Path) -> None:
+    """Model, tokenizer and prompts, for whoever loads them."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    words = ["<pad>", "<eos>", "<bos>", *string.digits, *"+-*/=() \n?.,:", *string.ascii_lowercase]
+    words += [f"<w{index}>" for index in range(512 - len(words))]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="?"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(words),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=PROMPT_TOKENS + LONGEST + 8,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=2,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    draw = random.Random(0)
+    prompts = ["".join(draw.choices(string.digits + "+-*/=", k=PROMPT_TOKENS)) for _ in range(NUM_PROMPTS)]
+    lines = [json.dumps({"prompt": prompt, "answer": ""}) + "\n" for prompt in prompts]
+    (folder / "prompts.jsonl").write_text("".join(lines))
+
+
+def read_prompts(folder: Path) -> list[str]:
+    """What write_task wrote."""
+    return [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
+
+
+def tree_cpu_s() -> float:
+    """CPU seconds of this process, of those below it and of those that they waited for."""
+    ticks, parents = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    return sum(ticks[pid] for pid in ticks if _is_below(pid, os.getpid(), parents)) / os.sysconf("SC_CLK_TCK")
+
+
+def _is_below(pid: int, root: int, parents: dict[int, int]) -> bool:
+    while pid != root:
+        if pid not in parents:
+            return False
+        pid = parents[pid]
+    return True
+
+
+def wait_for_turn() -> int:
+    """Blocks until the driver asks for so many steps; 0 where it is over."""
+    line = sys.stdin.readline()
+    return int(line) if line.strip() else 0
+
+
+def answer(blocks: Sequence[Block]) -> None:
+    """Tells the driver what a turn brought; an empty list says that the contestant is ready."""
+    sys.__stdout__.write(json.dumps([asdict(block) for block in blocks]) + "\n")  # type: ignore[union-attr]
+    sys.__stdout__.flush()  # type: ignore[union-attr]

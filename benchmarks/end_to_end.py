@@ -1,0 +1,199 @@
+"""Whole GRPO steps beside TRL: generation, scoring, training and weight sync, tokens per wall and per CPU second.
+
+All train the same 0.85-million-parameter Qwen2 on the same prompts, 8 prompts x 8 samples a step, with the same forced
+response lengths: `uniform`, all 64 tokens, or `longtail`, lognormal around 64 with sigma 1, the longest 512.
+
+- `one core`: interlace, synchronous and colocated, in one process (`cluster=local`, `verl-colocated`), beside TRL's
+  GRPOTrainer in one process, with `generate` and with its continuous batching.
+- `two cores`: interlace, asynchronous, generation and training in a process each (`cluster=ray`, a split placement),
+  beside TRL on two data-parallel ranks.
+
+The contestants are processes that are alive all the time and take turns of some steps, one at a time, so a ratio
+compares neighbours in time. A run that generates ahead has two steps of its turn uncounted: what was ready before its
+turn is used up by then. CPU seconds are those of a contestant's process and all below it, Ray's own included. With
+forced lengths interlace's engine and TRL's continuous batching are told each response's length when it starts; neither
+makes use of it but to end there.
+
+    python benchmarks/end_to_end.py [--cores 1|2] [--lengths uniform|longtail] [--rounds 3] [--json end_to_end.json]
+
+TRL comes with `pip install trl`; without it interlace is measured alone.
+"""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from _step_task import Block, tree_cpu_s, write_task
+from rich.console import Console
+
+from interlace.observe.goodput import Ledger
+from interlace.observe.tables import goodput_table
+
+HERE = Path(__file__).parent
+OURS = "interlace"
+SYNCHRONOUS = "verl-colocated"
+ASYNCHRONOUS = "one-step-off"
+STEPS_A_TURN = {OURS: 4}
+"""TRL takes one: its steps are long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One contestant at one length distribution."""
+
+    cores: int
+    lengths: str
+    contestant: str
+    step_s: float
+    """Median over the turns."""
+    tokens_per_s: float
+    tokens_per_cpu_s: float
+    wall_ratio: float
+    """Median over the rounds of interlace's tokens a second by this one's."""
+    wall_ratio_range: tuple[float, float]
+    cpu_ratio: float
+    """Likewise of tokens per CPU second."""
+    cpu_ratio_range: tuple[float, float]
+    bins: dict[str, float]
+    """Seconds by the contestant's own account, all turns together."""
+
+
+class Contestant:
+    """A process that takes turns."""
+
+    def __init__(self, name: str, script: str, arguments: Sequence[str]) -> None:
+        self.name = name
+        self.blocks: list[Block] = []
+        command = [sys.executable, str(HERE / script), *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._read()
+
+    def turn(self, num_steps: int) -> Block:
+        """Lets it do so many steps."""
+        self._write(num_steps)
+        [block] = self._read()
+        return Block(**block)
+
+    def close(self) -> None:
+        """Tells it that it is over."""
+        self._write(0)
+        self._process.wait(timeout=60)
+
+    def _write(self, num_steps: int) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{num_steps}\n")
+        self._process.stdin.flush()
+
+    def _read(self) -> list[dict]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended with exit code {self._process.wait()}")
+        return json.loads(line)
+
+
+def start(folder: Path, cores: int, lengths: str, schedule: str) -> list[Contestant]:
+    """Ours first."""
+    task = [str(folder), lengths]
+    found = [Contestant(OURS, "_step_interlace.py", [*task, "local/cpu:1" if cores == 1 else "ray/cpu:2", schedule])]
+    if importlib.util.find_spec("trl"):
+        kinds = ("generate", "continuous") if cores == 1 else ("generate",)
+        found += [Contestant(f"trl, {kind}", "_step_trl.py", [*task, kind, str(cores)]) for kind in kinds]
+    return found
+
+
+def measure(cores: int, lengths: str, schedule: str, rounds: int) -> list[Row]:
+    """All contestants in turns, one unmeasured round first."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_task(Path(folder))
+        contestants = start(Path(folder), cores, lengths, schedule)
+        for number in range(rounds + 1):
+            for contestant in contestants:
+                block = contestant.turn(STEPS_A_TURN.get(contestant.name, 1))
+                if number:
+                    contestant.blocks.append(block)
+                settle()
+        for contestant in contestants:
+            contestant.close()
+    return [row(cores, lengths, contestants[0], contestant) for contestant in contestants]
+
+
+def settle() -> None:
+    """Waits until no contestant computes: one that generates ahead goes on until its gate is closed."""
+    before = -1.0
+    while (now := tree_cpu_s()) - before > 0.05:
+        before = now
+        time.sleep(0.3)
+
+
+def row(cores: int, lengths: str, ours: Contestant, other: Contestant) -> Row:
+    """From the turns of both."""
+    pairs = list(zip(ours.blocks, other.blocks, strict=True))
+    wall = [(a.tokens / a.wall_s) / (b.tokens / b.wall_s) for a, b in pairs]
+    cpu = [(a.tokens / a.cpu_s) / (b.tokens / b.cpu_s) for a, b in pairs]
+    return Row(
+        cores=cores,
+        lengths=lengths,
+        contestant=other.name,
+        step_s=statistics.median(block.wall_s / block.steps for block in other.blocks),
+        tokens_per_s=statistics.median(block.tokens / block.wall_s for block in other.blocks),
+        tokens_per_cpu_s=statistics.median(block.tokens / block.cpu_s for block in other.blocks),
+        wall_ratio=statistics.median(wall),
+        wall_ratio_range=(min(wall), max(wall)),
+        cpu_ratio=statistics.median(cpu),
+        cpu_ratio_range=(min(cpu), max(cpu)),
+        bins={name: sum(block.bins[name] for block in other.blocks) for name in other.blocks[0].bins},
+    )
+
+
+def show(rows: Sequence[Row]) -> None:
+    """The table, and where interlace's time went."""
+    console = Console(width=120)
+    heads = f"{'cores':6}{'lengths':10}{'contestant':18}{'s/step':>8}{'tokens/s':>10}{'/CPU s':>8}"
+    print(heads + "   interlace by it: wall, CPU")
+    for item in rows:
+        figures = f"{item.step_s:8.2f}{item.tokens_per_s:10.0f}{item.tokens_per_cpu_s:8.0f}"
+        ratios = (
+            ""
+            if item.contestant == OURS
+            else (
+                f"   {item.wall_ratio:.2f} ({item.wall_ratio_range[0]:.2f}-{item.wall_ratio_range[1]:.2f}),"
+                f" {item.cpu_ratio:.2f} ({item.cpu_ratio_range[0]:.2f}-{item.cpu_ratio_range[1]:.2f})"
+            )
+        )
+        print(f"{item.cores:<6}{item.lengths:10}{item.contestant:18}{figures}{ratios}")
+    for item in rows:
+        if item.contestant == OURS:
+            console.print(f"{item.contestant}, {item.cores} core(s), {item.lengths}")
+            console.print(goodput_table(Ledger(seconds=item.bins)))
+
+
+def main() -> None:
+    """Runs what is asked for and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cores", type=int, choices=(1, 2), default=None, help="without it both")
+    parser.add_argument("--lengths", choices=("uniform", "longtail"), default=None, help="without it both")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--schedule", default=None, help="of interlace: a preset, then ,field=value")
+    parser.add_argument("--json", type=Path, default=None, help="also write the rows there")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for cores in (arguments.cores,) if arguments.cores else (1, 2):
+        schedule = arguments.schedule or (SYNCHRONOUS if cores == 1 else ASYNCHRONOUS)
+        for lengths in (arguments.lengths,) if arguments.lengths else ("uniform", "longtail"):
+            rows += measure(cores, lengths, schedule, arguments.rounds)
+    show(rows)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(item) for item in rows], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
