@@ -21,7 +21,7 @@ test-slow: .venv/.installed-dev
 # The same contract on real processes; Ray is heavy, so only this target installs it.
 test-ray: .venv/.installed-dev
 	$(PIP) --editable '.[ray]'
-	$(BIN)/python -m pytest tests/contract tests/unit/runtime/ray tests/unit/recipes/clusters -m "slow or not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m ray $(PYTEST_ARGS)
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check

@@ -1,6 +1,8 @@
 """What every test runs under: one thread a library, no network, examples that are the same each time."""
 
+import importlib.util
 import os
+from collections.abc import Callable, Iterator
 
 # Read by the libraries when they are first imported, so this stands before anything that could import them.
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -21,13 +23,29 @@ settings.load_profile("interlace")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu_items and not _has_cuda():
-        for item in gpu_items:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    _skip(items, "gpu", "needs a CUDA device", _has_cuda)
+    _skip(items, "ray", "needs interlace[ray]", lambda: importlib.util.find_spec("ray") is not None)
+
+
+def _skip(items: list[pytest.Item], marker: str, reason: str, is_there: Callable[[], bool]) -> None:
+    marked = [item for item in items if item.get_closest_marker(marker)]
+    if marked and not is_there():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One Ray for all tests that need one, since starting it takes seconds."""
+    from interlace.runtime.machine import Machine
+    from interlace.runtime.ray.session import RaySession
+
+    session = RaySession.open(None, Machine(num_cores=2, memory_bytes=1 << 30))
+    yield
+    session.close()

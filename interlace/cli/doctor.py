@@ -8,11 +8,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from interlace.cli.certificate import certify_recipe
 from interlace.cli.libraries import hush_libraries
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import InterlaceError, UserError
 
 DISK_BYTES = 2 * 2**30
 """Room for a few checkpoints of a small model."""
@@ -40,14 +42,39 @@ class Finding:
     """What to do, where something is not ok."""
 
 
-def doctor() -> None:
+def doctor(
+    recipe: Annotated[
+        str | None, typer.Argument(help="With --equivalence: a shipped recipe or the path of a YAML file.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change: `cluster=ray`.")
+    ] = None,
+    equivalence: Annotated[
+        bool,
+        typer.Option(
+            "--equivalence",
+            help="Instead: train RECIPE (default: quickstart) at toy size under every kind of synchronous schedule "
+            "and compare samples and weights.",
+        ),
+    ] = False,
+) -> None:
     """Check installation, devices and disk, and train for two steps. Exits with 1 where something is not ok."""
+    if equivalence:
+        healthy = certify_recipe(recipe or "quickstart", overrides or [])
+    elif recipe:
+        raise UserError(f"interlace doctor {recipe}: a recipe is examined with --equivalence only.")
+    else:
+        healthy = _examine()
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _examine() -> bool:
     healthy = True
     for finding in _findings():
         healthy &= finding.remedy is None
         print(f"ok    {finding.what}" if finding.remedy is None else f"FAIL  {finding.what}\n      {finding.remedy}")
-    if not healthy:
-        raise typer.Exit(1)
+    return healthy
 
 
 def _findings() -> Iterator[Finding]:

@@ -1,7 +1,6 @@
 """The clusters that the contract is checked against. A new back end is one more entry."""
 
 import asyncio
-import importlib.util
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -56,6 +55,4 @@ def run_ray(body: Body[T], schedule: Schedule, memory_bytes: int) -> T:
     return asyncio.run(_with(lambda: RayCluster(session, seats, schedule, hang_after_s=60), body))
 
 
-CLUSTERS = {"local": run_local, "sim": run_sim}
-if importlib.util.find_spec("ray"):
-    CLUSTERS["ray"] = run_ray
+CLUSTERS = {"local": run_local, "sim": run_sim, "ray": run_ray}

@@ -18,7 +18,7 @@ from tests.contract.workers import Broken, Closing, Item, Recorder
 Run = Callable[..., Any]
 
 
-@pytest.fixture(params=sorted(CLUSTERS))
+@pytest.fixture(params=["local", "sim", pytest.param("ray", marks=pytest.mark.ray)])
 def run(request: pytest.FixtureRequest) -> Run:
     if request.param == "ray":
         request.getfixturevalue("ray_session")

@@ -20,8 +20,7 @@ from interlace.runtime.worker import Worker
 from interlace.schedule.schedule import Schedule
 from tests.contract.ray_workers import Engine, Mate, Resident, Trainer, large_array
 
-pytest.importorskip("ray")
-pytestmark = pytest.mark.usefixtures("ray_session")
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
 
 def run(body: Callable[[Cluster], Awaitable[Any]]) -> Any:

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from interlace.observe.run_folder import RunFolder
-from tests.support.training import SMALL, equal_weights, final_weights, largest_difference, metrics, run, samples
+from tests.support.training import SMALL, equal_weights, final_weights, metrics, run, samples
 
 NAMED = (
     "step", "version", "reward/mean", "response_length/mean", "response_length/max", "actor/loss", "actor/entropy",
@@ -97,35 +97,6 @@ def test_a_stopped_asynchronous_run_trains_on_the_same_prompts_none_twice(root: 
 def test_one_step_off_lags_one_version(root: Path) -> None:
     run(root, "lagging", ["schedule=one-step-off"])
     assert [line["sched/staleness_max"] for line in metrics(root, "lagging")] == [0, 1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ["schedule.placement.actor=0", "schedule.placement.rollout=1"],
-        ["schedule.granularity=group", "minibatches=2"],
-        ["schedule.dispatch=least_tokens", "schedule.switch=when_ready", "schedule.granularity.reference=sample"],
-        ["cluster.devices=cpu:1"],
-        ["schedule.concurrency=3"],
-    ],
-    ids=["disaggregated", "fine-grained", "other-dispatch", "one-device", "few-at-once"],
-)
-def test_synchronous_schedules_are_one_algorithm(root: Path, changes: list[str]) -> None:
-    """The same tokens are sampled; the weights are equal to the bit, since minibatches are summed in the same order."""
-    name = "-".join(changes).replace("=", "_").replace(":", "_")
-    run(root, name, changes)
-    ours = [(row["uid"], row["index"], row["token_ids"]) for row in samples(root, name)]
-    theirs = [(row["uid"], row["index"], row["token_ids"]) for row in samples(root, "whole")]
-    assert sorted(ours) == sorted(theirs)  # type: ignore[type-var]
-    assert equal_weights(final_weights(root, name), final_weights(root, "whole"))
-
-
-def test_streaming_training_differs_only_by_the_order_of_a_sum(root: Path) -> None:
-    run(root, "one-minibatch", ["minibatches=1"])
-    run(root, "streaming", ["minibatches=1", "schedule.granularity.actor=sample", "schedule.placement.actor=0",
-                            "schedule.placement.rollout=1"])  # fmt: skip
-    ours, theirs = final_weights(root, "streaming"), final_weights(root, "one-minibatch")
-    assert largest_difference(ours, theirs) < 1e-4
 
 
 def flaky(prompt: str, response: str, answer: str, metadata: object) -> float:

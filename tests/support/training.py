@@ -74,7 +74,3 @@ def final_weights(root: Path, name: str) -> dict[str, torch.Tensor]:
 
 def equal_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def largest_difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
-    return max(float((first[name] - second[name]).abs().max()) for name in first)

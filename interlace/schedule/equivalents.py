@@ -1,0 +1,71 @@
+"""Schedules that must train alike: with no staleness, where and when something is computed changes no sample."""
+
+from collections.abc import Mapping
+
+from interlace.core.errors import UserError
+from interlace.schedule.schedule import Schedule
+from interlace.schedule.tail import NoTail, Oversample, TailBatching
+
+_TURNS = {"rollout": "all", "reference": "all", "critic": "all", "actor": "all"}
+_SPLIT = {"rollout": "0-50%", "reference": "50-100%", "critic": "50-100%", "actor": "50-100%"}
+_PLAIN: Mapping[str, object] = {
+    "placement": _TURNS,
+    "granularity": {"reward": "sample", "reference": "step", "critic": "step", "actor": "step"},
+    "dispatch": "round_robin",
+    "tail": NoTail().model_dump(),
+    "switch": "when_idle",
+    "min_hold": 0.0,
+    "on_update": "drain",
+    "rollout_budget": None,
+    "concurrency": None,
+}
+"""What the variants start from; sync_every, batching and the way of publication stay the schedule's own."""
+_STREAM = {"reward": "sample", "reference": "sample", "critic": "sample", "actor": "sample"}
+_VARIANTS: Mapping[str, Mapping[str, object]] = {
+    "colocated": {},
+    "disaggregated": {"placement": _SPLIT},
+    "hybrid": {
+        "placement": {**_SPLIT, "rollout": "all"},
+        "granularity": "group",
+        "tail": {"kind": "migrate", "remaining_share": 0.5, "batch": 64},
+    },
+    "streaming": {"placement": _SPLIT, "granularity": _STREAM},
+    "dispatch": {"dispatch": "longest_first", "concurrency": 3},
+    "switch": {"switch": "when_ready", "granularity": {**_STREAM, "actor": "step"}},
+    "partial": {"rollout_budget": 3, "on_update": "abort_resume"},
+}
+
+
+def equivalents(schedule: Schedule) -> dict[str, Schedule]:
+    """A schedule and others, by name, under which the same samples and, but for rounding, the same weights come out.
+
+    The others need two devices. Raises UserError for a schedule under which the result depends on who is faster.
+    """
+    refuse_races(schedule)
+    own = schedule.model_dump()
+    variants = {name: Schedule.parse({**own, **_PLAIN, **changes}) for name, changes in _VARIANTS.items()}
+    return {"as given": schedule, **variants}
+
+
+def refuse_races(schedule: Schedule) -> None:
+    """Raises UserError where what is trained on depends on who is faster."""
+    if schedule.max_staleness > 0:
+        raise UserError(
+            f"max_staleness = {schedule.max_staleness:g}: which weights a token comes from depends on how fast each "
+            "part is, so no two runs need agree. Take a synchronous schedule, such as schedule=verl-colocated."
+        )
+    if isinstance(schedule.tail, Oversample | TailBatching):
+        raise UserError(
+            f"tail {schedule.tail.kind!r} trains on what finishes first, which depends on how fast each part is. "
+            "Set schedule.tail=none."
+        )
+    if schedule.on_straggler != "hold":
+        raise UserError(
+            f"on_straggler {schedule.on_straggler!r} gives up what comes late, which depends on how fast each part "
+            "is. Set schedule.on_straggler=hold."
+        )
+    if schedule.batching == "arrival" and schedule.sync_every > 1:
+        raise UserError(
+            f"batching 'arrival' with sync_every {schedule.sync_every} deals the groups of a version to its steps as "
+            "they finish, which depends on how fast each part is. Set schedule.batching=step or schedule.sync_every=1."
+        )

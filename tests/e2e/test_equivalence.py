@@ -1,0 +1,102 @@
+"""One algorithm, every synchronous schedule: the same samples, the same weights, on every cluster."""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from interlace.cli.main import app
+from interlace.observe.stop import StopSignal
+from interlace.recipes.config import ClusterConfig, Recipe
+from interlace.recipes.equivalence import Trial, certify, toy, variants
+from interlace.recipes.load import load_recipe
+from tests.support.training import SMALL
+
+# An untrained model's answers are all wrong, but not all of one length: something is learned.
+LENGTHS = ("reward.name=tests.support.reward_functions:length", "reward.tag=null", "reward.answer_format=text")
+NAMES = ("as given", "colocated", "disaggregated", "hybrid", "streaming", "dispatch", "switch", "partial")
+STREAMED = ("minibatches=1", "algorithm.kl_coefficient=0.1")
+"""One minibatch is summed granule by granule, and its log-probs are packed granule by granule."""
+
+
+def small(root: Path, *overrides: str) -> Recipe:
+    return toy(load_recipe("quickstart", [*SMALL, f"model.cache_dir={root / 'cache'}", *LENGTHS, *overrides]))
+
+
+def trials(recipes: Mapping[str, Recipe], root: Path) -> dict[str, Trial]:
+    return {trial.schedule: trial for trial in certify(recipes, root / "runs", StopSignal(lambda: None))}
+
+
+def test_granules_change_no_sample_and_no_more_than_the_last_bits_of_a_weight(tmp_path: Path) -> None:
+    chosen = ("as given", "colocated", "hybrid", "streaming")
+    recipes = variants(small(tmp_path, *STREAMED))
+    found = trials({name: recipes[name] for name in chosen}, tmp_path)
+    assert all(trial.same_samples and trial.holds and trial.moved > 1e-5 for trial in found.values())
+    assert found["colocated"].difference == 0, "the quick start's own schedule: a whole step is summed in one order"
+
+
+@pytest.mark.slow  # nine runs, eight of them with six processes each
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_processes_sample_and_train_as_threads_do(tmp_path: Path) -> None:
+    recipe = small(tmp_path)
+    on_ray = recipe.model_copy(update={"cluster": ClusterConfig(backend="ray", devices="cpu:2")})
+    found = trials({"local": recipe, **variants(on_ray)}, tmp_path)
+    assert tuple(found) == ("local", *NAMES)
+    assert all(trial.same_samples and trial.difference == 0 for trial in found.values())
+
+
+def doctor(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["doctor", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_doctor_certifies_a_recipe(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text(Path("interlace/recipes/quickstart.yaml").read_text())
+    code, out, err = doctor("--equivalence", str(own), *SMALL, *LENGTHS, f"model.cache_dir={tmp_path}", "steps=50")
+    assert code == 0, out + err
+    assert "own.yaml at toy size: 3 steps of 4 prompts x 4 samples of at most 32 tokens after its warm-up" in out
+    assert all(name in out for name in NAMES) and "Equivalent. Weights moved by up to" in out
+    assert out.count(" yes ") == out.count(" 0, to the bit ") == len(NAMES), "each minibatch is summed in one order"
+
+
+def in_order_of_arrival(prompt: str, response: str, answer: str, metadata: object) -> float:
+    return float(next(ARRIVALS))
+
+
+ARRIVALS = itertools.count()
+
+
+def test_the_doctor_finds_a_reward_that_depends_on_who_came_first(tmp_path: Path) -> None:
+    reward = [*LENGTHS[1:], "reward.name=tests.e2e.test_equivalence:in_order_of_arrival"]
+    code, out, _ = doctor("--equivalence", "quickstart", *SMALL, *reward, f"model.cache_dir={tmp_path}")
+    assert code == 1 and "FAIL" in out
+    assert "Not equivalent: colocated, disaggregated" in out
+
+
+def test_the_doctor_certifies_nothing_where_nothing_is_learned(tmp_path: Path) -> None:
+    reward = ["reward.incorrect=1", "reward.correct=1"]
+    code, out, _ = doctor("--equivalence", "quickstart", *SMALL, *reward, f"model.cache_dir={tmp_path}")
+    assert code == 1 and "Not shown: no weight moved" in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["schedule=areal"], "no two runs need agree"),
+        (["schedule=rollpacker"], "Set schedule.tail=none"),
+        (["schedule=verl-fully-async-b"], "Set schedule.batching=step or schedule.sync_every=1"),
+        (["schedule.batching=arrival", "schedule.on_straggler=drop"], "Set schedule.on_straggler=hold"),
+    ],
+)
+def test_what_depends_on_speed_is_refused(tmp_path: Path, settings: list[str], sentence: str) -> None:
+    code, _, err = doctor("--equivalence", "quickstart", *SMALL, *settings, f"model.cache_dir={tmp_path}")
+    assert code == 2 and sentence in err
+
+
+def test_a_recipe_without_the_option_is_refused() -> None:
+    code, _, err = doctor("quickstart")
+    assert code == 2 and "--equivalence" in err
