@@ -11,6 +11,7 @@ from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
 from interlace.cli.eval import evaluate
 from interlace.cli.presets import presets
+from interlace.cli.profile import profile
 from interlace.cli.recipes import recipes
 from interlace.cli.report import report
 from interlace.cli.train import train
@@ -45,6 +46,7 @@ app.command("train")(_reporting(train))
 app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))
 app.command("report")(_reporting(report))
+app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))
 app.command("presets")(_reporting(presets))

@@ -24,7 +24,7 @@ def report(
     """Write one self-contained HTML page: curves, goodput, a step on each device, histograms, transcripts, settings."""
     from interlace.observe.report.page import write_report
 
-    folders = [_folder(run) for run in runs]
+    folders = [run_folder(run) for run in runs]
     path = out or folders[0].path / "report.html"
     if not path.parent.is_dir():
         raise UserError(f"--out {path}: there is no folder {path.parent}. Make it, or choose another file.")
@@ -32,7 +32,8 @@ def report(
     print(path)
 
 
-def _folder(spec: str) -> "RunFolder":
+def run_folder(spec: str) -> "RunFolder":
+    """A run by its name or folder. Raises UserError where there is none."""
     from interlace.observe.run_folder import RunFolder
 
     for path in (Path(spec), ROOT / spec):

@@ -7,6 +7,8 @@ samples/         step_*.jsonl, one object a sample
 checkpoints/     step_*/
 tensorboard/     event files, where TensorBoard is installed
 report.html      of `interlace report`
+profile/         N/, torch profiler traces of a running job, one file a process
+process.json     which process trains it, while one does
 """
 
 import re
@@ -80,6 +82,14 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def traces(self) -> Path:
+        return self.path / "profile"
+
+    @property
+    def process(self) -> Path:
+        return self.path / "process.json"
 
     def write_config(self, config: Config) -> None:
         """The resolved configuration, keys in the order of its fields."""

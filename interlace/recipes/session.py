@@ -13,6 +13,7 @@ from interlace.flows.run import PolicyRun, RoleGroups, StepResult
 from interlace.models.loading import load_tokenizer
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import Ledger
+from interlace.observe.live import LiveRun
 from interlace.observe.loggers import MetricsLoggers, open_loggers
 from interlace.observe.loggers.base import RunInfo
 from interlace.observe.progress import ProgressView
@@ -25,6 +26,7 @@ from interlace.recipes.config import Recipe
 from interlace.recipes.evaluation import Evaluation, Evaluator
 from interlace.recipes.launch import Seats, launch_roles
 from interlace.recipes.state import RunState
+from interlace.recipes.torch_trace import LiveTrace
 from interlace.recipes.warmup import warmed_model
 from interlace.runtime.cluster import Cluster
 
@@ -56,7 +58,8 @@ def train(recipe: Recipe, folder: RunFolder, *, resume: bool, progress: Progress
 
     resume: goes on from the newest checkpoint of the folder; without one, from the start.
     """
-    return asyncio.run(_Session(recipe, folder, progress, stop).train(resume=resume))
+    with LiveRun(folder) as live:
+        return asyncio.run(_Session(recipe, folder, progress, stop).train(live, resume=resume))
 
 
 class _Session:
@@ -77,8 +80,8 @@ class _Session:
         self._run: PolicyRun
         self._evaluator: Evaluator
 
-    async def train(self, *, resume: bool) -> TrainReport:
-        """From start or checkpoint to the end."""
+    async def train(self, live: LiveRun, *, resume: bool) -> TrainReport:
+        """From start or checkpoint to the end. live: where a trace is asked for."""
         newest = self._restore() if resume else None
         cluster = self._cluster = back_end(self._recipe.cluster).open_cluster(
             self._recipe.cluster, self._recipe.schedule.resolved
@@ -89,10 +92,15 @@ class _Session:
             config=self._recipe.model_dump(mode="json"),
             resumed_at=self._done_steps if resume else None,
         )
+        trace, loop = LiveTrace(cluster, self._folder.traces, self._progress), asyncio.get_running_loop()
         try:
-            with open_loggers(info, self._recipe.logging.loggers) as self._logger:
+            with (
+                open_loggers(info, self._recipe.logging.loggers) as self._logger,
+                live.heard_by(lambda: loop.call_soon_threadsafe(trace.toggle)),
+            ):
                 await cluster.run(self._work(newest))
         finally:
+            await trace.close()
             cluster.timeline.write(self._folder.timeline, cluster.devices)
             await cluster.shutdown()
         return TrainReport(

@@ -10,6 +10,7 @@ from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import Rank, WorkerGroup
 from interlace.runtime.timeline import Timeline
+from interlace.runtime.tracer import MakeTracer, Tracer
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import Watchdog
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
@@ -50,6 +51,7 @@ class Cluster(ABC):
         self._groups: list[WorkerGroup[Worker]] = []
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tracer: Tracer | None = None
 
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
         """The devices of each instance of a role. Raises UserError where the placement names what is not there."""
@@ -137,6 +139,16 @@ class Cluster(ABC):
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._failed.done() and not self._failed.cancelled():
             self._failed.exception()
+
+    async def start_trace(self, make: MakeTracer) -> None:
+        """Starts recording in every process, beside what runs there; workers launched later are not in it."""
+        self._tracer = make()
+        await asyncio.to_thread(self._tracer.start)
+
+    async def stop_trace(self) -> dict[str, bytes]:
+        """Ends it. Returns what was recorded, by process: `controller`, and workers that have one of their own."""
+        tracer, self._tracer = self._tracer, None
+        return {"controller": await asyncio.to_thread(tracer.stop)} if tracer else {}
 
     async def shutdown(self) -> None:
         """Ends all workers."""

@@ -22,6 +22,7 @@ from interlace.runtime.group import turn_of
 from interlace.runtime.ray.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Reply, encode
 from interlace.runtime.ray.shared import SharedArrays, write_all
 from interlace.runtime.ray.tensors import store_large, stored_in
+from interlace.runtime.tracer import MakeTracer, Tracer
 from interlace.runtime.worker import Worker, WorkerContext
 
 TOKEN_BYTES = 32
@@ -81,6 +82,7 @@ class RankActor:
         self._connection: socket.socket
         self._context: WorkerContext
         self._worker: Worker
+        self._tracer: Tracer
 
     def __repr__(self) -> str:
         return self._name
@@ -96,6 +98,15 @@ class RankActor:
     def take(self, tables: dict[str, list[Any]]) -> None:
         """References of stored tables that the next call names. In lists, or Ray would fetch them."""
         self._received_tables.update({key: refs[0] for key, refs in tables.items()})
+
+    def start_trace(self, make: MakeTracer) -> None:
+        """Starts recording this process."""
+        self._tracer = make()
+        self._tracer.start()
+
+    def stop_trace(self) -> bytes:
+        """Ends it."""
+        return self._tracer.stop()
 
     def run(self, factory: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
         """Constructs the worker and serves it until the controller hangs up."""

@@ -16,6 +16,7 @@ from interlace.runtime.ray.actor import Endpoint
 from interlace.runtime.ray.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Reply, encode
 from interlace.runtime.ray.shared import SharedArrays
 from interlace.runtime.ray.tensors import stored_in
+from interlace.runtime.tracer import MakeTracer
 from interlace.runtime.worker import Worker, WorkerContext
 
 GRACE_S = 5.0
@@ -65,7 +66,7 @@ class RayRank(asyncio.BufferedProtocol):
         try:
             self._endpoint = await self._actor.endpoint.remote()
         except RayError as error:
-            raise WorkerDiedError(f"{self._name} died before its worker was made. Ray says: {error}") from error
+            raise WorkerDiedError(f"{self.name} died before its worker was made. Ray says: {error}") from error
         if not self._endpoint.shares_memory:
             self._shared = None
         self._life = asyncio.ensure_future(_finished(self._actor.run.remote(factory, self._context)))
@@ -102,6 +103,19 @@ class RayRank(asyncio.BufferedProtocol):
         """Beside whatever runs, and before whatever is called later."""
         self._write(self._encoded(Call(number=UNAWAITED, method=method, args=args)))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its process is there."""
+        return not self._closed
+
+    async def start_trace(self, make: MakeTracer) -> None:
+        """Starts recording in its process; goes through Ray, past whatever runs."""
+        await self._actor.start_trace.remote(make)
+
+    async def stop_trace(self) -> bytes:
+        """Ends it and fetches the recording."""
+        return await self._actor.stop_trace.remote()
+
     async def close(self) -> None:
         """Lets the running operation end, for a few seconds, and then ends the process."""
         if self._closed:
@@ -123,7 +137,7 @@ class RayRank(asyncio.BufferedProtocol):
             return encode(call, shared)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise InterlaceError(
-                f"{self._name}.{call.method}(): an argument cannot be sent to another process: {error}. Pass data, "
+                f"{self.name}.{call.method}(): an argument cannot be sent to another process: {error}. Pass data, "
                 "not open files, locks, tasks or functions that hold such things."
             ) from error
 
@@ -191,7 +205,7 @@ class RayRank(asyncio.BufferedProtocol):
             error = self._life.exception()
             reason = str(error) if error else "its serving thread ended"
         self._dead = WorkerDiedError(
-            f"{self._name} died while {doing} (process {self._endpoint.process} on {self._endpoint.host}). If memory "
+            f"{self.name} died while {doing} (process {self._endpoint.process} on {self._endpoint.host}). If memory "
             f"ran out there, give it less, or other devices. Ray says: {reason}"
         )
         for entry in self._open.values():
@@ -205,7 +219,8 @@ class RayRank(asyncio.BufferedProtocol):
         return f"it ran {', '.join(running)}" if running else "it was idle"
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """For people."""
         return f"{self._context.group}[rank {self._context.rank}]"
 
 
