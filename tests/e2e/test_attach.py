@@ -134,7 +134,8 @@ def test_every_process_of_a_ray_run_has_a_trace(job: Job, tmp_path: Path) -> Non
     done = attach(tmp_path, "--seconds", "2")
     assert done.returncode == 0, done.stderr
     written = {Path(line).name: tmp_path / line for line in done.stdout.splitlines() if line.endswith(".json.gz")}
-    assert sorted(written) == [f"{name}.json.gz" for name in ("actor-0-rank-0", "controller", "reward-rank-0", "rollout-0-rank-0")]
+    processes = ("actor-0-rank-0", "controller", "reward-rank-0", "rollout-0-rank-0")
+    assert sorted(written) == [f"{process}.json.gz" for process in processes]
     assert operations(written["rollout-0-rank-0.json.gz"]) and operations(written["actor-0-rank-0.json.gz"])
     printed = job.end()
     assert job.process.returncode == 0, printed

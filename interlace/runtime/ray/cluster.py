@@ -77,8 +77,8 @@ class RayCluster(Cluster):
     async def stop_trace(self) -> dict[str, bytes]:
         """Ends it; a rank that was closed meanwhile is left out."""
         ranks = [rank for rank in self._traced if rank.is_open]
-        own, *others = await asyncio.gather(super().stop_trace(), *(rank.stop_trace() for rank in ranks))
-        return {**own, **{rank.name: trace for rank, trace in zip(ranks, others, strict=True)}}
+        traces = await asyncio.gather(*(rank.stop_trace() for rank in ranks))
+        return await super().stop_trace() | {rank.name: trace for rank, trace in zip(ranks, traces, strict=True)}
 
     async def shutdown(self) -> None:
         """Ends all workers, gives the devices back and leaves Ray."""
