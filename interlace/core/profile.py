@@ -5,6 +5,7 @@ state is sharded over them.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -27,8 +28,8 @@ class StateCosts(Config):
     onload_s: float = Field(default=0.0, ge=0)
     """Host to device, all of the state over one device's link."""
     offload_s: float = Field(default=0.0, ge=0)
-    efficiency: float = Field(default=0.9, gt=0.5, le=1)
-    """Of speed that is kept at each doubling of devices."""
+    efficiency: float = Field(default=0.9, ge=0.5, le=1)
+    """Of speed that is kept at each doubling of devices; 0.5 is an instance that is no faster on several."""
 
     def memory_bytes(self, num_devices: int) -> int:
         """Needed on each device."""
@@ -44,6 +45,8 @@ class RolloutCosts(StateCosts):
     """Seconds a step for each cached token that attention reads."""
     call_s: float = Field(default=0.0, ge=0)
     """Seconds of a serve call beside its decode steps."""
+    sequence_s: float = Field(default=0.0, ge=0)
+    """Seconds of a serve call for each request that it takes in: the request on its way, its response on its way back."""
     prefill_token_s: float = Field(default=0.0, ge=0)
     kv_tokens: int = Field(ge=1)
     """That the KV cache of one device holds."""
@@ -124,6 +127,17 @@ class Lengths(Config):
     two sigmas only say how much of a length is the prompt's."""
 
 
+class Interference(Config):
+    """What one worker's work costs another that computes at the same time on another device: cores, memory, the GIL."""
+
+    role: str
+    """Whose work takes longer."""
+    beside: str
+    """While an instance of this role works."""
+    slowdown: float = Field(ge=1)
+    """How many times as long."""
+
+
 class Profile(Config):
     """The costs of a recipe's workers on one kind of device."""
 
@@ -140,3 +154,10 @@ class Profile(Config):
     """None where it was not measured: the actor's costs serve."""
     reward: RewardCosts = RewardCosts()
     lengths: Lengths = Lengths()
+    interference: tuple[Interference, ...] = ()
+    """Costs are those of a worker that works alone; pairs that are not named here leave each other alone."""
+
+    def slowdown(self, role: str, beside: Iterable[str]) -> float:
+        """How many times as long a role's work takes while others work, one entry an instance. Their costs add up."""
+        pairs = {(pair.role, pair.beside): pair.slowdown - 1 for pair in self.interference}
+        return 1 + sum(pairs.get((role, other), 0.0) for other in beside)
