@@ -46,7 +46,7 @@ class RolloutCosts(StateCosts):
     call_s: float = Field(default=0.0, ge=0)
     """Seconds of a serve call beside its decode steps."""
     sequence_s: float = Field(default=0.0, ge=0)
-    """Seconds of a serve call for each request that it takes in: the request on its way, its response on its way back."""
+    """Seconds of a serve call for each request that it takes in, its response on the way back included."""
     prefill_token_s: float = Field(default=0.0, ge=0)
     kv_tokens: int = Field(ge=1)
     """That the KV cache of one device holds."""
