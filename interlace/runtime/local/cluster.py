@@ -1,9 +1,10 @@
-"""Everything in this process: a rank is a thread, breakpoints work, nothing to install."""
+"""Everything in this process: a worker is a thread, breakpoints work. Only the ranks of a group have processes."""
 
 import asyncio
 import os
+import shutil
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ from typing import Any
 from interlace.core.errors import RemoteError, UserError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank, turn_of
-from interlace.runtime.worker import Worker, WorkerContext
+from interlace.runtime.local.spawned import SpawnedRank, find_rendezvous
+from interlace.runtime.process.shared import SharedArrays, shared_folder
+from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
 
 
 class ThreadRank:
@@ -64,10 +69,34 @@ class ThreadRank:
 class LocalCluster(Cluster):
     """The embedded default."""
 
+    def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
+        super().__init__(devices, schedule, hang_after_s=hang_after_s)
+        self._spawned: list[SpawnedRank] = []
+        self._folder: Path | None = None
+        self._shared: SharedArrays | None = None
+
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
-        rank = ThreadRank(context)
-        await rank.start(spec.factory)
-        return rank
+        if spec.num_ranks == 1:
+            rank = ThreadRank(context)
+            await rank.start(spec.factory)
+            return rank
+        spawned = SpawnedRank(context, self.clock, self._shared, self.fail)
+        self._spawned.append(spawned)
+        await spawned.start(spec.factory, self._folder)
+        return spawned
+
+    async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:  # noqa: ARG002 - every device is on this machine
+        if self._folder is None and (folder := shared_folder()):
+            self._folder, self._shared = folder, SharedArrays(folder, passes_on=True)
+        return find_rendezvous()
+
+    async def shutdown(self) -> None:
+        """Ends all workers."""
+        await super().shutdown()
+        for rank in self._spawned:  # those whose group never came to be
+            await rank.close()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def host_memory_bytes() -> int:

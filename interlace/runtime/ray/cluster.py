@@ -4,7 +4,6 @@ import asyncio
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +14,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.machine import Seat
+from interlace.runtime.process.shared import SharedArrays, shared_folder
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
-from interlace.runtime.ray.shared import SharedArrays
 from interlace.runtime.tracer import MakeTracer
 from interlace.runtime.worker import Rendezvous, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
-_MEMORY = Path("/dev/shm")
 _GPUS_STAY_VISIBLE = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 """The reservation holds the GPUs, the actors ask for none: Ray would hide them all."""
 
@@ -39,7 +37,7 @@ class RayCluster(Cluster):
         self._reservation = session.reserve(seats)
         self._ranks: list[RayRank] = []
         self._traced: list[RayRank] = []
-        self._folder = Path(tempfile.mkdtemp(prefix="interlace-", dir=_MEMORY)) if _MEMORY.is_dir() else None
+        self._folder = shared_folder()
         self._shared = SharedArrays(self._folder, passes_on=True) if self._folder else None
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> RayRank:

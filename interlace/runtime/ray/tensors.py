@@ -2,20 +2,18 @@
 
 import dataclasses
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
+
+from interlace.runtime.process.tensors import PackedTensor, pack, unpack
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MIN_BYTES = 100_000
 """A smaller table is cheaper inside the message."""
-_Packed = dict[str, tuple[str, tuple[int, ...], NDArray[np.uint8]]]
 
 
 class StoredTensors(Mapping[str, "Tensor"]):
@@ -29,7 +27,7 @@ class StoredTensors(Mapping[str, "Tensor"]):
     @classmethod
     def put(cls, tensors: "Mapping[str, Tensor]") -> "StoredTensors":
         """Copies the tensors into the store."""
-        ref = ray.put({name: _pack(tensor) for name, tensor in tensors.items()})
+        ref = ray.put({name: pack(tensor) for name, tensor in tensors.items()})
         return cls(ref.hex(), ref)
 
     def __getitem__(self, name: str) -> "Tensor":
@@ -46,8 +44,8 @@ class StoredTensors(Mapping[str, "Tensor"]):
 
     def _fetch(self) -> "dict[str, Tensor]":
         if self._tensors is None:
-            packed: _Packed = ray.get(self.ref)
-            self._tensors = {name: _unpack(*entry) for name, entry in packed.items()}
+            packed: dict[str, PackedTensor] = ray.get(self.ref)
+            self._tensors = {name: unpack(*entry) for name, entry in packed.items()}
         return self._tensors
 
 
@@ -78,22 +76,3 @@ def _is_large_table(value: Any) -> bool:
     if not all(isinstance(entry, torch.Tensor) for entry in value.values()):
         return False
     return sum(tensor.numel() * tensor.element_size() for tensor in value.values()) >= MIN_BYTES
-
-
-def _pack(tensor: "Tensor") -> tuple[str, tuple[int, ...], NDArray[np.uint8]]:
-    import torch
-
-    # As bytes, because numpy has no bfloat16 and no float8.
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat.view(torch.uint8).numpy()
-
-
-def _unpack(dtype: str, shape: tuple[int, ...], content: NDArray[np.uint8]) -> "Tensor":
-    import torch
-
-    if not content.size:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    with warnings.catch_warnings():
-        # The store's memory is read-only, and torch has no read-only tensors: whoever takes weights copies them.
-        warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")
-        return torch.from_numpy(content).view(getattr(torch, dtype)).reshape(shape)

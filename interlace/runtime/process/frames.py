@@ -1,18 +1,20 @@
 """Messages between the controller and a rank, over one socket: a pickle, and large arrays beside it, uncopied."""
 
-import contextlib
+import copyreg
+import io
 import pickle
 import struct
-from collections.abc import Generator
+import sys
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from ray import cloudpickle
 
 from interlace.core.errors import InterlaceError
-from interlace.runtime.ray.shared import SharedArrays, Span, padding
+from interlace.runtime.process.shared import SharedArrays, Span, padding
+from interlace.runtime.process.tensors import tensor_reducers
 
 BESIDE_BYTES = 8192
 """Arrays from this size on travel beside the pickle; below it a copy is cheaper than one more read."""
@@ -22,6 +24,9 @@ UNAWAITED = -1
 """Number of a concurrent call; there is a reply only where it raised."""
 SHARED_BYTES = 1 << 18
 """Messages with so much beside them go through shared memory, where both ends are on one machine."""
+OnBuffer: TypeAlias = Callable[[pickle.PickleBuffer], bool]
+Pickled: TypeAlias = tuple[bytes, list[memoryview]]
+Dumps: TypeAlias = Callable[[object], Pickled]
 _HEAD = struct.Struct("<IQ")
 _SIZE = struct.Struct("<Q")
 
@@ -55,9 +60,11 @@ class _Shared:
     made: str
 
 
-def encode(message: Call | Reply | _Shared, shared: SharedArrays | None = None) -> list[bytes | memoryview]:
-    """What to write, in order. Classes of the user's own script are pickled by value, which plain pickle cannot."""
-    body, beside = _pickled(message)
+def encode(
+    message: Call | Reply | _Shared, shared: SharedArrays | None = None, dumps: Dumps | None = None
+) -> list[bytes | memoryview]:
+    """What to write, in order. dumps: another way to pickle than plainly."""
+    body, beside = (dumps or plain_dumps)(message)
     if shared and sum(raw.nbytes for raw in beside) >= SHARED_BYTES and (found := shared.share(beside)):
         return encode(_Shared(body=body, spans=found[0], made=found[1]))
     sizes = [_SIZE.pack(raw.nbytes) for raw in beside]
@@ -67,7 +74,23 @@ def encode(message: Call | Reply | _Shared, shared: SharedArrays | None = None) 
     return parts
 
 
-def _pickled(message: object) -> tuple[bytes, list[memoryview]]:
+def plain_dumps(message: object) -> Pickled:
+    """A pickle, and the content of large arrays and tensors beside it."""
+    if "torch" not in sys.modules:  # a process that has not loaded it holds no tensors
+        return with_buffers(lambda on_buffer: pickle.dumps(message, protocol=5, buffer_callback=on_buffer))
+
+    def dump(on_buffer: OnBuffer) -> bytes:
+        file = io.BytesIO()
+        pickler = pickle.Pickler(file, protocol=5, buffer_callback=on_buffer)
+        pickler.dispatch_table = {**copyreg.dispatch_table, **tensor_reducers()}
+        pickler.dump(message)
+        return file.getvalue()
+
+    return with_buffers(dump)
+
+
+def with_buffers(dump: Callable[[OnBuffer], bytes]) -> Pickled:
+    """What `dump` pickles, given whom to ask about the content of an array."""
     beside: list[memoryview] = []
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -76,13 +99,7 @@ def _pickled(message: object) -> tuple[bytes, list[memoryview]]:
             beside.append(raw)
         return raw.nbytes < BESIDE_BYTES
 
-    # Ten times as fast as cloudpickle, which only what is defined in a script or within a function needs.
-    with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
-        body = pickle.dumps(message, protocol=5, buffer_callback=in_band)
-        if b"__main__" not in body:
-            return body, beside
-    beside.clear()
-    return cloudpickle.dumps(message, protocol=5, buffer_callback=in_band), beside
+    return dump(in_band), beside
 
 
 class Assembler:

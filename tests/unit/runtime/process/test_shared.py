@@ -5,12 +5,9 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-pytest.importorskip("ray")
-
-from interlace.runtime.ray.frames import SHARED_BYTES, Assembler, Call, Reply, encode
-from interlace.runtime.ray.shared import SharedArrays, write_all
+from interlace.runtime.process.frames import SHARED_BYTES, Assembler, Call, Reply, encode
+from interlace.runtime.process.shared import SharedArrays, write_all
 
 
 def received(parts: list[bytes | memoryview], shared: SharedArrays) -> Call | Reply:

@@ -4,6 +4,7 @@ import bisect
 import contextlib
 import mmap
 import os
+import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ALIGNMENT = 64
+_MEMORY = Path("/dev/shm")
 _MAX_PARTS = 512
 """Of one write; operating systems allow 1,024."""
 
@@ -25,6 +27,11 @@ class Span:
     segment: str
     offset: int
     size: int
+
+
+def shared_folder() -> Path | None:
+    """A new folder in memory, to be removed by whoever asked; None on a machine that has none."""
+    return Path(tempfile.mkdtemp(prefix="interlace-", dir=_MEMORY)) if _MEMORY.is_dir() else None
 
 
 def padding(size: int) -> bytes:

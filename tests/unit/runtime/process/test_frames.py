@@ -1,13 +1,10 @@
 """Messages survive any way in which a socket cuts them."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("ray")
-
-from interlace.runtime.ray.frames import BESIDE_BYTES, Assembler, Call, Reply, encode
+from interlace.runtime.process.frames import BESIDE_BYTES, Assembler, Call, Reply, encode
 
 SIZES = st.lists(st.sampled_from([0, 1, BESIDE_BYTES // 4 - 1, BESIDE_BYTES // 4, 3 * BESIDE_BYTES]), max_size=4)
 

@@ -1,0 +1,87 @@
+"""A rank of several: a process of this machine, since torch.distributed knows one rank a process."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from interlace.core.errors import InterlaceError
+from interlace.runtime.process.rank import GRACE_S, ProcessRank
+from interlace.runtime.process.server import WorkerServer
+from interlace.runtime.process.shared import SharedArrays
+from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
+
+Factory = Callable[[WorkerContext], Worker]
+
+
+class SpawnedRank(ProcessRank):
+    """A worker in a new Python process, which ends with this one whatever becomes of it."""
+
+    async def start(self, factory: Factory, folder: Path | None) -> None:
+        """Starts the process and constructs the worker. A UserError passes as it is; anything else becomes RemoteError.
+
+        folder: of shared arrays.
+        """
+        ours, theirs = socket.socketpair()
+        arguments = (theirs, factory, self._context, folder)
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=serve, args=arguments, name=self.name, daemon=True
+        )
+        try:
+            self._process.start()
+        except Exception as error:
+            ours.close()
+            raise InterlaceError(
+                f"{self.name}: what makes its worker cannot be sent to another process: {error}. A group of several "
+                "ranks needs a factory that can be pickled: a function of a module, not one within another."
+            ) from error
+        finally:
+            theirs.close()
+        constructed = self._expect("__init__")
+        self._transport, _ = await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=ours)
+        try:
+            await constructed
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _end(self) -> None:
+        if self._transport is None:  # it was never started
+            return
+        await asyncio.to_thread(self._process.join, GRACE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            await asyncio.to_thread(self._process.join)
+
+    async def _cause_of_death(self) -> str:
+        await asyncio.to_thread(self._process.join, GRACE_S)
+        code = self._process.exitcode
+        ended = "its connection broke" if code is None else f"it ended with exit code {code}"
+        if code is not None and code < 0:
+            ended = f"it was ended by {signal.Signals(-code).name}"
+        return (
+            f"(process {self._process.pid}; {ended}). If memory ran out, give it less, or more ranks; a script that "
+            "trains on several ranks starts its work under `if __name__ == '__main__':`."
+        )
+
+
+def serve(connection: socket.socket, factory: Factory, context: WorkerContext, folder: Path | None) -> None:
+    """What runs in the process."""
+    # The terminal sends Ctrl-C to every process; when to stop is the controller's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    shared = SharedArrays(folder, passes_on=False) if folder else None
+    # A controller that is gone without a word has nobody to tell.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        WorkerServer(connection, context, shared).run(factory)
+
+
+def find_rendezvous() -> Rendezvous:
+    """On this machine, at a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return Rendezvous(address="127.0.0.1", port=probe.getsockname()[1])

@@ -1,0 +1,185 @@
+"""The controller's end of a connection to a worker."""
+
+import asyncio
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from interlace.core.errors import InterlaceError, WorkerDiedError
+from interlace.runtime.clock import Clock
+from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
+from interlace.runtime.process.shared import SharedArrays
+from interlace.runtime.worker import WorkerContext
+
+GRACE_S = 5.0
+"""For a running operation to end, and for whoever watches the process to say why it died."""
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Open:
+    """A call without a reply so far."""
+
+    method: str
+    since_s: float
+    answer: "asyncio.Future[Any]"
+    given: tuple[Any, ...] = ()
+    """Kept until the reply, even where nobody waits for it: arrays that the message only names must stay."""
+
+
+class ProcessRank(asyncio.BufferedProtocol, ABC):
+    """Sends calls and gives out replies. A process that dies ends the run with an error that says what it was doing."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        clock: Clock,
+        shared: SharedArrays | None,
+        on_failure: Callable[[Exception], None],
+        *,
+        dumps: Dumps = plain_dumps,
+    ) -> None:
+        """on_failure: told what nobody waits for, a death first of all."""
+        self._context, self._clock, self._on_failure = context, clock, on_failure
+        self._shared, self._dumps = shared, dumps
+        self._assembler = Assembler(shared)
+        self._open: dict[int, _Open] = {}
+        self._next = CONSTRUCTION
+        self._sending = asyncio.Lock()
+        self._closing = self._closed = False
+        self._dead: InterlaceError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self._context.group}[rank {self._context.rank}]"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its process is there."""
+        return not self._closed
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """On the rank's process, after the operations called before."""
+        async with self._sending:
+            await self._before_call((*args, *kwargs.values()))
+            if self._dead:
+                raise self._dead
+            number = self._next
+            call = Call(number=number, method=method, args=args, kwargs=kwargs)
+            parts = self._encoded(call, self._shared)
+            answer = self._expect(method, (args, kwargs))
+            self._write(parts)
+        return await answer
+
+    def call_now(self, method: str, args: tuple[Any, ...]) -> None:
+        """Beside whatever runs, and before whatever is called later."""
+        self._write(self._encoded(Call(number=UNAWAITED, method=method, args=args)))
+
+    async def close(self) -> None:
+        """Lets the running operation end, for a few seconds, and then ends the process."""
+        if self._closed:
+            return
+        self._closed = self._closing = True
+        if self._transport:
+            self._transport.close()
+        await self._end()
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """The connection is closed: the process ends by itself, or is ended."""
+
+    @abstractmethod
+    async def _cause_of_death(self) -> str:
+        """Where the process was and why it is gone, as far as is known within GRACE_S."""
+
+    async def _before_call(self, values: Sequence[Any]) -> None:
+        """What must be there before a call with these arguments."""
+
+    async def _before_result(self, value: Any) -> None:
+        """What must be there before a result is given out."""
+
+    def _expect(self, method: str, given: tuple[Any, ...] = ()) -> "asyncio.Future[Any]":
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._open[self._next] = _Open(method=method, since_s=self._clock.now(), answer=answer, given=given)
+        self._next += 1
+        return answer
+
+    def _encoded(self, call: Call, shared: SharedArrays | None = None) -> list[bytes | memoryview]:
+        try:
+            return encode(call, shared, self._dumps)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise InterlaceError(
+                f"{self.name}.{call.method}(): an argument cannot be sent to another process: {error}. Pass data, "
+                "not open files, locks, tasks or functions that hold such things."
+            ) from error
+
+    def _write(self, parts: Sequence[bytes | memoryview]) -> None:
+        if self._transport:
+            for part in parts:
+                self._transport.write(part)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the message says how much is to come
+        """Where the transport writes what it receives."""
+        return self._assembler.space[:_CHUNK]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """The transport received so much."""
+        message = self._assembler.received(nbytes)
+        if not isinstance(message, Reply):
+            return
+        if message.number == UNAWAITED and message.error:
+            self._on_failure(message.error)
+        elif self._is_waited_for(message.value):
+            self._start(self._resolve_later(message))
+        else:
+            self._resolve(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - whoever watches the process knows more
+        """The process died, or this end closed."""
+        if not self._closing:
+            self._start(self._explain_death())
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _is_waited_for(self, value: Any) -> bool:  # noqa: ARG002 - for connections that bring a result in parts
+        """Whether a result is not whole yet."""
+        return False
+
+    async def _resolve_later(self, reply: Reply) -> None:
+        await self._before_result(reply.value)
+        self._resolve(reply)
+
+    def _resolve(self, reply: Reply) -> None:
+        entry = self._open.pop(reply.number, None)
+        if entry is None or entry.answer.done():
+            return  # whoever asked is gone
+        if reply.error:
+            # A worker that could not be made hangs up, and is not to be missed.
+            self._closing |= reply.number == CONSTRUCTION
+            entry.answer.set_exception(reply.error)
+        else:
+            entry.answer.set_result(reply.value)
+
+    async def _explain_death(self) -> None:
+        doing = self._doing()
+        cause = await self._cause_of_death()
+        if self._closing:
+            return
+        self._dead = WorkerDiedError(f"{self.name} died while {doing} {cause}")
+        for entry in self._open.values():
+            if not entry.answer.done():
+                entry.answer.set_exception(self._dead)
+        self._on_failure(self._dead)
+
+    def _doing(self) -> str:
+        now = self._clock.now()
+        running = [f"{entry.method}() since {now - entry.since_s:.1f} s" for entry in self._open.values()]
+        return f"it ran {', '.join(running)}" if running else "it was idle"

@@ -1,0 +1,120 @@
+"""The worker's end of a connection to its controller."""
+
+import asyncio
+import contextlib
+import queue
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from interlace.core.errors import RemoteError, UserError
+from interlace.runtime.group import turn_of
+from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
+from interlace.runtime.process.shared import SharedArrays, write_all
+from interlace.runtime.worker import Worker, WorkerContext
+
+_CHUNK = 1 << 20
+
+
+class WorkerServer:
+    """Runs the operations that come over a connection.
+
+    A plain operation runs on the thread of run(), in the order of the calls. A coroutine runs on an event loop beside
+    it, where those that need no device overlap. A concurrent operation runs at once, on the thread that receives.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        context: WorkerContext,
+        shared: SharedArrays | None,
+        *,
+        dumps: Dumps = plain_dumps,
+    ) -> None:
+        """shared: see SharedArrays; None where the controller is on another machine."""
+        self._connection, self._context, self._shared, self._dumps = connection, context, shared, dumps
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._turn = asyncio.Lock()
+        self._writing = threading.Lock()
+        self._worker: Worker
+
+    def run(self, factory: Callable[[WorkerContext], Worker]) -> None:
+        """Constructs the worker and serves it until the controller hangs up."""
+        try:
+            if not self._construct(factory):
+                return
+            threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True).start()
+            threading.Thread(target=self._receive, name="calls", daemon=True).start()
+            while (call := self._calls.get()) is not None:
+                self._run(call)
+            self._worker.close()
+        finally:
+            # Wakes the controller, if it is there, and the thread that receives, whatever ended this.
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    def on_call(self, call: Call) -> None:
+        """Told of each call before it runs."""
+
+    def on_result(self, value: Any) -> Any:
+        """What is sent for a result."""
+        return value
+
+    def _construct(self, factory: Callable[[WorkerContext], Worker]) -> bool:
+        is_made = False
+        with self._reporting(CONSTRUCTION, "__init__"):
+            self._worker = factory(self._context)
+            is_made = True
+            self._send(Reply(number=CONSTRUCTION))
+        return is_made
+
+    def _receive(self) -> None:
+        # What cannot be read, or a concurrent operation that raises: nobody waits for it, so it ends the run.
+        with contextlib.suppress(OSError), self._reporting(UNAWAITED, "receive"):
+            assembler = Assembler(self._shared)
+            while count := self._connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
+                message = assembler.received(count)
+                if isinstance(message, Call):
+                    self._dispatch(message)
+        self._calls.put(None)
+
+    def _dispatch(self, call: Call) -> None:
+        self.on_call(call)
+        if call.number == UNAWAITED:
+            getattr(self._worker, call.method)(*call.args)
+        elif asyncio.iscoroutinefunction(getattr(self._worker, call.method)):
+            asyncio.run_coroutine_threadsafe(self._await(call), self._loop)
+        else:
+            self._calls.put(call)
+
+    def _run(self, call: Call) -> None:
+        with self._reporting(call.number, call.method):
+            self._reply(call, getattr(self._worker, call.method)(*call.args, **call.kwargs))
+
+    async def _await(self, call: Call) -> None:
+        with self._reporting(call.number, call.method):
+            async with turn_of(self._worker, call.method, self._turn):
+                value = await getattr(self._worker, call.method)(*call.args, **call.kwargs)
+            self._reply(call, value)
+
+    def _reply(self, call: Call, value: Any) -> None:
+        self._send(Reply(number=call.number, value=self.on_result(value)))
+
+    def _send(self, reply: Reply) -> None:
+        parts = encode(reply, self._shared, self._dumps)
+        with self._writing:
+            write_all(self._connection.sendmsg, parts)
+
+    @contextlib.contextmanager
+    def _reporting(self, number: int, method: str) -> Iterator[None]:
+        """What is raised inside goes to the controller: a UserError as it is, anything else with its traceback."""
+        try:
+            yield
+        except UserError as error:
+            self._send(Reply(number=number, error=error))
+        except Exception:  # noqa: BLE001 - not swallowed: it is raised again where the operation was called
+            where = self._context.group, self._context.rank, method
+            self._send(Reply(number=number, error=RemoteError(*where, traceback.format_exc())))

@@ -1,0 +1,122 @@
+"""Several ranks on this machine are processes: what that promises on top of the contract."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from interlace.core.errors import InterlaceError, UserError, WorkerDiedError
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.local.cluster import LocalCluster
+from interlace.runtime.worker import Worker, WorkerContext
+from interlace.schedule.schedule import Schedule
+from tests.contract.clusters import run_local
+from tests.contract.ray_workers import Engine, Mate, Resident, Trainer
+
+
+def run(body: Callable[[Cluster], Awaitable[Any]]) -> Any:
+    return run_local(body, Schedule(), 100)
+
+
+async def launch(cluster: Cluster, worker: Callable[[WorkerContext], Worker], ranks: int = 2) -> WorkerGroup[Any]:
+    worker_class = worker if isinstance(worker, type) else Resident
+    return await cluster.launch(
+        WorkerSpec(
+            name="actor", factory=worker, worker_class=worker_class, devices=cluster.devices[:ranks], num_ranks=ranks
+        )
+    )
+
+
+def is_gone(process: int) -> bool:
+    """They are this process's own children, and were waited for."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_they_end_with_the_cluster_and_leave_nothing_behind() -> None:
+    made: list[Path] = []
+
+    async def body(cluster: Cluster) -> list[int]:
+        group = await launch(cluster, Resident)
+        assert isinstance(cluster, LocalCluster) and cluster._folder and cluster._folder.is_dir()
+        made.append(cluster._folder)
+        processes: list[int] = await group.process()
+        assert len({os.getpid(), *processes}) == 3
+        assert await group.device_names() == [("cpu:0",), ("cpu:1",)]
+        return processes
+
+    assert all(is_gone(process) for process in run(body))
+    assert not made[0].exists()
+
+
+def test_a_killed_rank_is_an_error_that_says_what_it_was_doing() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, Resident)
+        processes = await group.process()
+        running = group.sleeps(600.0)
+        while not all(rank._open for rank in group._ranks):  # until the calls are sent
+            await asyncio.sleep(0)
+        os.kill(processes[1], signal.SIGKILL)
+        await running
+
+    with pytest.raises(WorkerDiedError, match=r"actor\[rank 1\] died while it ran sleeps\(\) .* ended by SIGKILL"):
+        run(body)
+
+
+def test_a_death_that_nobody_waits_for_ends_the_run() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, Resident)
+        os.kill((await group.process())[0], signal.SIGKILL)
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(WorkerDiedError, match=r"actor\[rank 0\] died while it was idle"):
+        run(body)
+
+
+def test_ctrl_c_is_the_controllers_business() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, Resident)
+        for process in await group.process():
+            os.kill(process, signal.SIGINT)
+        assert len(await group.process()) == 2
+
+    run(body)
+
+
+def test_a_factory_that_cannot_be_sent_is_named() -> None:
+    async def body(cluster: Cluster) -> None:
+        await launch(cluster, lambda context: Resident(context))
+
+    with pytest.raises(InterlaceError, match="a function of a module"):
+        run(body)
+
+
+def test_errors_cross_processes() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, Resident)
+        with pytest.raises(UserError, match="batch=0 trains nothing"):
+            await group.refuses()
+
+    run(body)
+
+
+@pytest.mark.slow  # four processes that import torch
+def test_ranks_meet_for_torch_distributed_and_weights_cross() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, Mate)
+        assert await group.sum_of_ranks() == [3.0, 3.0]
+        await cluster.dismiss(group)
+        trainer = await launch(cluster, Trainer)
+        bundle = await trainer.export_weights(3)
+        taken = Engine(WorkerContext(group="rollout", rank=0, num_ranks=1, devices=())).update_weights(bundle)
+        assert taken == (3, "torch.bfloat16", 3.0, 2.5)
+
+    run(body)
