@@ -91,7 +91,8 @@ class Cluster(ABC):
         """Ends one group whose work is done."""
         self._groups.remove(group)
         self.lock.forget(group)
-        await group.close()
+        with self.waits.operation():
+            await group.close()
 
     @abstractmethod
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...
