@@ -67,7 +67,7 @@ def test_a_killed_rank_is_an_error_that_says_what_it_was_doing() -> None:
         os.kill(processes[1], signal.SIGKILL)
         await running
 
-    with pytest.raises(WorkerDiedError, match=r"actor\[rank 1\] died while it ran sleeps\(\) .* ended by SIGKILL"):
+    with pytest.raises(WorkerDiedError, match=r"actor\[rank 1\] died while it ran sleeps\(\) since"):
         run(body)
 
 
