@@ -39,7 +39,7 @@ def compare(
     from interlace.recipes.compare import load_variants, run_variants
 
     hush_libraries()
-    variants = load_variants(recipe, overrides or [], schedules.split(","), steps)
+    variants = load_variants(recipe, overrides or [], schedules, steps)
     console = Console()
     num_steps = next(iter(variants.values())).steps
     with (
@@ -56,11 +56,11 @@ def compare(
         console.print(f"To see more: interlace report {names}", markup=False, highlight=False, soft_wrap=True)
 
 
-def comparison_table(outcomes: Sequence["Outcome"]) -> Table:
+def comparison_table(outcomes: Sequence["Outcome"], *, title: str = "The same recipe under each schedule") -> Table:
     """A column a schedule; ratios against the first in brackets."""
     from interlace.observe.goodput import BINS
 
-    table = Table(title="The same recipe under each schedule", title_justify="left")
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     for outcome in outcomes:
         table.add_column(Text(outcome.schedule), justify="right")

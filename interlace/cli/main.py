@@ -14,6 +14,7 @@ from interlace.cli.presets import presets
 from interlace.cli.profile import profile
 from interlace.cli.recipes import recipes
 from interlace.cli.report import report
+from interlace.cli.simulate import simulate
 from interlace.cli.train import train
 from interlace.core.errors import InterlaceError, UserError
 
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command("train")(_reporting(train))
 app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))
+app.command("simulate")(_reporting(simulate))
 app.command("report")(_reporting(report))
 app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))

@@ -90,6 +90,19 @@ class TrainCosts(InferenceCosts):
     export_s: float = Field(default=0.0, ge=0)
     """To hand all weights to the engines."""
 
+    @property
+    def inference(self) -> InferenceCosts:
+        """Of the same model where it is not trained: without gradients and moments its state is a quarter."""
+        return InferenceCosts(
+            state_bytes=self.state_bytes // 4,
+            device_bytes=self.device_bytes,
+            onload_s=self.onload_s / 4,
+            offload_s=self.offload_s / 4,
+            efficiency=self.efficiency,
+            token_s=self.inference_token_s,
+            call_s=self.call_s,
+        )
+
 
 class RewardCosts(Config):
     """Scoring on the host: log-normal latencies, and how often an answer is right."""

@@ -98,10 +98,10 @@ class Request:
     """Tells two admissions of one prompt apart: the second may start while the first is being aborted."""
     prompt_ids: Sequence[int]
     params: SamplingParams
-    generated_ids: tuple[int, ...] = ()
-    generated_logprobs: tuple[float, ...] = ()
-    generated_versions: tuple[int, ...] = ()
-    generated_raw_logprobs: tuple[float, ...] = ()
+    generated_ids: Sequence[int] = ()
+    generated_logprobs: Sequence[float] = ()
+    generated_versions: Sequence[int] = ()
+    generated_raw_logprobs: Sequence[float] = ()
     """Where the parameters ask for them."""
 
     @property
@@ -120,13 +120,13 @@ class Completion:
     """What an engine made of a request: all its tokens, those generated before a resumption included. L each."""
 
     request: Request
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
     """[L] of the distribution that was sampled from (after temperature, top-p, penalties ...), in nats."""
-    versions: tuple[int, ...]
+    versions: Sequence[int]
     """[L] version of the weights that produced each token."""
     finish_reason: FinishReason
-    raw_logprobs: tuple[float, ...] = ()
+    raw_logprobs: Sequence[float] = ()
     """[L] of the model itself, where the parameters ask for them; else empty."""
 
     @property

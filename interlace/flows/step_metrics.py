@@ -8,7 +8,7 @@ from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.goodput import Accountant
 from interlace.runtime.stages.batches import Batch
-from interlace.runtime.timeline import Span, busy_seconds
+from interlace.runtime.timeline import Span, busy_seconds, by_device
 
 SCORED = (TerminalEvent.TRAINED, TerminalEvent.FILTERED)
 TRAINING_OPERATIONS = ("accumulate", "optimizer_step")
@@ -109,8 +109,8 @@ class StepMeter:
         }
 
     def _busy(self, spans: Sequence[Span], end_s: float) -> float:
-        devices = range(len(self._cluster.devices))
-        return sum(busy_seconds([s for s in spans if device in s.devices], self._start_s, end_s) for device in devices)
+        devices = by_device(spans, len(self._cluster.devices))
+        return sum(busy_seconds(mine, self._start_s, end_s) for mine in devices)
 
 
 def _rewards(samples: Sequence[Sample]) -> Metrics:

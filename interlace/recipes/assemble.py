@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from interlace.algorithms import Algorithm
 from interlace.core.types import SamplingParams
 from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.recipes.config import Recipe
-from interlace.recipes.launch import algorithm_of
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.stages.factory import StageFactory
 from interlace.runtime.stages.sources import PromptSource
@@ -23,6 +23,7 @@ class Assembled:
 async def assemble(
     cluster: Cluster,
     recipe: Recipe,
+    algorithm: Algorithm,
     groups: RoleGroups,
     prompts: PromptSource,
     observer: StepObserver,
@@ -49,5 +50,5 @@ async def assemble(
         num_steps=recipe.steps,
         done_steps=done_steps,
     )
-    run = PolicyRun(cluster, stages, groups, algorithm_of(recipe), settings, prompts, observer)
+    run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer)
     return Assembled(run=run, sampling=sampling)

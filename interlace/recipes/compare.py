@@ -89,15 +89,19 @@ class Outcome:
         }
 
 
-def load_variants(
-    spec: str, overrides: Sequence[str], schedules: Sequence[str], steps: int | None
-) -> dict[str, Recipe]:
-    """The recipe under each schedule, all checked before any of them runs. Raises UserError."""
-    named = [name.strip() for name in schedules if name.strip()]
+def names_of(schedules: str) -> list[str]:
+    """The names in a list with commas. Raises UserError where there is none, or one is there twice."""
+    named = [name.strip() for name in schedules.split(",") if name.strip()]
     if not named:
-        raise UserError("no schedule to compare: name some, as in --schedules verl-colocated,one-step-off.")
+        raise UserError("no schedule is named: write some, with commas between, as in verl-colocated,one-step-off.")
     if len(set(named)) < len(named):
-        raise UserError(f"--schedules {','.join(named)}: a schedule is named twice.")
+        raise UserError(f"schedules {','.join(named)}: one is named twice.")
+    return named
+
+
+def load_variants(spec: str, overrides: Sequence[str], schedules: str, steps: int | None) -> dict[str, Recipe]:
+    """The recipe under each schedule, all checked before any of them runs. Raises UserError."""
+    named = names_of(schedules)
     if any(override_key(override) == "schedule" for override in overrides):
         raise UserError("schedule=... and --schedules both name the schedule: leave out the first.")
     if steps is not None:

@@ -11,7 +11,7 @@ from interlace.recipes.assemble import assemble
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
 from interlace.recipes.evaluation import Evaluation, Evaluator
-from interlace.recipes.launch import Seats, launch_roles
+from interlace.recipes.launch import Seats, algorithm_of, launch_roles
 from interlace.runtime.cluster import Cluster
 
 
@@ -32,7 +32,7 @@ async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) ->
     prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
     groups = await launch_roles(cluster, Seats(recipe=recipe, policy=recipe.model, initial=recipe.model))
     stream = PromptStream(prompts.train, recipe.seed)
-    assembled = await assemble(cluster, recipe, groups, stream, _NoSteps())
+    assembled = await assemble(cluster, recipe, algorithm_of(recipe), groups, stream, _NoSteps())
     await assembled.run.start()
     progress.stage("evaluation", 0, 1)
     evaluator = Evaluator(recipe, assembled.sampling, prompts.heldout, assembled.run, groups.reward)

@@ -24,7 +24,7 @@ from interlace.recipes.assemble import assemble
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
 from interlace.recipes.evaluation import Evaluation, Evaluator
-from interlace.recipes.launch import Seats, launch_roles
+from interlace.recipes.launch import Seats, algorithm_of, launch_roles
 from interlace.recipes.state import RunState
 from interlace.recipes.torch_trace import LiveTrace
 from interlace.recipes.warmup import warmed_model
@@ -151,7 +151,9 @@ class _Session:
             if self._groups.critic:
                 await self._groups.critic.load_optimizer(newest / CRITIC_FOLDER)
         await self._say_how_it_serves()
-        ready = await assemble(cluster, recipe, self._groups, self._stream, self, done_steps=self._done_steps)
+        ready = await assemble(
+            cluster, recipe, algorithm_of(recipe), self._groups, self._stream, self, done_steps=self._done_steps
+        )
         self._run = ready.run
         self._evaluator = Evaluator(recipe, ready.sampling, self._prompts.heldout, self._run, self._groups.reward)
 
@@ -204,5 +206,5 @@ class _Session:
         trained = [self._groups.actor, *([self._groups.critic] if self._groups.critic else [])]
         num_bytes: int = sum([await group.checkpoint_bytes() for group in trained])
         # Off the loop: writing to disk must not hold up what else runs.
-        with self._cluster.waits.operation():
+        with self._cluster.waits.operation(who="checkpoint", what="writing"):
             await asyncio.to_thread(self._checkpoints.save, self._done_steps, write, num_bytes=num_bytes)

@@ -59,7 +59,7 @@ class Cluster(ABC):
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
         """Starts a group. Raises RemoteError where a constructor does, UserError where memory is short."""
-        with self.waits.operation():
+        with self.waits.operation(who=spec.name, what="start"):
             rendezvous = await self._rendezvous(spec) if spec.num_ranks > 1 else None
             contexts = [
                 WorkerContext(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from interlace.observe.goodput import BINS, Ledger
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock, Hold
-from interlace.runtime.timeline import Served, Span, Timeline
+from interlace.runtime.timeline import Served, Span, Timeline, by_device
 
 Interval = tuple[float, float]
 UNDERFILLED_SHARE = 0.25
@@ -119,13 +119,14 @@ class Accountant:
         serving = union(_clipped(((s.start_s, s.end_s) for s in spans if s.operation == "serve" and s.devices), window))
         anything = union(_clipped(((s.start_s, s.end_s) for s in spans), window))
         computing, filled = _computing(spans, self._num_devices), []
+        reserved, calls = by_device(holds, self._num_devices), by_device(served, self._num_devices)
         for device in range(self._num_devices):
-            layers = [*computing[device].items(), *_reserved(device, holds)]
+            layers = [*computing[device].items(), *_reserved(reserved[device])]
             if device in self._rollout_devices:
                 layers.append(("tail_bubble", serving))
             layers.append(("pipeline_bubble", anything))
             seconds = fill(window, layers)
-            self._split_generation(seconds, [call for call in served if device in call.devices], window)
+            self._split_generation(seconds, calls[device], window)
             filled.append(seconds)
         return Ledger(seconds=fill_each(filled))
 
@@ -180,9 +181,8 @@ def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[I
     return found
 
 
-def _reserved(device: int, holds: Sequence[Hold]) -> list[tuple[str, Iterable[Interval]]]:
-    """Layers of a device that does nothing though a group has it or waits for it."""
-    mine = [hold for hold in holds if device in hold.devices]
+def _reserved(mine: Sequence[Hold]) -> list[tuple[str, Iterable[Interval]]]:
+    """Layers of a device that does nothing though a group has it or waits for it. mine: claims on it."""
     loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold in mine if hold.granted_s < math.inf]
     return [("switch", loading), ("lock_wait", [(hold.asked_s, hold.released_s) for hold in mine])]
 

@@ -78,10 +78,6 @@ class WorkerGroup(Generic[W_co]):
         self._memory = 0
         self._cause = ""
         self.on_yield: Callable[[], None] = lambda: None
-        self.on_unload: Callable[[], None] = lambda: None
-        """Told when its state has left the devices."""
-        self.unload_arguments: tuple[Any, ...] = ()
-        """What offload() of its worker is called with."""
 
     @property
     def num_ranks(self) -> int:
@@ -157,7 +153,8 @@ class WorkerGroup(Generic[W_co]):
     ) -> Any:
         order, per_rank = self._split(how, args)
         calls = [self._on_rank(number, method, how, rank_args, kwargs) for number, rank_args in enumerate(per_rank)]
-        outcomes = await asyncio.gather(*calls)
+        # One alone needs no task of its own.
+        outcomes = await asyncio.gather(*calls) if len(calls) > 1 else [await calls[0]]
         durations.extend(seconds for _, seconds in outcomes)
         return _collect(how, [result for result, _ in outcomes], order)
 
@@ -177,7 +174,7 @@ class WorkerGroup(Generic[W_co]):
         )
         place = services.timeline.begin(span)
         try:
-            with services.waits.operation():
+            with services.waits.operation(who=self.name, what=method):
                 result = await self._ranks[number].call(method, args, kwargs)
             return result, services.clock.now() - start
         finally:
@@ -192,17 +189,16 @@ class WorkerGroup(Generic[W_co]):
 
     async def load(self) -> None:
         """Called by the device lock."""
-        await self._switch("onload", ())
+        await self._switch("onload")
         await self.measure_memory()
 
     async def unload(self) -> None:
         """Called by the device lock."""
-        await self._switch("offload", self.unload_arguments)
-        self.on_unload()
+        await self._switch("offload")
 
-    async def _switch(self, method: str, args: tuple[Any, ...]) -> None:
+    async def _switch(self, method: str) -> None:
         self._cause = "switch"
-        await self._on_ranks(method, Operation(), args, {}, [])
+        await self._on_ranks(method, Operation(), (), {}, [])
 
     async def measure_memory(self) -> None:
         """Asks the ranks what their state needs on a device."""

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from interlace.core.types import JSON
 from interlace.schedule.placement import Device
@@ -114,6 +115,25 @@ class Timeline:
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
         temporary.replace(path)
+
+
+class OnDevices(Protocol):
+    """Whatever takes place on devices."""
+
+    @property
+    def devices(self) -> tuple[int, ...]: ...
+
+
+D = TypeVar("D", bound=OnDevices)
+
+
+def by_device(entries: Iterable[D], num_devices: int) -> list[list[D]]:
+    """Of each device, what took place there, in order."""
+    found: list[list[D]] = [[] for _ in range(num_devices)]
+    for entry in entries:
+        for device in entry.devices:
+            found[device].append(entry)
+    return found
 
 
 def busy_seconds(spans: Iterable[Span], start_s: float, end_s: float) -> float:

@@ -26,9 +26,8 @@ class WaitRegistry:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._waits: dict[int, Wait] = {}
+        self._operations: dict[int, Wait] = {}
         self._next = 0
-        self.num_running = 0
-        """Operations that go on outside the controller now; while there is one, nothing is stalled."""
         self.progress = 0
         """Grows whenever a wait or an operation ends."""
 
@@ -43,23 +42,29 @@ class WaitRegistry:
             del self._waits[token]
             self.progress += 1
 
+    @property
+    def num_running(self) -> int:
+        """Operations that go on outside the controller now; while there is one, nothing is stalled."""
+        return len(self._operations)
+
     @contextmanager
-    def operation(self) -> Iterator[None]:
+    def operation(self, *, who: str, what: str) -> Iterator[None]:
         """Something goes on outside the controller: a worker's operation, a file being written."""
-        self.num_running += 1
+        self._next += 1
+        token = self._next
+        self._operations[token] = Wait(who=who, what=what, since_s=self.clock.now())
         try:
             yield
         finally:
-            self.num_running -= 1
+            del self._operations[token]
             self.progress += 1
 
     def graph(self) -> str:
         """The wait-for graph as lines, oldest first."""
         now = self.clock.now()
-        lines = [
-            f"  {wait.who} waits for {wait.what} since {now - wait.since_s:.1f} s" for wait in self._waits.values()
-        ]
-        return "\n".join([f"{self.num_running} operations running, {len(lines)} waits:", *lines])
+        running = [f"  {it.who} runs {it.what} since {now - it.since_s:.1f} s" for it in self._operations.values()]
+        waiting = [f"  {it.who} waits for {it.what} since {now - it.since_s:.1f} s" for it in self._waits.values()]
+        return "\n".join([f"{len(running)} operations running, {len(waiting)} waits:", *running, *waiting])
 
 
 class Signal:
@@ -77,6 +82,8 @@ class Signal:
 
     def fire(self) -> None:
         """Wakes all who wait now."""
+        if not self._futures:
+            return
         futures, self._futures = self._futures, []
         for future in futures:
             if not future.done():

@@ -1,6 +1,6 @@
 """What a worker is: a plain class around one thing, whose operations are its public methods."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -85,10 +85,10 @@ class Worker:
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
 
-    def onload(self) -> None:
+    def onload(self) -> "Awaitable[None] | None":
         """Brings the worker's state onto its devices. Called by the runtime, never by flow code."""
 
-    def offload(self) -> None:
+    def offload(self) -> "Awaitable[None] | None":
         """Moves it off again, without losing any."""
 
     def memory_bytes(self) -> int:

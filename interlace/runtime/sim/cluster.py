@@ -8,6 +8,7 @@ from typing import Any
 from interlace.core.errors import HangError, RemoteError, UserError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank, turn_of
+from interlace.runtime.sim.faults import Faults, FaultyRank
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
@@ -44,12 +45,15 @@ class InlineRank:
 class SimCluster(Cluster):
     """Must be made on a running VirtualLoop."""
 
-    def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
+    def __init__(
+        self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float, faults: Faults = ()
+    ) -> None:
+        """faults: what is to go wrong."""
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualLoop):
             raise ValueError(f"a SimCluster runs on a VirtualLoop, not on a {type(loop).__name__}")
-        self._loop = loop
+        self._loop, self._faults = loop, tuple(faults)
 
     def _watch(self) -> None:
         # On a virtual clock a stall is an event, seen exactly; nobody has to look now and then.
@@ -64,8 +68,10 @@ class SimCluster(Cluster):
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         try:
-            return InlineRank(spec.factory(context), context)
+            rank = InlineRank(spec.factory(context), context)
         except UserError:
             raise
         except Exception as error:
             raise RemoteError(context.group, context.rank, "__init__", traceback.format_exc()) from error
+        faults = [fault for fault in self._faults if fault.group == context.group]
+        return FaultyRank(rank, faults) if faults else rank

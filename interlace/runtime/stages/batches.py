@@ -102,12 +102,15 @@ class Batches:
 
     def _hurry(self) -> None:
         """Where a deadline leaves no slack: what is suspended goes on, what is late is handled as the schedule says."""
+        may_drop = self._on_straggler != "hold" and self._admission.batcher.num_ready > 0
+        if not may_drop and not self._generator.num_suspended:
+            return
         urgent = self._admission.batcher.urgent()
         if urgent is None:
             return
         due = [gid for gid in self._admission.live_gids() if gid not in self._complete and self._is_due(gid, urgent)]
         self._generator.resume(due)
-        if self._on_straggler == "hold" or not self._admission.batcher.num_ready:
+        if not may_drop:
             return
         for gid in due:
             if self._on_straggler == "requeue":

@@ -30,7 +30,7 @@ def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
     return Sample(
         key=key,
         prompt=prompt,
-        token_ids=np.array(done.token_ids, np.int32),
+        token_ids=np.asarray(done.token_ids, np.int32),
         finish_reason=done.finish_reason,
         text=response.text,
     )
@@ -70,7 +70,8 @@ class Generator:
         ]
         self._kept = self._drivers
         """Engines that get requests; fewer while the survivors of a step are gathered."""
-        self._unfinished: dict[SampleKey, None] = {}
+        self._unfinished: dict[SampleKey, str] = {}
+        """Each with the id of its request."""
         self._suspended: dict[SampleKey, Job] = {}
         self._channel: SampleChannel | None = None
         self.on_generated: Callable[[SampleKey], None] = lambda _key: None
@@ -89,8 +90,9 @@ class Generator:
     def generate(self, samples: Sequence[Sample]) -> None:
         """Dispatches a wave of admitted samples."""
         self._kept = self._drivers
-        self._unfinished.update((sample.key, None) for sample in samples)
-        self._dispatch([self._job(sample) for sample in samples])
+        jobs = self._jobs(samples)
+        self._unfinished.update((sample.key, job.request.id) for sample, job in zip(samples, jobs, strict=True))
+        self._dispatch(jobs)
 
     async def complete(self, requests: Sequence[Request]) -> list[Response]:
         """Serves requests outside the flow (evaluation); they pass no gate. Responses in the order given."""
@@ -124,6 +126,11 @@ class Generator:
         self._dispatch([self._suspended.pop(key) for key in chosen])
         return bool(chosen)
 
+    @property
+    def num_suspended(self) -> int:
+        """Sequences whose budget is used up."""
+        return len(self._suspended)
+
     def engine_metrics(self) -> Metrics:
         """What the engines counted up to their last swap of weights, added up over engines."""
         names = dict.fromkeys(name for driver in self._drivers for name in driver.metrics)
@@ -131,12 +138,11 @@ class Generator:
 
     def cancel(self, sample: Sample) -> None:
         """Stops generating a sample that ended for another reason."""
-        self._unfinished.pop(sample.key, None)
+        request_id = self._unfinished.pop(sample.key)
         suspended = self._suspended.pop(sample.key, None)
         if suspended:
             self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
         else:
-            request_id = self._request(sample).id
             for driver in self._drivers:
                 driver.cancel(request_id)
 
@@ -148,25 +154,31 @@ class Generator:
         for job, engine in zip(jobs, chosen, strict=True):
             ready[engine].submit(job)
 
-    def _job(self, sample: Sample) -> Job:
-        request = self._request(sample)
+    def _jobs(self, samples: Sequence[Sample]) -> list[Job]:
+        """One a sample; those of a prompt share its list of ids."""
+        jobs: list[Job] = []
+        prompt, ids = None, []
+        for sample in samples:
+            if sample.prompt is not prompt:
+                prompt, ids = sample.prompt, sample.prompt.token_ids.tolist()
+            request = Request(
+                uid=prompt.uid,
+                sample_index=sample.key.index,
+                attempt=prompt.attempt,
+                serial=sample.key.gid,
+                prompt_ids=ids,
+                params=self._params,
+            )
+            jobs.append(self._job(sample, request))
+        return jobs
+
+    def _job(self, sample: Sample, request: Request) -> Job:
         expected = self._expected(request)
         return Job(
             request=self._within_budget(request),
             order=-expected if self._policy.longest_first else sample.key.gid,
             expected_tokens=expected,
             deliver=lambda response: self._ended(sample, response),
-        )
-
-    def _request(self, sample: Sample) -> Request:
-        prompt = sample.prompt
-        return Request(
-            uid=prompt.uid,
-            sample_index=sample.key.index,
-            attempt=prompt.attempt,
-            serial=sample.key.gid,
-            prompt_ids=prompt.token_ids.tolist(),
-            params=self._params,
         )
 
     def _within_budget(self, request: Request) -> Request:
@@ -192,17 +204,16 @@ class Generator:
 
     def _suspend(self, sample: Sample, response: Response) -> None:
         """The budget is used up: the rest follows after the next publication."""
-        request = self._within_budget(response.completion.resumed)
-        self._suspended[sample.key] = replace(self._job(sample), request=request)
+        self._suspended[sample.key] = self._job(sample, response.completion.resumed)
 
     def _write(self, key: SampleKey, response: Response) -> bool:
         if self._channel is None:
             raise ValueError("a sample finished before attach() named a channel")
         done = response.completion
         columns: dict[str, object] = {
-            "token_ids": np.array(done.token_ids, np.int32),
-            "logprobs": np.array(done.logprobs, np.float32),
-            "versions": np.array(done.versions, np.int32),
+            "token_ids": np.asarray(done.token_ids, np.int32),
+            "logprobs": np.asarray(done.logprobs, np.float32),
+            "versions": np.asarray(done.versions, np.int32),
             "finish_reason": done.finish_reason,
             "text": response.text,
         }

@@ -1,0 +1,51 @@
+"""`interlace simulate`: what a recipe would cost, on devices that are not there."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def simulate(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change: `prompts_per_step=512 steps=4`."),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="Names, or paths of YAML files, with commas between. Default: the recipe's own."),
+    ] = None,
+    devices: Annotated[int, typer.Option(min=1, help="Of the virtual cluster.")] = 8,
+    profile: Annotated[
+        str | None, typer.Option(help="What the workers cost: of `interlace profile`, or a shipped one by name.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Of the data set.")] = 8192,
+    timeline: Annotated[Path | None, typer.Option(help="Write the (first) run's timeline there, for Perfetto.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Run a recipe on a virtual clock: the same flow and schedule, with workers that only cost time."""
+    from interlace.cli.compare import comparison_table
+    from interlace.core.errors import UserError
+    from interlace.observe.jsonl import to_line
+    from interlace.recipes.simulate import Simulation, simulate_variants
+    from interlace.simulate.profiles import load_profile, profile_names
+
+    if profile is None:
+        raise UserError(
+            f"--profile is missing: measure one with `interlace profile {recipe}`, or take a shipped one: "
+            f"{', '.join(profile_names())}."
+        )
+    costs = load_profile(profile)
+    simulation = Simulation(profile=costs, num_devices=devices, num_prompts=prompts)
+    results = simulate_variants(recipe, overrides or [], schedule, simulation)
+    if timeline:
+        first = results[0].simulated
+        first.timeline.write(timeline, first.devices)
+    outcomes = [result.outcome for result in results]
+    if as_json:
+        rows = [result.row(results[0]) for result in results]
+        print(to_line({"recipe": recipe, "devices": devices, "profile": profile, "schedules": rows}), end="")
+    else:
+        Console().print(comparison_table(outcomes, title=f"{recipe} on {devices} x {costs.device}, simulated"))

@@ -1,0 +1,57 @@
+"""Sequences of long equal runs, which cost nothing to keep: the tokens of a simulated response."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Generic, TypeVar, overload
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+N = TypeVar("N", int, float)
+
+
+class Runs(Sequence[N], Generic[N]):
+    """An immutable sequence, kept as (value, count) pairs. numpy reads it without copying where there is one run."""
+
+    __slots__ = ("_length", "_pieces")
+
+    def __init__(self, pieces: Sequence[tuple[N, int]]) -> None:
+        """pieces: in order; those of length 0 are left out."""
+        self._pieces: tuple[tuple[N, int], ...] = tuple((value, count) for value, count in pieces if count)
+        self._length: int = sum(count for _, count in self._pieces)
+
+    @property
+    def pieces(self) -> tuple[tuple[N, int], ...]:
+        """(value, count) pairs."""
+        return self._pieces
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> N: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[N]: ...
+    def __getitem__(self, index: int | slice) -> N | Sequence[N]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        place = index + self._length if index < 0 else index
+        for value, count in self._pieces:
+            if 0 <= place < count:
+                return value
+            place -= count
+        raise IndexError(f"{index} of a sequence of {self._length}")
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[np.generic]:
+        """[length], read-only."""
+        if len(self._pieces) == 1 and not copy:
+            value, count = self._pieces[0]
+            return _endless(value, np.dtype(dtype))[:count]
+        values = np.asarray([value for value, _ in self._pieces], dtype)
+        return np.repeat(values, [count for _, count in self._pieces])
+
+
+@lru_cache(maxsize=64)
+def _endless(value: int | float, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+    """One value as often as anybody may ask for; it takes the memory of one."""
+    return np.broadcast_to(np.asarray(value, dtype), 2**40)

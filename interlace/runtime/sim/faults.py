@@ -1,0 +1,62 @@
+"""What can go wrong with a worker, at a chosen call: for tests of what a run does about it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from interlace.core.errors import WorkerDiedError
+from interlace.runtime.group import Rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Strikes one call of one operation of a group."""
+
+    group: str
+    operation: str
+    call: int = 0
+    """Which call of it, counted from 0."""
+    kind: Literal["death", "stall", "lost_message"]
+    """death: the worker is gone, then and later. stall: the result comes late. lost_message: it never comes."""
+    seconds: float = 0.0
+    """Of a stall."""
+
+
+Faults = Sequence[Fault]
+
+
+class FaultyRank:
+    """A rank to which faults happen."""
+
+    def __init__(self, rank: Rank, faults: Faults) -> None:
+        """faults: those of its group."""
+        self._rank, self._faults = rank, faults
+        self._calls: Counter[str] = Counter()
+        self._death: WorkerDiedError | None = None
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As the rank's own, unless a fault strikes."""
+        number = self._calls[method]
+        self._calls[method] += 1
+        fault = next((each for each in self._faults if each.operation == method and each.call == number), None)
+        if fault and fault.kind == "death":
+            self._death = WorkerDiedError(f"{fault.group} died while it ran {method}(), call {number} (a fault)")
+        if self._death:
+            raise self._death
+        result = await self._rank.call(method, args, kwargs)
+        if fault and fault.kind == "stall":
+            await asyncio.sleep(fault.seconds)
+        elif fault:
+            await asyncio.get_running_loop().create_future()
+        return result
+
+    def call_now(self, method: str, args: tuple[Any, ...]) -> None:
+        """Who is dead hears nothing."""
+        if not self._death:
+            self._rank.call_now(method, args)
+
+    async def close(self) -> None:
+        """Ends the worker."""
+        await self._rank.close()

@@ -1,0 +1,57 @@
+"""How long a simulated response is, and whether it is right: keyed by the request, so the same under every schedule."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+from interlace.core.profile import Lengths
+from interlace.core.random import stable_hash
+
+_NORMAL = NormalDist()
+_STEPS = 2**31
+
+
+def uniforms(*key: int | str) -> tuple[float, float]:
+    """Two independent draws from (0, 1) for a key."""
+    bits = stable_hash(*key)
+    return (bits % _STEPS + 0.5) / _STEPS, (bits // _STEPS % _STEPS + 0.5) / _STEPS
+
+
+def to_normal(uniform: float) -> float:
+    """A draw from (0, 1) as a standard normal one."""
+    return _NORMAL.inv_cdf(uniform)
+
+
+@lru_cache(maxsize=65536)
+def of_prompt(seed: int, uid: str) -> float:
+    """How long responses to a prompt are: a standard normal draw, asked for again and again."""
+    return to_normal(uniforms("prompt", seed, uid)[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResponseLengths:
+    """Tokens until the response to a prompt ends by itself."""
+
+    lengths: Lengths
+    seed: int = 0
+
+    def of(self, uid: str, attempt: int, sample_index: int) -> float:
+        """Tokens; infinite for one that never ends by itself."""
+        mine, chance = uniforms("response", self.seed, uid, attempt, sample_index)
+        settings = self.lengths
+        by_prompt = settings.prompt_sigma * of_prompt(self.seed, uid) if settings.prompt_sigma else 0.0
+        shift = by_prompt + settings.response_sigma * to_normal(mine)
+        if settings.quantiles:
+            return self._quantile(shift)
+        return math.inf if chance < settings.cap_share else max(1, round(settings.median * math.exp(shift)))
+
+    def _quantile(self, shift: float) -> float:
+        """The measured length at the rank that the shift has among all."""
+        settings = self.lengths
+        spread = math.hypot(settings.prompt_sigma, settings.response_sigma)
+        place = (_NORMAL.cdf(shift / spread) if spread else 0.5) * (len(settings.quantiles) - 1)
+        low = min(int(place), len(settings.quantiles) - 2) if len(settings.quantiles) > 1 else 0
+        high = min(low + 1, len(settings.quantiles) - 1)
+        length = settings.quantiles[low] + (settings.quantiles[high] - settings.quantiles[low]) * (place - low)
+        return max(1, round(length))

@@ -1,0 +1,32 @@
+"""Profiles by name or path."""
+
+from pathlib import Path
+
+import yaml
+
+from interlace.core.errors import UserError, nearest
+from interlace.core.profile import Profile
+
+FOLDER = Path(__file__).parent / "profiles"
+
+
+def profile_names() -> list[str]:
+    """The shipped profiles, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_profile(spec: str) -> Profile:
+    """A shipped profile, or a file: what `interlace profile` wrote, or your own YAML. Raises UserError."""
+    path = Path(spec) if spec.endswith((".json", ".yaml", ".yml")) else FOLDER / f"{spec}.yaml"
+    if path.parent == FOLDER and spec not in profile_names():
+        measure = " Measure one with `interlace profile RECIPE`, and give the path of its file."
+        raise UserError(f"unknown profile {spec!r}.{nearest(spec, profile_names())}{measure}")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"profile {spec!r}: cannot read {path}: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"profile {spec!r} is neither JSON nor YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"profile {spec!r}: {path} holds no settings.")
+    return Profile.parse(data, where=f"profile {spec}")

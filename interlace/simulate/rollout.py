@@ -1,0 +1,279 @@
+"""A rollout engine that only costs time: continuous batching, advanced from event to event, never token by token."""
+
+import asyncio
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from interlace.core.profile import RolloutCosts, speed_up
+from interlace.core.runs import Runs
+from interlace.core.training import WeightBundle
+from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response
+from interlace.runtime.worker import Worker, WorkerContext, operation
+
+Length = Callable[[Request], float]
+"""Tokens until the response to a request ends by itself, those it came with included."""
+HEADROOM = 0.01
+"""Of the KV cache: kept free when a sequence is admitted, or the next step would preempt it again."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Sequence:
+    request: Request
+    limit: int
+    """Tokens at which it ends."""
+    reason: FinishReason
+    done: int
+    """Tokens, those of the stint that goes on left out."""
+    versions: list[tuple[int, int]]
+    began: int = 0
+    """Decode step of the engine at which its stint began, or at which its weights changed."""
+    number: int = 0
+    """Of its stint."""
+
+    @property
+    def context(self) -> int:
+        return len(self.request.prompt_ids) + self.done
+
+
+class SimulatedEngine(Worker):
+    """Serves requests at the cost that a profile gives: prefill, decode by batch and context, preemption at a full KV.
+
+    A step of n sequences reads n more tokens than the one before, so k steps take a time quadratic in k.
+    """
+
+    def __init__(self, context: WorkerContext, costs: RolloutCosts, length: Length) -> None:
+        super().__init__(context)
+        self._costs, self._length = costs, length
+        self._num_devices = max(1, len(context.devices))
+        self._speed = speed_up(self._num_devices, costs.efficiency)
+        self._capacity = costs.kv_tokens * self._num_devices
+        self._version = -1
+        self._waiting: deque[_Sequence] = deque()
+        self._running: dict[str, _Sequence] = {}
+        self._stints: dict[int, _Sequence] = {}
+        self._ends: list[tuple[int, int]] = []
+        self._numbers = itertools.count(1)
+        self._step = 0
+        self._offset = 0
+        """Cached tokens, less one a running sequence for each step so far: a step then changes no other number."""
+        self._due_s = 0.0
+        self._wake: asyncio.Future[None] | None = None
+        self._interrupted = False
+        self._num_preemptions = 0
+
+    async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
+        """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left."""
+        responses = [self._aborted(found) for request_id in aborts if (found := self._take_out(request_id))]
+        self._waiting.extend(self._sequence(request) for request in submissions)
+        self._due_s += self._costs.call_s
+        num_new_tokens = num_running = num_preemptions = 0
+        while not self._interrupted:
+            self._admit({request.uid for request in submissions})
+            if not self._running:
+                break
+            num_preemptions += self._preempt()
+            num_running = len(self._running)
+            num_new_tokens += num_running * await self._decode(self._num_steps())
+            if finished := self._finished():
+                responses += finished
+                break
+        self._interrupted = False
+        return Progress(
+            responses=tuple(responses),
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_new_tokens=num_new_tokens,
+        )
+
+    @operation(on_device=False, concurrent=True)
+    def interrupt(self) -> None:
+        """Lets a serve() that runs return after its current step."""
+        self._interrupted = True
+        if self._wake and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def abort(self) -> tuple[Response, ...]:
+        """Ends everything and returns what there is, to be resubmitted."""
+        ids = [*self._running, *(sequence.request.id for sequence in self._waiting)]
+        return tuple(self._aborted(found) for request_id in ids if (found := self._take_out(request_id)))
+
+    async def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
+        """Swaps all weights; with `recompute`, what is cached is computed again."""
+        seconds = self._costs.update_s
+        if mode == "recompute":
+            seconds += self._num_cached * self._costs.prefill_token_s / self._speed
+        await asyncio.sleep(seconds)
+        for sequence in self._running.values():
+            self._book(sequence)
+        self._version = bundle.version
+
+    @operation(on_device=False)
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """None: responses are as long as their length says."""
+        return ()
+
+    @operation(on_device=False)
+    def engine_metrics(self) -> Metrics:
+        """Counters since the last call."""
+        count, self._num_preemptions = self._num_preemptions, 0
+        return {"num_preemptions": float(count), "num_running": float(len(self._running))}
+
+    async def onload(self) -> None:
+        await asyncio.sleep(self._costs.onload_s / self._num_devices)
+
+    async def offload(self) -> None:
+        await asyncio.sleep(self._costs.offload_s / self._num_devices)
+
+    @operation(on_device=False)
+    def memory_bytes(self) -> int:
+        return self._costs.memory_bytes(self._num_devices)
+
+    @property
+    def _num_cached(self) -> int:
+        """Tokens in the KV cache."""
+        return self._offset + len(self._running) * self._step
+
+    def _sequence(self, request: Request) -> _Sequence:
+        natural = self._length(request)
+        limit = min(natural, request.params.max_new_tokens)
+        return _Sequence(
+            request=request,
+            limit=int(limit),
+            reason=FinishReason.STOP if limit == natural else FinishReason.LENGTH,
+            done=len(request.generated_ids),
+            versions=list(_pieces(request.generated_versions)),
+        )
+
+    def _admit(self, fresh: set[str]) -> None:
+        """Starts what fits. fresh: prompts of which nothing is cached yet; each is computed once for its samples."""
+        reserve = int(HEADROOM * self._capacity)
+        while self._waiting and len(self._running) < self._costs.max_running:
+            sequence = self._waiting[0]
+            if self._running and self._num_cached + sequence.context + reserve > self._capacity:
+                return
+            self._waiting.popleft()
+            shared = not sequence.done and sequence.request.uid not in fresh
+            fresh.discard(sequence.request.uid)
+            self._due_s += 0.0 if shared else sequence.context * self._costs.prefill_token_s / self._speed
+            self._begin(sequence)
+
+    def _begin(self, sequence: _Sequence) -> None:
+        sequence.began, sequence.number = self._step, next(self._numbers)
+        self._running[sequence.request.id] = sequence
+        self._stints[sequence.number] = sequence
+        self._offset += sequence.context - self._step
+        heapq.heappush(self._ends, (self._step + max(1, sequence.limit - sequence.done), sequence.number))
+
+    def _preempt(self) -> int:
+        """Takes the youngest out until another step fits; the cache of what is left is enough then."""
+        count = 0
+        while len(self._running) > 1 and self._num_cached + len(self._running) > self._capacity:
+            sequence = self._stop(next(reversed(self._running)))
+            self._waiting.appendleft(sequence)
+            count += 1
+        self._num_preemptions += count
+        return count
+
+    def _num_steps(self) -> int:
+        """Until the next sequence ends, or the cache is full."""
+        while self._ends[0][1] not in self._stints:
+            heapq.heappop(self._ends)
+        steps = self._ends[0][0] - self._step
+        if len(self._running) > 1:
+            steps = min(steps, (self._capacity - self._num_cached) // len(self._running))
+        return max(1, steps)
+
+    async def _decode(self, steps: int) -> int:
+        """Waits for so many decode steps, fewer where it is interrupted. Returns how many were done."""
+        num_running, num_cached = len(self._running), self._num_cached
+        reading = self._costs.context_token_s * num_running / 2
+        first = self._costs.step_s(num_running) + self._costs.context_token_s * (num_cached - num_running / 2)
+        prefill_s, self._due_s = self._due_s, 0.0
+        start = asyncio.get_running_loop().time()
+        await self._sleep(prefill_s + (steps * first + reading * steps**2) / self._speed)
+        if self._interrupted:
+            elapsed = asyncio.get_running_loop().time() - start - prefill_s
+            steps = min(steps, _steps_in(elapsed * self._speed, first, reading))
+            left = prefill_s + (steps * first + reading * steps**2) / self._speed
+            # A step that was begun is finished.
+            await asyncio.sleep(max(0.0, start + left - asyncio.get_running_loop().time()))
+        self._step += steps
+        return steps
+
+    async def _sleep(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._wake = wake = loop.create_future()
+        timer = loop.call_later(seconds, _wake_up, wake)
+        await wake
+        timer.cancel()
+
+    def _finished(self) -> list[Response]:
+        found = []
+        while self._ends and self._ends[0][0] <= self._step:
+            number = heapq.heappop(self._ends)[1]
+            if number in self._stints:
+                sequence = self._stop(self._stints[number].request.id)
+                found.append(_response(sequence, sequence.reason))
+        return found
+
+    def _take_out(self, request_id: str) -> _Sequence | None:
+        if request_id in self._running:
+            return self._stop(request_id)
+        waiting = next((each for each in self._waiting if each.request.id == request_id), None)
+        if waiting:
+            self._waiting.remove(waiting)
+        return waiting
+
+    def _stop(self, request_id: str) -> _Sequence:
+        """Ends a stint."""
+        sequence = self._running.pop(request_id)
+        del self._stints[sequence.number]
+        self._book(sequence)
+        self._offset -= sequence.context - self._step
+        return sequence
+
+    def _book(self, sequence: _Sequence) -> None:
+        """What it got since its stint began, under the version that serves."""
+        count = self._step - sequence.began
+        if count:
+            sequence.versions.append((self._version, count))
+            sequence.done += count
+            sequence.began = self._step
+
+    def _aborted(self, sequence: _Sequence) -> Response:
+        return _response(sequence, FinishReason.ABORTED)
+
+
+def _steps_in(seconds: float, first: float, reading: float) -> int:
+    """Steps begun within so many seconds: k first + k^2 reading = seconds, rounded up."""
+    if seconds <= 0:
+        return 0
+    steps = (math.sqrt(first**2 + 4 * reading * seconds) - first) / (2 * reading) if reading else seconds / first
+    return math.ceil(steps - 1e-9)
+
+
+def _wake_up(wake: "asyncio.Future[None]") -> None:
+    if not wake.done():
+        wake.set_result(None)
+
+
+def _pieces(versions: Sequence[int]) -> Sequence[tuple[int, int]]:
+    if isinstance(versions, Runs):
+        return versions.pieces
+    return [(version, len(list(run))) for version, run in itertools.groupby(versions)]
+
+
+def _response(sequence: _Sequence, reason: FinishReason) -> Response:
+    completion = Completion(
+        request=sequence.request,
+        token_ids=Runs([(0, sequence.done)]),
+        logprobs=Runs([(0.0, sequence.done)]),
+        versions=Runs(sequence.versions),
+        finish_reason=reason,
+    )
+    return Response(completion=completion, text="")

@@ -1,0 +1,139 @@
+"""Scoring, inference and training that only cost time."""
+
+import asyncio
+import heapq
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from interlace.core.profile import InferenceCosts, RewardCosts, TrainCosts, speed_up
+from interlace.core.random import keyed_random
+from interlace.core.training import WeightBundle
+from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
+from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.simulate.lengths import to_normal, uniforms
+
+_ZEROS = np.broadcast_to(np.float32(0), 2**40)
+
+
+def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
+    """[L] of each sample, without memory of its own."""
+    return [_ZEROS[: sample.num_tokens] for sample in samples]
+
+
+class SimulatedReward(Worker):
+    """So many scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
+
+    def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int) -> None:
+        super().__init__(context)
+        self._costs, self._seed = costs, seed
+        self._free_s = [0.0] * costs.workers
+        self._solve_rate = lru_cache(maxsize=4096)(self._drawn_solve_rate)
+
+    @operation(on_device=False)
+    async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
+        """One result a sample, once the last is there."""
+        loop = asyncio.get_running_loop()
+        now = end_s = loop.time()
+        results = []
+        for sample in samples:
+            latency_s, result = self._judge(sample)
+            begin_s = max(now, self._free_s[0])
+            heapq.heapreplace(self._free_s, begin_s + latency_s)
+            end_s = max(end_s, begin_s + latency_s)
+            results.append(result)
+        await asyncio.sleep(end_s - now)
+        return results
+
+    def _judge(self, sample: Sample) -> tuple[float, RewardResult]:
+        """(seconds, result), keyed by the sample."""
+        costs, prompt = self._costs, sample.prompt
+        key = (self._seed, prompt.uid, prompt.attempt, sample.key.index)
+        luck, haste = uniforms("score", *key)
+        latency_s = costs.median_s * math.exp(costs.sigma * to_normal(haste))
+        chance = uniforms("failure", *key)[0] if costs.fail_share else 1.0
+        if chance < costs.fail_share:
+            return min(latency_s, costs.max_s), RewardResult(failure="a simulated failure")
+        is_right = luck < self._solve_rate(prompt.uid)
+        return min(latency_s, costs.max_s), RewardResult(reward=float(is_right))
+
+    def _drawn_solve_rate(self, uid: str) -> float:
+        """Of a prompt: beta-distributed, its variance `solve_spread` of the largest that the mean allows."""
+        mean, spread = self._costs.solve_rate, self._costs.solve_spread
+        if spread <= 0 or mean in (0.0, 1.0):
+            return mean
+        if spread >= 1:
+            return float(uniforms("solve", self._seed, uid)[0] < mean)
+        weight = 1 / spread - 1
+        return keyed_random("solve", self._seed, uid).betavariate(mean * weight, (1 - mean) * weight)
+
+
+class SimulatedInference(Worker):
+    """Log-probs of a model that is not trained."""
+
+    def __init__(self, context: WorkerContext, costs: InferenceCosts) -> None:
+        super().__init__(context)
+        self._costs = costs
+        self._num_devices = max(1, len(context.devices))
+        self._speed = speed_up(self._num_devices, costs.efficiency)
+
+    async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """[L] of each sample."""
+        await self._compute(samples, self._costs.token_s)
+        return zeros(samples)
+
+    async def onload(self) -> None:
+        await asyncio.sleep(self._costs.onload_s / self._num_devices)
+
+    async def offload(self) -> None:
+        await asyncio.sleep(self._costs.offload_s / self._num_devices)
+
+    @operation(on_device=False)
+    def memory_bytes(self) -> int:
+        return self._costs.memory_bytes(self._num_devices)
+
+    async def _compute(self, samples: Sequence[Sample], token_s: float) -> None:
+        num_tokens = sum(sample.num_total_tokens for sample in samples)
+        await asyncio.sleep(self._costs.call_s + num_tokens * token_s / self._speed)
+
+
+class SimulatedTrainer(SimulatedInference):
+    """A trained model: actor, critic or process reward model."""
+
+    def __init__(self, context: WorkerContext, costs: TrainCosts) -> None:
+        super().__init__(context, costs)
+        self._train_costs = costs
+
+    async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """[L] of each sample."""
+        await self._compute(samples, self._train_costs.inference_token_s)
+        return zeros(samples)
+
+    async def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """[L] of each sample."""
+        return await self.logprobs(samples)
+
+    async def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """[L] of each sample."""
+        return await self.logprobs(samples)
+
+    async def accumulate(self, samples: Sequence[Sample]) -> None:
+        """Forward and backward."""
+        await self._compute(samples, self._costs.token_s)
+
+    async def optimizer_step(self) -> None:
+        """Closes the minibatch."""
+        await asyncio.sleep(self._train_costs.optimizer_s / self._speed)
+
+    @operation(on_device=False)
+    def step_metrics(self) -> Metrics:
+        """Nothing: nothing is learned."""
+        return {}
+
+    async def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
+        """A version without tensors."""
+        del copy
+        await asyncio.sleep(self._train_costs.export_s)
+        return WeightBundle(version=version, tensors={})

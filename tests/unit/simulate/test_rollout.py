@@ -1,0 +1,170 @@
+"""A simulated engine takes the time that its costs say, and loses no token."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.core.profile import RolloutCosts
+from interlace.core.training import WeightBundle
+from interlace.core.types import FinishReason, Request, Response, SamplingParams
+from interlace.runtime.sim.loop import VirtualLoop
+from interlace.runtime.worker import WorkerContext
+from interlace.simulate.rollout import SimulatedEngine
+
+T = TypeVar("T")
+COSTS = RolloutCosts(
+    steps=((1, 0.01), (11, 0.02)), context_token_s=1e-4, prefill_token_s=1e-3, call_s=0.005, kv_tokens=10_000
+)
+
+
+def engine_of(costs: RolloutCosts, lengths: Sequence[int], num_devices: int = 1) -> SimulatedEngine:
+    devices = tuple(f"sim:{n}" for n in range(num_devices))
+    context = WorkerContext(group="rollout/0", rank=0, num_ranks=1, devices=devices)
+    return SimulatedEngine(context, costs, lambda request: lengths[request.serial])
+
+
+def request(serial: int, *, num_prompt_tokens: int = 5, max_new_tokens: int = 1000) -> Request:
+    return Request(
+        uid=f"p{serial}",
+        sample_index=0,
+        serial=serial,
+        prompt_ids=[1] * num_prompt_tokens,
+        params=SamplingParams(max_new_tokens=max_new_tokens),
+    )
+
+
+def on_virtual_clock(main: Callable[[], Awaitable[T]]) -> tuple[T, float]:
+    """(result, virtual seconds)."""
+    loop = VirtualLoop()
+
+    async def timed() -> tuple[T, float]:
+        return await main(), loop.time()
+
+    try:
+        return loop.run_until_complete(timed())
+    finally:
+        loop.close()
+
+
+async def serve_all(engine: SimulatedEngine, requests: Sequence[Request]) -> list[Response]:
+    responses: list[Response] = []
+    fresh = requests
+    while len(responses) < len(requests):
+        progress = await engine.serve(fresh, ())
+        responses += progress.responses
+        fresh = []
+    return responses
+
+
+def test_one_sequence_costs_its_prefill_and_a_step_a_token_that_reads_what_is_cached() -> None:
+    async def main() -> list[Response]:
+        return await serve_all(engine_of(COSTS, [4]), [request(0)])
+
+    responses, seconds = on_virtual_clock(main)
+    assert len(responses[0].completion.token_ids) == 4
+    assert responses[0].completion.finish_reason == FinishReason.STOP
+    reads = sum(5 + step for step in range(4)) * 1e-4
+    assert seconds == pytest.approx(0.005 + 5e-3 + 4 * 0.01 + reads)
+
+
+def test_sequences_that_decode_together_share_steps_and_leave_as_they_finish() -> None:
+    async def main() -> list[Response]:
+        return await serve_all(
+            engine_of(COSTS.model_copy(update={"context_token_s": 0.0}), [10, 3]), [request(0), request(1)]
+        )
+
+    responses, seconds = on_virtual_clock(main)
+    assert [response.completion.request.serial for response in responses] == [1, 0]
+    assert seconds == pytest.approx(2 * 0.005 + 10e-3 + 3 * 0.011 + 7 * 0.010)
+
+
+def test_a_group_shares_its_prompt() -> None:
+    """The prompt is computed once for all samples of one call."""
+    pair = [request(0), request(0)]
+    both = [
+        Request(uid="p0", sample_index=i, serial=0, prompt_ids=each.prompt_ids, params=each.params)
+        for i, each in enumerate(pair)
+    ]
+
+    async def main() -> list[Response]:
+        return await serve_all(engine_of(COSTS.model_copy(update={"context_token_s": 0.0}), [1]), both)
+
+    _, seconds = on_virtual_clock(main)
+    assert seconds == pytest.approx(0.005 + 5e-3 + 0.011)
+
+
+def test_two_devices_are_faster_by_their_efficiency() -> None:
+    costs = COSTS.model_copy(update={"efficiency": 0.8, "call_s": 0.0, "prefill_token_s": 0.0})
+
+    async def main(num_devices: int) -> list[Response]:
+        return await serve_all(engine_of(costs, [50], num_devices), [request(0)])
+
+    one, two = (on_virtual_clock(lambda n=n: main(n))[1] for n in (1, 2))
+    assert one / two == pytest.approx(1.6)
+
+
+def test_the_limit_of_the_request_ends_it_by_length() -> None:
+    async def main() -> list[Response]:
+        return await serve_all(engine_of(COSTS, [50]), [request(0, max_new_tokens=7)])
+
+    completion = on_virtual_clock(main)[0][0].completion
+    assert len(completion.token_ids) == 7 and completion.finish_reason == FinishReason.LENGTH
+
+
+def test_an_interrupt_ends_the_call_after_the_step_that_runs() -> None:
+    async def main() -> tuple[int, float]:
+        engine = engine_of(COSTS.model_copy(update={"context_token_s": 0.0}), [100])
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.0255, engine.interrupt)  # call and prefill take 0.010 of it: in the second step
+        progress = await engine.serve([request(0)], ())
+        return progress.num_new_tokens, loop.time()
+
+    (num_new_tokens, seconds), _ = on_virtual_clock(main)
+    assert num_new_tokens == 2 and seconds == pytest.approx(0.030)
+
+
+def test_each_token_carries_the_version_that_made_it_over_an_update_an_abort_and_a_resumption() -> None:
+    async def main() -> Response:
+        first, second = engine_of(COSTS, [100]), engine_of(COSTS, [100])
+        await first.update_weights(WeightBundle(version=3, tensors={}), "keep")
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.2, first.interrupt)
+        await first.serve([request(0)], ())
+        await first.update_weights(WeightBundle(version=4, tensors={}), "keep")
+        loop.call_later(0.2, first.interrupt)
+        await first.serve((), ())
+        (partial,) = await first.abort()
+        await second.update_weights(WeightBundle(version=5, tensors={}), "keep")
+        return (await serve_all(second, [partial.completion.resumed]))[0]
+
+    done = on_virtual_clock(main)[0].completion
+    assert len(done.token_ids) == len(done.logprobs) == len(done.versions) == 100
+    assert sorted(done.versions) == list(done.versions) and set(done.versions) == {3, 4, 5}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=12),
+    st.integers(20, 200),
+    st.lists(st.floats(0.001, 0.5), max_size=6),
+)
+def test_a_tiny_cache_preempts_and_every_sequence_still_ends_once_with_all_its_tokens(
+    lengths: list[int], kv_tokens: int, interrupts: list[float]
+) -> None:
+    costs = COSTS.model_copy(update={"kv_tokens": kv_tokens})
+
+    async def main() -> list[Response]:
+        engine = engine_of(costs, lengths)
+        for seconds in interrupts:
+            asyncio.get_running_loop().call_later(seconds, engine.interrupt)
+        responses = await serve_all(engine, [request(serial) for serial in range(len(lengths))])
+        assert not engine._running and not engine._waiting and engine._num_cached == 0
+        return responses
+
+    responses, _ = on_virtual_clock(main)
+    found = {response.completion.request.serial: len(response.completion.token_ids) for response in responses}
+    assert len(responses) == len(lengths) and found == dict(enumerate(lengths))
