@@ -91,7 +91,7 @@ class Cluster(ABC):
         """Ends one group whose work is done."""
         self._groups.remove(group)
         self.lock.forget(group)
-        with self.waits.operation():
+        with self.waits.operation(who=group.name, what="close"):
             await group.close()
 
     @abstractmethod
