@@ -84,7 +84,7 @@ def write_pages() -> None:
     told = {cluster: read(cluster) for cluster in CLUSTERS}
     for path in sorted(HERE.glob("*.md")):
         replace(path, "\n\n".join(block(path.stem, cluster, told[cluster]) for cluster in CLUSTERS))
-    replace(OVERVIEW, "\n\n".join(overview(cluster, told[cluster]) for cluster in CLUSTERS if told[cluster]))
+    replace(OVERVIEW, "\n\n".join(overview(told[cluster]) for cluster in CLUSTERS if told[cluster]))
 
 
 def read(cluster: str) -> Mapping[str, Any]:
@@ -105,11 +105,11 @@ def block(name: str, cluster: str, told: Mapping[str, Any]) -> str:
     """One preset on one cluster."""
     run = told["schedules"].get(name) if told else None
     if run is None:
-        return f"On the `{cluster}` cluster: not measured yet; `python docs/presets/measure.py {cluster} {name}` does it."
+        return f"On the `{cluster}` cluster: not measured; `python docs/presets/measure.py {cluster} {name}` does it."
     size = run["steps"] // PARTS
     parts = [f"{part * size + 1}-{(part + 1) * size}" for part in range(PARTS)]
     ledger = Ledger(seconds=run["goodput"])
-    shown = [bin_name for bin_name in BINS if ledger.fraction(bin_name) >= SHOWN_SHARE]
+    shown = {f"`{one}`": ledger.fraction(one) for one in BINS if ledger.fraction(one) >= SHOWN_SHARE}
     return "\n".join([
         f"On the `{cluster}` cluster, `{told['command'].replace('NAME', name)}`:",
         "",
@@ -118,7 +118,7 @@ def block(name: str, cluster: str, told: Mapping[str, Any]) -> str:
         f"Held-out accuracy: greedy {run['greedy_before']:.3f} before, {run['greedy']:.3f} after; at temperature 1"
         f" {run['sampled_before']:.3f} before, {run['sampled']:.3f} after. {staleness(run)} {waste(ledger)}",
         "",
-        *table(["goodput bin", *(f"`{one}`" for one in shown)], [["share", *(f"{ledger.fraction(b):.1%}" for b in shown)]]),
+        *table(["goodput bin", *shown], [["share", *(f"{share:.1%}" for share in shown.values())]]),
     ])  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def waste(ledger: Ledger) -> str:
     return f"Largest waste: `{worst.name}`, {worst.fraction:.1%} of all device time." if worst else ""
 
 
-def overview(cluster: str, told: Mapping[str, Any]) -> str:
+def overview(told: Mapping[str, Any]) -> str:
     """All presets on one cluster."""
     rows = []
     for name, run in told["schedules"].items():
