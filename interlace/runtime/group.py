@@ -78,6 +78,10 @@ class WorkerGroup(Generic[W_co]):
         self._memory = 0
         self._cause = ""
         self.on_yield: Callable[[], None] = lambda: None
+        self.on_unload: Callable[[], None] = lambda: None
+        """Told when its state has left the devices."""
+        self.unload_arguments: tuple[Any, ...] = ()
+        """What offload() of its worker is called with."""
 
     @property
     def num_ranks(self) -> int:
@@ -189,16 +193,17 @@ class WorkerGroup(Generic[W_co]):
 
     async def load(self) -> None:
         """Called by the device lock."""
-        await self._switch("onload")
+        await self._switch("onload", ())
         await self.measure_memory()
 
     async def unload(self) -> None:
         """Called by the device lock."""
-        await self._switch("offload")
+        await self._switch("offload", self.unload_arguments)
+        self.on_unload()
 
-    async def _switch(self, method: str) -> None:
+    async def _switch(self, method: str, args: tuple[Any, ...]) -> None:
         self._cause = "switch"
-        await self._on_ranks(method, Operation(), (), {}, [])
+        await self._on_ranks(method, Operation(), args, {}, [])
 
     async def measure_memory(self) -> None:
         """Asks the ranks what their state needs on a device."""

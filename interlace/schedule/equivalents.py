@@ -14,6 +14,7 @@ _PLAIN: Mapping[str, object] = {
     "dispatch": "round_robin",
     "tail": NoTail().model_dump(),
     "switch": "when_idle",
+    "kv_on_switch": "offload",
     "min_hold": 0.0,
     "on_update": "drain",
     "rollout_budget": None,
@@ -31,7 +32,12 @@ _VARIANTS: Mapping[str, Mapping[str, object]] = {
     },
     "streaming": {"placement": _SPLIT, "granularity": _STREAM},
     "dispatch": {"dispatch": "longest_first", "concurrency": 3},
-    "switch": {"switch": "when_ready", "granularity": {**_STREAM, "actor": "step"}},
+    "switch": {
+        "switch": "when_ready",
+        "kv_on_switch": "recompute",
+        "granularity": {**_STREAM, "actor": "step"},
+        "concurrency": {"kind": "adaptive", "initial": 2},
+    },
     "partial": {"rollout_budget": 3, "on_update": "abort_resume"},
 }
 

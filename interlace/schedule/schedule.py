@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from interlace.core.config import Config
+from interlace.schedule.concurrency import Concurrency
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.placement import Device, cut, resolve
 from interlace.schedule.tail import NoTail, Oversample, Tail, TailBatching
@@ -89,10 +90,12 @@ class Schedule(Config):
     """What is done about the long tail of responses."""
     switch: Literal["when_idle", "when_ready"] = "when_idle"
     """When a shared device changes hands: when rollout has nothing left, or as soon as another stage is ready."""
+    kv_on_switch: Literal["offload", "recompute"] = "offload"
+    """KV cache of sequences that run when their device changes hands: moved to the host, or computed anew."""
     min_hold: float = Field(default=0.0, ge=0)
     """Seconds that rollout keeps a shared device at least, with `when_ready`."""
-    concurrency: int | None = Field(default=None, ge=1)
-    """Running sequences an engine; None leaves it to the engine's own limits."""
+    concurrency: Concurrency = None
+    """Running sequences an engine; adaptive follows its KV use, None leaves it to the engine's own limits."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Schedule":
@@ -110,6 +113,12 @@ class Schedule(Config):
             raise ValueError(
                 f"on_straggler {self.on_straggler!r} lets later groups go first, which batching 'step' forbids. "
                 "Use batching 'arrival', or on_straggler 'hold'"
+            )
+        if self.on_update == "keep" and self.kv_on_switch == "recompute":
+            raise ValueError(
+                "on_update 'keep' promises that a running sequence's KV cache outlives an update, kv_on_switch "
+                "'recompute' drops it whenever its device changes hands: whether it was kept would be chance. "
+                "Use kv_on_switch 'offload', or on_update 'recompute'"
             )
         create_dispatch(self.dispatch)  # an unknown policy is refused here, before anything runs
         return self

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from interlace.core.training import WeightBundle
 from interlace.core.types import Completion, Metrics, Progress, Request, Response
-from interlace.engines.rollout.protocol import EngineReport, RolloutEngine
+from interlace.engines.rollout.protocol import EngineReport, RolloutEngine, SwitchMode
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class RolloutWorker(Worker):
     def onload(self) -> None:
         self._engine.onload()
 
-    def offload(self) -> None:
-        self._engine.offload()
+    def offload(self, kv: SwitchMode = "offload") -> None:
+        self._engine.offload(kv)
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:

@@ -40,6 +40,9 @@ class Costs:
     max_tokens: int = 200
     fail_share: float = 0.0
     filter_share: float = 0.0
+    prefill_token: float = 1e-4
+    kv_tokens: int = 10**9
+    """Of an engine's cache; a sequence is never preempted for it, but it is told how full it is."""
     memory: int = 10
 
 
@@ -64,6 +67,8 @@ class CostRollout(Worker):
         self._costs, self._version = costs, -1
         self._running: dict[str, _Sequence] = {}
         self._interrupt = asyncio.Event()
+        self.num_recomputed = 0
+        """Tokens whose cache was dropped when the device changed hands."""
 
     async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
         states = [self._running.pop(request_id) for request_id in aborts if request_id in self._running]
@@ -77,8 +82,14 @@ class CostRollout(Worker):
         left = {key: length_of(s.request, self._costs) - len(s.ids) for key, s in self._running.items()}
         steps = await self._sleep(min(left.values()) * self._costs.decode)
         num_new_tokens = steps * len(self._running)
+        held = sum(len(state.request.prompt_ids) + len(state.ids) for state in self._running.values())
         responses = (*aborted, *self._finished())
-        return Progress(responses=responses, num_running=len(self._running), num_new_tokens=num_new_tokens)
+        return Progress(
+            responses=responses,
+            num_running=len(self._running),
+            num_new_tokens=num_new_tokens,
+            kv_use=min(1.0, held / self._costs.kv_tokens),
+        )
 
     async def _sleep(self, seconds: float) -> int:
         loop = asyncio.get_running_loop()
@@ -99,6 +110,13 @@ class CostRollout(Worker):
     def _end(self, state: _Sequence) -> Response:
         natural = length_of(replace(state.request, params=SamplingParams(max_new_tokens=10**6)), self._costs)
         return _response(state, FinishReason.STOP if len(state.ids) >= natural else FinishReason.LENGTH)
+
+    async def offload(self, kv: str = "offload") -> None:  # type: ignore[override]
+        assert kv in ("offload", "recompute")
+        if kv == "recompute":
+            dropped = sum(len(state.request.prompt_ids) + len(state.ids) for state in self._running.values())
+            self.num_recomputed += dropped
+            await asyncio.sleep(dropped * self._costs.prefill_token)
 
     @operation(on_device=False)
     def engine_metrics(self) -> Metrics:

@@ -36,8 +36,10 @@ def random_schedule(rng: random.Random, num_devices: int, *, synchronous: bool =
         "tail": rng.choice(["none", "none", {"kind": "migrate", "remaining_share": 0.5, "batch": rng.choice([2, 8])}]),
         "min_hold": rng.choice([0, 0, 0.3]),
         "switch": rng.choice(["when_idle", "when_ready"]),
-        "concurrency": rng.choice([None, None, 1, 2, 5]),
+        "concurrency": rng.choice([None, None, 1, 2, 5, "adaptive", {"kind": "adaptive", "initial": 1, "ceiling": 4}]),
     }
+    if fields["on_update"] != "keep":
+        fields["kv_on_switch"] = rng.choice(["offload", "recompute"])
     if fields["batching"] == "arrival":
         fields["on_straggler"] = rng.choice(["hold", "hold", "drop", "requeue"])
     if not synchronous and rng.random() < 0.2:
@@ -62,6 +64,7 @@ def random_workload(rng: random.Random) -> Workload:
             median_tokens=rng.choice([10, 40]),
             train_token=rng.choice([1e-5, 1e-3]),
             sync=rng.choice([0.01, 2.0]),
+            kv_tokens=rng.choice([60, 300, 10**9]),
             fail_share=rng.choice([0, 0, 0.1, 0.5]),
             filter_share=rng.choice([0, 0, 0.3, 0.6]),
         ),

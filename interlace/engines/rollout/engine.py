@@ -20,7 +20,7 @@ from interlace.engines.rollout.limits import Limits
 from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.prefix import PrefixIndex
-from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, UpdateMode
+from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
 from interlace.engines.rollout.sampling import FloatRows, KernelSampler, PlainSampler, TorchSampler, draw
 from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
@@ -175,10 +175,12 @@ class NativeEngine:
             self._pool.write(self._store.cells(row, int(self._table.num_computed[row])), content)
         self._saved = None
 
-    def offload(self) -> None:
+    def offload(self, kv: SwitchMode = "offload") -> None:
         if self._saved is not None:
             return
         self._prefixes.clear()
+        if kv == "recompute":
+            self._scheduler.forget_computed()
         rows = [sequence.row for sequence in self._scheduler.running]
         self._saved = {row: self._pool.read(self._store.cells(row, int(self._table.num_computed[row]))) for row in rows}
         self._pool.release()

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 UpdateMode = Literal["keep", "recompute"]
 """What becomes of the KV cache of running sequences when weights change: kept as it is, or computed anew."""
 
+SwitchMode = Literal["offload", "recompute"]
+"""What becomes of it when the device changes hands: moved to the host and back, or computed anew."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutput:
@@ -81,8 +84,8 @@ class RolloutEngine(Protocol):
 
     def onload(self) -> None: ...
 
-    def offload(self) -> None:
-        """Frees the device; running sequences survive and go on after onload()."""
+    def offload(self, kv: SwitchMode = "offload") -> None:
+        """Frees the device; running sequences survive and go on after onload(), their KV cache as `kv` says."""
         ...
 
     def memory(self) -> EngineMemory: ...

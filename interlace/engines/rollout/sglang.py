@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import Completion, Metrics, Request
-from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, UpdateMode
+from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
 from interlace.engines.rollout.served import LiveRequests, finish_reason, request_seed
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class SGLangEngine:
             self._engine.resume_memory_occupation()
             self._offloaded = False
 
-    def offload(self) -> None:
-        """The KV cache goes: what runs is submitted anew with its tokens."""
+    def offload(self, kv: SwitchMode = "offload") -> None:  # noqa: ARG002 - there is one way
+        """The KV cache goes, whatever `kv` asks: what runs is submitted anew with its tokens."""
         names = self._live.names
         requests = [self._live.resumed(name) for name in names]
         self.abort()

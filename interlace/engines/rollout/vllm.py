@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Metrics, Request
-from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, UpdateMode
+from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
 from interlace.engines.rollout.served import LiveRequests, finish_reason, request_seed
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class VLLMEngine:
             self._engine.wake_up()
             self._asleep = False
 
-    def offload(self) -> None:
-        """Weights go to the host, the KV cache goes: what runs is computed anew after onload()."""
+    def offload(self, kv: SwitchMode = "offload") -> None:  # noqa: ARG002 - there is one way
+        """Weights go to the host, the KV cache goes: what runs is computed anew after onload(), whatever `kv` asks."""
         requests = [self._live.resumed(name) for name in self._live.names]
         self.abort()
         self._engine.sleep(level=1)

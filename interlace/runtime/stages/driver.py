@@ -13,6 +13,7 @@ from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.serve_meter import ServeMeter
 from interlace.runtime.timeline import Timeline
 from interlace.runtime.waits import Signal, WaitRegistry
+from interlace.schedule.concurrency import EngineUse, create_limit
 from interlace.schedule.dispatch import Load
 from interlace.schedule.schedule import Schedule
 
@@ -54,7 +55,7 @@ class EngineDriver:
         """What the engine counted between its last two swaps of weights."""
         self._clock = clock
         self._meter = ServeMeter(group, clock, timeline)
-        self._on_update, self._concurrency = schedule.on_update, schedule.concurrency
+        self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
         self._min_hold = schedule.min_hold
         self._on_swapped, self._on_requeue = on_swapped, on_requeue
         self._wake = Signal(waits)
@@ -68,6 +69,8 @@ class EngineDriver:
         self._held_since = 0.0
         self._serving = self._yield_asked = self._evacuating = False
         group.on_yield = self._ask_to_yield
+        if schedule.kv_on_switch == "recompute":
+            group.unload_arguments, group.on_unload = (schedule.kv_on_switch,), self._meter.recompute
 
     @property
     def load(self) -> Load:
@@ -148,12 +151,13 @@ class EngineDriver:
             self._meter.end(progress)
             for response in progress.responses:
                 self._deliver(response)
+            self._limit.observe(self._use(progress))
             if self._yield_asked:
                 return
 
     def _admit(self) -> tuple[Request, ...]:
         admitted = []
-        while (job := self._next()) and (self._concurrency is None or len(self._running) < self._concurrency):
+        while (job := self._next()) and len(self._running) < self._limit.value:
             if not job.started and not self.starts_new:
                 break
             heapq.heappop(self._queue)
@@ -161,6 +165,20 @@ class EngineDriver:
             self._running[job.request.id] = job
             admitted.append(job.request)
         return tuple(admitted)
+
+    def _use(self, progress: Progress) -> EngineUse:
+        return EngineUse(
+            num_here=progress.num_running + progress.num_waiting,
+            num_waiting=progress.num_waiting,
+            num_finished=len(progress.responses),
+            kv_use=progress.kv_use,
+            num_preemptions=progress.num_preemptions,
+            is_binding=self._is_more_ready(),
+        )
+
+    def _is_more_ready(self) -> bool:
+        following = self._next()
+        return following is not None and (following.started or self.starts_new)
 
     def _deliver(self, response: Response) -> None:
         job = self._running.pop(response.completion.request.id, None)
@@ -180,7 +198,7 @@ class EngineDriver:
         if self._on_update == "recompute":
             self._meter.recompute()
         self.version = bundle.version
-        self.metrics = await self.group.engine_metrics()
+        self.metrics = {**await self.group.engine_metrics(), **self._limit.metrics()}
         self._on_swapped()
 
     def _must_drain(self) -> bool:

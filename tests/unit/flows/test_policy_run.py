@@ -121,6 +121,14 @@ def test_a_budget_splits_a_long_response_over_versions() -> None:
     assert max(record.staleness) <= 3
 
 
+@pytest.mark.parametrize(("kv_tokens", "grows"), [(10**6, True), (50, False)])
+def test_an_adaptive_limit_follows_what_the_engines_say_of_their_caches(kv_tokens: int, grows: bool) -> None:
+    schedule = Schedule.parse({"concurrency": {"kind": "adaptive", "initial": 3}, "placement": {"rollout": 0}})
+    work = replace(LONG_TAILED, costs=replace(LONG_TAILED.costs, kv_tokens=kv_tokens))
+    limits = [result.metrics["rollout/concurrency"] for result in simulate(schedule, work).results]
+    assert (max(limits) > 3) == grows and (min(limits) < 3) != grows
+
+
 @pytest.mark.parametrize(("policy", "event"), [("drop", TerminalEvent.STALE), ("requeue", TerminalEvent.STALE)])
 def test_stragglers_are_dropped_or_started_again_where_the_schedule_says(policy: str, event: TerminalEvent) -> None:
     fields = {

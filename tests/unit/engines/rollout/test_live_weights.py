@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, Request
-from interlace.engines.rollout import NativeEngine, SamplingParams
-from interlace.engines.rollout.protocol import UpdateMode
+from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
+from interlace.engines.rollout.options import KVKind
+from interlace.engines.rollout.protocol import SwitchMode, UpdateMode
 
 ModelMaker = Callable[..., PreTrainedModel]
 PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 3], [7, 8, 9, 10, 11, 12]]
@@ -132,17 +133,23 @@ def test_a_faulty_update_is_refused_as_a_whole(make_model: ModelMaker, fault: st
     assert [one.logprobs for one in after] == [one.logprobs for one in before]
 
 
-def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker) -> None:
+@pytest.mark.parametrize("kv", ["offload", "recompute"])
+@pytest.mark.parametrize("store", ["slots", "pages"])
+def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker, kv: SwitchMode, store: KVKind) -> None:
     expected: dict[int, Completion] = {}
-    plain = NativeEngine(make_model(0))
+    plain = NativeEngine(make_model(0), options=EngineOptions(kv=store))
     submit_all(plain)
     drain(plain, expected)
-    engine, done = NativeEngine(make_model(0)), dict[int, Completion]()
+    engine, done = NativeEngine(make_model(0), options=EngineOptions(kv=store)), dict[int, Completion]()
     submit_all(engine)
     drain(engine, done, steps=5)
-    engine.offload()
+    engine.offload(kv)
     assert engine.memory().kv_cache == 0 and engine.step().num_new_tokens == 0
     engine.onload()
+    engine.metrics()
+    drain(engine, done, steps=1)
+    known = sum(map(len, PROMPTS))
+    assert (engine.metrics()["prefill_tokens"] > known) == (kv == "recompute"), "the cache was computed anew, or not"
     drain(engine, done)
     for index, completion in expected.items():
         assert (done[index].token_ids, done[index].logprobs) == (completion.token_ids, completion.logprobs)

@@ -53,7 +53,7 @@ def test_soak(make_model: ModelMaker, kv: KVKind, seed: int) -> None:
             assert engine.step().num_new_tokens == 0
             engine.resume()
         elif event < 0.07:
-            engine.offload()
+            engine.offload(chaos.choice(["offload", "recompute"]))
             finished += engine.abort(ids[-1:])
             engine.onload()
         for completion in finished:
