@@ -25,6 +25,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RLINF_LOG_LEVEL", "WARNING")
 WINDOW = 16
 """Calls in flight of the bare actor."""
+WARM_UP_S = 5.0
 BOUND = 64
 """Messages that a queue may hold."""
 FIELDS = ["token_ids", "logprobs"]
@@ -305,8 +306,16 @@ class TransferQueueContestant:
         return trips
 
 
+def warm_up(move: Callable[[], Any]) -> None:
+    """Moves messages for a while: a Ray that has just started is still busy with itself."""
+    end = time.monotonic() + WARM_UP_S
+    while time.monotonic() < end:
+        move()
+
+
 def measure(contestant: Any, lengths: Sequence[int], batches: Sequence[int], seconds: float) -> None:
     """Prints what it finds. The number of messages is chosen so that a measurement takes about `seconds`."""
+    warm_up(lambda: contestant.throughput(lengths[0], batches[0], 16))
     for length in lengths:
         for batch in batches:
             contestant.throughput(length, batch, 8)

@@ -38,6 +38,8 @@ OURS = "interlace Channel"
 HERE = ("bare Ray actor", "ray Queue", "multiprocessing.Queue")
 ELSEWHERE = ("RLinf Channel", "TransferQueue")
 BOUND = 64
+WARM_UP_S = 5.0
+"""Before the first measurement: a Ray that has just started is still busy with itself."""
 COLUMNS = ("key", "token_ids", "logprobs")
 
 
@@ -89,6 +91,19 @@ class Ours:
         return time.perf_counter() - start
 
 
+def mean(first: Sequence[Result], second: Sequence[Result]) -> list[Result]:
+    """Of two measurements of the same."""
+    return [
+        Result(
+            contestant=one.contestant,
+            length=one.length,
+            items_per_s={batch: (rate + other.items_per_s[batch]) / 2 for batch, rate in one.items_per_s.items()},
+            round_trip_s=(one.round_trip_s + other.round_trip_s) / 2,
+        )
+        for one, other in zip(first, second, strict=True)
+    ]
+
+
 async def measure_ours(lengths: Sequence[int], batches: Sequence[int], seconds: float) -> list[Result]:
     """On a Ray of its own."""
     cluster = open_cluster(ClusterConfig(backend="ray", devices="cpu:2"), Schedule())
@@ -104,6 +119,9 @@ async def _measure(cluster: Cluster, lengths: Sequence[int], batches: Sequence[i
     ]
     ours = Ours(cluster, *ends)
     results = []
+    end = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < end:
+        await ours.throughput(lengths[0], batches[0], 16)
     for length in lengths:
         rates = {}
         for batch in batches:
@@ -164,12 +182,16 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a peer may take")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    results = asyncio.run(measure_ours(given.lengths, given.batches, given.seconds))
+    before = asyncio.run(measure_ours(given.lengths, given.batches, given.seconds))
+    results: list[Result] = []
     for name in HERE:
         results += measure_peer(sys.executable, name, given)
     if given.peers_python:
         for name in ELSEWHERE:
             results += measure_peer(given.peers_python, name, given)
+    # Before and after the others, so that what else the machine does in the meantime favours nobody.
+    after = asyncio.run(measure_ours(given.lengths, given.batches, given.seconds))
+    results = [*mean(before, after), *results]
     print(table(results, given.lengths, given.batches))
     if given.json:
         given.json.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")

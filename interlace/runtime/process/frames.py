@@ -27,6 +27,7 @@ SHARED_BYTES = 1 << 18
 OnBuffer: TypeAlias = Callable[[pickle.PickleBuffer], bool]
 Pickled: TypeAlias = tuple[bytes, list[memoryview]]
 Dumps: TypeAlias = Callable[[object], Pickled]
+_STAGE_BYTES = 1 << 16
 _HEAD = struct.Struct("<IQ")
 _SIZE = struct.Struct("<Q")
 
@@ -103,22 +104,40 @@ def with_buffers(dump: Callable[[OnBuffer], bytes]) -> Pickled:
 
 
 class Assembler:
-    """Puts messages together. Bytes are received straight into `space`, the memory that they belong in."""
+    """Puts messages together. Small ones come several to a read, large arrays straight into the memory they belong in.
+
+    Receive into `space`, then say how much it was.
+    """
 
     def __init__(self, shared: SharedArrays | None = None) -> None:
         self._shared = shared
-        self._done: Call | Reply | None = None
+        self._whole: list[Call | Reply] = []
+        self._stage = memoryview(bytearray(_STAGE_BYTES))
         self._parts = self._assemble()
-        self.space = memoryview(next(self._parts))
+        self._part = memoryview(next(self._parts))
+        self.space = self._stage
 
-    def received(self, count: int) -> Call | Reply | None:
-        """So many bytes of `space` were filled. Returns the message that is whole with them, if one is."""
-        self.space = self.space[count:]
-        if self.space:
-            return None
-        self._done = None
-        self.space = memoryview(next(self._parts))
-        return self._done
+    def received(self, count: int) -> list[Call | Reply]:
+        """So many bytes of `space` were filled. Returns the messages that are whole with them."""
+        if self.space is self._stage:
+            self._place(self._stage[:count])
+        else:
+            self._fill(count)
+        self.space = self._part if len(self._part) >= len(self._stage) else self._stage
+        whole, self._whole = self._whole, []
+        return whole
+
+    def _place(self, content: memoryview) -> None:
+        while content:
+            count = min(len(content), len(self._part))
+            self._part[:count] = content[:count]
+            content = content[count:]
+            self._fill(count)
+
+    def _fill(self, count: int) -> None:
+        self._part = self._part[count:]
+        if not self._part:
+            self._part = memoryview(next(self._parts))
 
     def _assemble(self) -> Generator[bytearray | memoryview, None, None]:
         while True:
@@ -134,7 +153,7 @@ class Assembler:
             if num_beside:
                 yield block.data
             beside = [block[start:][:size] for start, size in zip([0, *ends], sizes, strict=False)]
-            self._done = self._message(pickle.loads(memoryview(text)[num_beside * _SIZE.size :], buffers=beside))
+            self._whole.append(self._message(pickle.loads(memoryview(text)[num_beside * _SIZE.size :], buffers=beside)))
 
     def _message(self, message: Any) -> Call | Reply:
         if isinstance(message, _Shared) and self._shared:

@@ -129,9 +129,11 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
 
     def buffer_updated(self, nbytes: int) -> None:
         """The transport received so much."""
-        message = self._assembler.received(nbytes)
-        if not isinstance(message, Reply):
-            return
+        for message in self._assembler.received(nbytes):
+            if isinstance(message, Reply):
+                self._replied(message)
+
+    def _replied(self, message: Reply) -> None:
         if message.number == UNAWAITED and message.error:
             self._on_failure(message.error)
         elif self._is_waited_for(message.value):

@@ -76,12 +76,13 @@ class WorkerServer:
         with contextlib.suppress(OSError), self._reporting(UNAWAITED, "receive"):
             assembler = Assembler(self._shared)
             while count := self._connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
-                message = assembler.received(count)
-                if isinstance(message, Call):
+                for message in assembler.received(count):
                     self._dispatch(message)
         self._calls.put(None)
 
-    def _dispatch(self, call: Call) -> None:
+    def _dispatch(self, call: Call | Reply) -> None:
+        if isinstance(call, Reply):
+            return
         self.on_call(call)
         if call.number == UNAWAITED:
             getattr(self._worker, call.method)(*call.args)

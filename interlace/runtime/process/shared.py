@@ -30,8 +30,8 @@ class Span:
 
 
 def shared_folder() -> Path | None:
-    """A new folder in memory, to be removed by whoever asked; None on a machine that has none."""
-    return Path(tempfile.mkdtemp(prefix="interlace-", dir=_MEMORY)) if _MEMORY.is_dir() else None
+    """A new folder in memory, named after this process, for whoever asked to remove; None on a machine without."""
+    return Path(tempfile.mkdtemp(prefix=f"interlace-{os.getpid()}-", dir=_MEMORY)) if _MEMORY.is_dir() else None
 
 
 def padding(size: int) -> bytes:

@@ -1,6 +1,8 @@
 """The connection to Ray."""
 
 import logging
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,10 +11,11 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.runtime.machine import Machine, Seat
 
 RESERVE_WITHIN_S = 60.0
+START_WITHIN_S, STARTS = 180, 2
 NODE_LABEL = "ray.io/node-id"
 
 
@@ -29,16 +32,7 @@ class RaySession:
         if ray.is_initialized():
             return cls(is_own=False)
         if address is None:
-            # Ray's workers run at niceness 15 otherwise; and what a worker started must not outlive it.
-            config = {"worker_niceness": 0, "kill_child_processes_on_worker_exit_with_raylet_subreaper": True}
-            ray.init(
-                address="local",
-                num_cpus=machine.num_cores,
-                num_gpus=len(machine.gpu_bytes),
-                include_dashboard=False,
-                logging_level=logging.ERROR,
-                _system_config=config,
-            )
+            _start(machine)
             return cls(is_own=True)
         try:
             ray.init(address=address, logging_level=logging.ERROR)
@@ -80,6 +74,42 @@ class RaySession:
         """Ends or leaves the Ray that open() started or joined."""
         if self._is_own:
             ray.shutdown()
+
+
+def _start(machine: Machine) -> None:
+    """A Ray of this process. Its parts give one another half a minute to start, which a busy machine may not keep.
+
+    So the limits are longer here, and it is tried twice. InterlaceError where it fails again.
+    """
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(START_WITHIN_S))
+    # Ray's workers run at niceness 15 otherwise; and what a worker started must not outlive it.
+    config = {
+        "worker_niceness": 0,
+        "kill_child_processes_on_worker_exit_with_raylet_subreaper": True,
+        "gcs_rpc_server_connect_timeout_s": START_WITHIN_S,
+        "gcs_rpc_server_reconnect_timeout_s": START_WITHIN_S,
+    }
+    failures: list[Exception] = []
+    while len(failures) < STARTS:
+        try:
+            ray.init(
+                address="local",
+                num_cpus=machine.num_cores,
+                num_gpus=len(machine.gpu_bytes),
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+                _system_config=config,
+            )
+        except Exception as error:  # noqa: BLE001 - Ray has no type for it; the last one is raised below
+            failures.append(error)
+            ray.shutdown()
+        else:
+            return
+    raise InterlaceError(
+        f"Ray did not start on this machine in {STARTS} attempts: {failures[-1]}. Its own logs are under "
+        f"{tempfile.gettempdir()}/ray/session_latest/logs. The machine may be out of memory or very busy: end what "
+        "else runs, or take cluster=local, which needs no Ray."
+    ) from failures[-1]
 
 
 def _needs(seat: Seat, seats: Sequence[Seat]) -> dict[str, float]:

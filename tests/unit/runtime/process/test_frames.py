@@ -18,13 +18,12 @@ def message(number: int, sizes: list[int]) -> Call:
 def test_messages_arrive_whole_in_order_and_writable(contents: list[list[int]], chunks: list[int]) -> None:
     sent = [message(number, sizes) for number, sizes in enumerate(contents)]
     stream = b"".join(bytes(part) for call in sent for part in encode(call))
-    assembler, arrived, position, turn = Assembler(), [], 0, 0
+    assembler, whole, position, turn = Assembler(), list[Call | Reply](), 0, 0
     while position < len(stream):
         count = min(chunks[turn % len(chunks)], len(assembler.space), len(stream) - position)
         assembler.space[:count] = stream[position : position + count]
-        arrived.append(assembler.received(count))
+        whole += assembler.received(count)
         position, turn = position + count, turn + 1
-    whole = [call for call in arrived if call is not None]
     assert [(call.number, call.kwargs) for call in whole] == [(call.number, call.kwargs) for call in sent]
     for call, origin in zip(whole, sent, strict=True):
         for array, expected in zip(call.args, origin.args, strict=True):

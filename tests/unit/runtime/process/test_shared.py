@@ -11,12 +11,12 @@ from interlace.runtime.process.shared import SharedArrays, write_all
 
 
 def received(parts: list[bytes | memoryview], shared: SharedArrays) -> Call | Reply:
-    stream, assembler = b"".join(bytes(part) for part in parts), Assembler(shared)
+    stream, assembler, whole = b"".join(bytes(part) for part in parts), Assembler(shared), list[Call | Reply]()
     while stream:
-        size = len(assembler.space)
-        assembler.space[:] = stream[:size]
-        message, stream = assembler.received(size), stream[size:]
-    assert message is not None
+        size = min(len(assembler.space), len(stream))
+        assembler.space[:size] = stream[:size]
+        whole, stream = assembler.received(size), stream[size:]
+    (message,) = whole
     return message
 
 

@@ -1,0 +1,51 @@
+"""A Ray that does not start at once is started again; one that never does is an error that says what to do."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ray
+
+from interlace.core.errors import InterlaceError
+from interlace.runtime.machine import Machine
+from interlace.runtime.ray.session import STARTS, RaySession
+
+MACHINE = Machine(num_cores=2, memory_bytes=1 << 30)
+
+
+class Starts:
+    """Stands for ray.init on a machine too busy to start Ray in time; the real one takes minutes to fail."""
+
+    def __init__(self, failures: int) -> None:
+        self.num_left, self.count = failures, 0
+
+    def __call__(self, **given: Any) -> None:
+        assert given["address"] == "local" and given["num_cpus"] == 2
+        self.count += 1
+        self.num_left -= 1
+        if self.num_left >= 0:
+            raise Exception("The current node timed out during startup.")
+
+
+@pytest.fixture
+def init(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Starts:
+    starts = Starts(request.param)
+    monkeypatch.setattr(ray, "init", starts)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    return starts
+
+
+@pytest.mark.parametrize("init", [1], indirect=True)
+def test_a_start_that_failed_is_repeated(init: Starts) -> None:
+    RaySession.open(None, MACHINE)
+    assert init.count == 2
+
+
+@pytest.mark.parametrize("init", [9], indirect=True)
+def test_a_ray_that_does_not_start_says_what_to_do(init: Starts) -> None:
+    with pytest.raises(InterlaceError, match=r"did not start .* timed out during startup.*cluster=local"):
+        RaySession.open(None, MACHINE)
+    assert init.count == STARTS
