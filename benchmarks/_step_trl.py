@@ -116,7 +116,7 @@ def make_trainer(folder: Path, kind: str, generation: str, clock: Clock) -> Any:
     import transformers
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -148,7 +148,22 @@ def make_trainer(folder: Path, kind: str, generation: str, clock: Clock) -> Any:
             raise ValueError(f"lengths were not forced: {found}")
         return [reward(completion) for completion in completions]
 
-    config = GRPOConfig(
+    dataset = Dataset.from_list([{"prompt": prompt} for prompt in read_prompts(folder)])
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=scored,
+        args=make_config(continuous=continuous),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        callbacks=[Turns()],
+    )
+
+
+def make_config(*, continuous: bool) -> Any:
+    """Plain GRPO, all of a rank's samples in one micro-batch."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=SAMPLES // WORLD,
         num_generations=SAMPLES_PER_PROMPT,
@@ -166,15 +181,6 @@ def make_trainer(folder: Path, kind: str, generation: str, clock: Clock) -> Any:
         temperature=1.0,
         use_transformers_continuous_batching=continuous,
         **({"transformers_continuous_batching_config": BLOCKS} if continuous else {}),
-    )
-    dataset = Dataset.from_list([{"prompt": prompt} for prompt in read_prompts(folder)])
-    return GRPOTrainer(
-        model=model,
-        reward_funcs=scored,
-        args=config,
-        train_dataset=dataset,
-        processing_class=tokenizer,
-        callbacks=[Turns()],
     )
 
 

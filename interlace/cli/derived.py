@@ -20,6 +20,10 @@ def _counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
     prompts, samples = recipe.prompts_per_step, recipe.samples_per_prompt
     longest = f"{derived.max_prompt_tokens} + {recipe.sampling.max_new_tokens} tokens a sample"
     yield DerivedNumber(name="parameters", value=short(derived.num_parameters), how=recipe.model.path)
+    if derived.num_lora_parameters is not None:
+        share = derived.num_lora_parameters / derived.num_parameters
+        trained = short(derived.num_lora_parameters)
+        yield DerivedNumber(name="trained parameters", value=trained, how=f"adapter, {share:.1%} beside the model's")
     yield DerivedNumber(
         name="prompts", value=short(derived.num_train_prompts), how=f"{derived.num_heldout_prompts} more are held out"
     )

@@ -41,6 +41,7 @@ class RoleGroups:
     reward: WorkerGroup[Any]
     actor: WorkerGroup[Any]
     reference: Sequence[WorkerGroup[Any]] = ()
+    """The actor's own group where the actor trains an adapter: the base under it is the reference."""
     critic: WorkerGroup[Any] | None = None
     """Or the process reward model: no algorithm has both."""
 
@@ -89,6 +90,11 @@ class LoopSettings:
     """Trained before, where a run is resumed."""
 
 
+def shares_base(groups: RoleGroups) -> bool:
+    """Whether the reference is the base of the actor's adapter."""
+    return any(group is groups.actor for group in groups.reference)
+
+
 class PolicyRun:
     """The roles of a policy optimization, each a point where the flow's stream passes."""
 
@@ -122,7 +128,7 @@ class PolicyRun:
         )
         self.rollout.baseline = self._baseline
         self.reward = RewardRole(stages, groups.reward, self._failures)
-        self.reference = ReferenceRole(stages, groups.reference)
+        self.reference = ReferenceRole(stages, groups.reference, "base_logprobs" if shares_base(groups) else "logprobs")
         whole = algorithm.needs.batch_statistics
         self.critic = CriticRole(
             stages, groups.critic, algorithm.needs, minibatches=settings.minibatches, whole_batch=whole
@@ -307,7 +313,7 @@ def _unexpected(key: SampleKey, reason: str) -> None:
 class ReferenceRole:
     """Log-probs of the reference policy, where they are needed."""
 
-    def __init__(self, stages: StageFactory, replicas: Sequence[WorkerGroup[Any]]) -> None:
+    def __init__(self, stages: StageFactory, replicas: Sequence[WorkerGroup[Any]], operation: str) -> None:
         def columns(logprobs: FloatArray) -> Columns:
             return {"ref_logprobs": logprobs}
 
@@ -315,7 +321,7 @@ class ReferenceRole:
             stages.map_stage(
                 "reference",
                 replicas,
-                operation="logprobs",
+                operation=operation,
                 writes=("ref_logprobs",),
                 to_columns=columns,
                 on_failed=_unexpected,

@@ -101,7 +101,7 @@ class StepMeter:
             "timing_s/step": step_s,
             "timing_s/rollout": union(of("rollout")),
             "timing_s/reward": union(of("reward")),
-            "timing_s/reference": union(of("reference")),
+            "timing_s/reference": union(of("reference") + of("actor", ("base_logprobs",))),
             "timing_s/values": union(of("critic", ("values", "process_rewards"))),
             "timing_s/train": union(of("actor", TRAINING_OPERATIONS) + of("critic", TRAINING_OPERATIONS)),
             "timing_s/weight_sync": union([span for span in spans if span.operation in SYNC_OPERATIONS]),

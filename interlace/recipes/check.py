@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from interlace.algorithms import Algorithm, Needs
@@ -11,12 +13,13 @@ from interlace.core.types import Prompt
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import Demonstrations
 from interlace.engines.train.logprobs import training_temperature
-from interlace.models.loading import check_model, load_tokenizer
+from interlace.engines.train.lora import num_lora_parameters
+from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
 from interlace.observe import loggers
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
-from interlace.recipes.launch import algorithm_of
+from interlace.recipes.launch import algorithm_of, reference_is_base
 from interlace.rewards.base import load_reward
 from interlace.schedule.placement import Device
 
@@ -27,6 +30,8 @@ SERVED_NEEDS = (
     "reference", "critic", "process_reward", "greedy_baseline", "proximal_logprobs", "batch_statistics",
 )  # fmt: skip
 """What of the needs that an algorithm can declare a run has workers for."""
+LORA_BYTES = 4
+"""Of an adapter's parameter, always float32."""
 ADAM_COPIES = 4
 """Of its weights, what a trained worker keeps: themselves, gradients and two moments."""
 
@@ -49,6 +54,8 @@ class Derived:
     """Numbers that follow from a recipe."""
 
     num_parameters: int
+    num_lora_parameters: int | None = None
+    """Of the adapter, where one is trained."""
     num_train_prompts: int
     num_heldout_prompts: int
     """Of these the evaluation takes."""
@@ -90,12 +97,14 @@ def check_recipe(recipe: Recipe) -> Derived:
     _check_evaluation(recipe, len(prompts.heldout))
     _check_warmup(recipe, prompts, tokenizer)
     size = model_size(recipe.model)
+    num_lora = _check_lora(recipe)
     longest = _longest_prompt(recipe, prompts, size)
-    memory = _forecast(recipe, algorithm.needs, size, devices)
+    memory = _forecast(recipe, algorithm.needs, size, num_lora, devices)
     _check_memory(memory)
     samples = recipe.prompts_per_step * recipe.samples_per_prompt
     return Derived(
         num_parameters=size.num_parameters,
+        num_lora_parameters=num_lora,
         num_train_prompts=len(prompts.train),
         num_heldout_prompts=len(prompts.heldout[: recipe.evaluation.num_prompts]),
         max_prompt_tokens=longest,
@@ -147,6 +156,14 @@ def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokeniz
             f"reference.model = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
             "be of other tokens. Take a reference of the same family."
         )
+
+
+def _check_lora(recipe: Recipe) -> int | None:
+    if recipe.actor.lora is None:
+        return None
+    if find_spec("peft") is None:
+        raise UserError("actor.lora needs peft, which is not installed: pip install 'interlace[lora]'.")
+    return num_lora_parameters(empty_model(recipe.model), recipe.actor.lora)
 
 
 def _check_sizes(recipe: Recipe) -> None:
@@ -204,14 +221,22 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
     return num_tokens
 
 
-def _forecast(recipe: Recipe, needs: Needs, size: ModelSize, devices: tuple[Device, ...]) -> tuple[WorkerMemory, ...]:
+def _forecast(
+    recipe: Recipe, needs: Needs, size: ModelSize, num_lora: int | None, devices: tuple[Device, ...]
+) -> tuple[WorkerMemory, ...]:
     kv_bytes = recipe.rollout.max_tokens * size.kv_bytes_per_token
     kinds = [("rollout", size.weight_bytes + kv_bytes, "weights + KV cache of rollout.max_tokens")]
-    if needs.reference:
+    place = partial(recipe.schedule.resolved.instances, devices=devices)
+    if needs.reference and not reference_is_base(recipe, place):
         kinds.append(("reference", size.weight_bytes, "weights"))
     if needs.critic or needs.process_reward:
         kinds.append(("critic", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
-    kinds.append(("actor", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
+    if num_lora is None:
+        kinds.append(("actor", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
+    else:
+        how = f"weights, of {num_lora:,} in an adapter gradients and two moments"
+        shared = ", also the reference" if needs.reference and reference_is_base(recipe, place) else ""
+        kinds.append(("actor", size.weight_bytes + ADAM_COPIES * LORA_BYTES * num_lora, how + shared))
     return tuple(
         WorkerMemory(worker=f"{role}/{number}", devices=instance, num_bytes=num_bytes, how=how)
         for role, num_bytes, how in kinds

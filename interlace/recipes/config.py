@@ -12,6 +12,7 @@ from interlace.core.plugins import builtin_names
 from interlace.core.types import SamplingParams
 from interlace.data.config import DataConfig
 from interlace.data.warmup import DemonstrationConfig
+from interlace.engines.train.lora import LoraConfig
 from interlace.engines.train.optimizer import OptimizerConfig
 from interlace.models.config import ModelConfig
 from interlace.recipes import clusters
@@ -109,6 +110,16 @@ class ActorConfig(Config):
 
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward: less memory, about a third more time."""
+    lora: LoraConfig | None = None
+    """Train an adapter and leave the model as it is; None trains all weights."""
+
+    @model_validator(mode="after")
+    def _noise_is_drawn_once(self) -> Self:
+        if self.gradient_checkpointing and self.lora and self.lora.dropout:
+            raise ValueError(
+                "gradient_checkpointing would draw lora.dropout's noise anew; set one of them to its default"
+            )
+        return self
 
 
 def _model(value: Any) -> Any:

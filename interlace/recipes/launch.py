@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlace.algorithms import Algorithm, create_algorithm
-from interlace.core.training import LossFn
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.recipes.config import Recipe
@@ -15,12 +14,13 @@ from interlace.rewards.scorer import Scorer
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.worker import Worker, WorkerContext
+from interlace.schedule.placement import Device
 from interlace.workers.reward import RewardWorker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from interlace.engines.train import CriticEngine, LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine
+    from interlace.engines.train import CriticEngine, LogprobEngine, TrainConfig, TrainEngine
     from interlace.engines.train.implicit_reward import ImplicitRewardEngine
     from interlace.models.loading import LoadedModel
     from interlace.workers.rollout import Serving
@@ -35,6 +35,8 @@ class Seat:
 
     recipe: Recipe
     model: ModelConfig
+    adapter: Path | None = None
+    """Of a checkpoint, for a model that is trained by an adapter; None starts it at zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,8 @@ class Seats:
     """The reference's: after warm-up."""
     critic: Path | None = None
     """The value model's folder in a checkpoint; None starts it from the policy."""
+    adapter: Path | None = None
+    """Likewise the adapter's, where one is trained."""
 
 
 def algorithm_of(recipe: Recipe) -> Algorithm:
@@ -71,18 +75,21 @@ async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
         Seat(recipe=recipe, model=recipe.reference.model or seats.initial),
     )
     rollout = await _launch_all(cluster, "rollout", RolloutWorker, partial(make_rollout_engine, seat), preemptible=True)
-    reference = (
-        await _launch_all(cluster, "reference", ReferenceWorker, partial(make_reference_engine, reference_seat))
-        if needs.reference
-        else []
-    )
+    base = Seat(recipe=recipe, model=seats.initial, adapter=seats.adapter)
+    make_actor = partial(make_actor_engine, base if recipe.actor.lora else seat)
+    actor = await _launch_all(cluster, "actor", ActorWorker, make_actor)
+    reference: list[WorkerGroup[Any]] = []
+    if needs.reference and reference_is_base(recipe, cluster.place):
+        reference = actor[:1]
+    elif needs.reference:
+        make_reference = partial(make_reference_engine, reference_seat)
+        reference = await _launch_all(cluster, "reference", ReferenceWorker, make_reference)
     critic: list[WorkerGroup[Any]] = []
     if needs.critic:
         critic = await _launch_all(cluster, "critic", CriticWorker, partial(make_critic_engine, seat, seats.critic))
     elif needs.process_reward:
         make = partial(make_process_reward_engine, reference_seat, seats.critic)
         critic = await _launch_all(cluster, "critic", ProcessRewardWorker, make)
-    actor = await _launch_all(cluster, "actor", ActorWorker, partial(make_actor_engine, seat))
     spec = WorkerSpec(
         name="reward",
         factory=partial(RewardWorker, make_scorer=partial(Scorer, recipe.reward)),
@@ -93,6 +100,15 @@ async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
     return RoleGroups(
         rollout=rollout, reward=reward, reference=reference, critic=critic[0] if critic else None, actor=actor[0]
     )
+
+
+def reference_is_base(recipe: Recipe, place: Callable[[str], tuple[tuple[Device, ...], ...]]) -> bool:
+    """Whether the actor's model with its adapter off serves as the reference: it is that model, at that place.
+
+    place: the devices of each instance of a role.
+    """
+    is_same = recipe.actor.lora is not None and recipe.reference.model is None
+    return is_same and {device for instance in place("reference") for device in instance} <= set(place("actor")[0])
 
 
 async def launch_warmup(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
@@ -148,19 +164,35 @@ def make_rollout_engine(seat: Seat, context: WorkerContext) -> "Serving":
 
 def make_actor_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
     """The engine that trains a recipe's policy by its algorithm's loss."""
-    algorithm = algorithm_of(seat.recipe)
-    return _train_engine(seat, context, algorithm.loss, seat.recipe.optimizer, train_config(seat.recipe, algorithm))
+    from interlace.engines.train import Adapter, TrainEngine
+
+    recipe, loaded, algorithm = seat.recipe, _load(seat), algorithm_of(seat.recipe)
+    adapter = Adapter(loaded.model, recipe.actor.lora, seed=recipe.seed) if recipe.actor.lora else None
+    if adapter and seat.adapter:
+        adapter.load(seat.adapter)
+    engine = TrainEngine(
+        loaded.model,
+        loss=algorithm.loss,
+        optimizer=recipe.optimizer,
+        config=train_config(recipe, algorithm),
+        device=torch_device(context),
+        adapter=adapter,
+    )
+    return engine, loaded.tokenizer
 
 
 def make_warmup_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
     """The engine of supervised warm-up."""
-    from interlace.engines.train import TrainConfig, sft_loss
+    from interlace.engines.train import TrainConfig, TrainEngine, sft_loss
 
     warmup = seat.recipe.warmup
     if warmup is None:
         raise ValueError("the recipe has no warm-up")
-    config = TrainConfig(tokens_per_microbatch=seat.recipe.tokens_per_microbatch)
-    return _train_engine(seat, context, sft_loss, warmup.optimizer, config)
+    config, loaded = TrainConfig(tokens_per_microbatch=seat.recipe.tokens_per_microbatch), _load(seat)
+    engine = TrainEngine(
+        loaded.model, loss=sft_loss, optimizer=warmup.optimizer, config=config, device=torch_device(context)
+    )
+    return engine, loaded.tokenizer
 
 
 def make_critic_engine(seat: Seat, folder: Path | None, context: WorkerContext) -> "CriticEngine":
@@ -233,16 +265,6 @@ def torch_device(context: WorkerContext) -> str:
     """The device a rank computes on, as torch names it."""
     name = context.devices[0] if context.devices else "cpu"
     return "cpu" if name.startswith("cpu") else name
-
-
-def _train_engine(
-    seat: Seat, context: WorkerContext, loss: LossFn, optimizer: "OptimizerConfig", config: "TrainConfig"
-) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
-    from interlace.engines.train import TrainEngine
-
-    loaded = _load(seat)
-    engine = TrainEngine(loaded.model, loss=loss, optimizer=optimizer, config=config, device=torch_device(context))
-    return engine, loaded.tokenizer
 
 
 def _load(seat: Seat) -> "LoadedModel":

@@ -8,6 +8,7 @@ from pathlib import Path
 from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
+from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import PolicyRun, RoleGroups, StepResult
 from interlace.models.loading import load_tokenizer
@@ -145,7 +146,9 @@ class _Session:
         initial = await warmed_model(cluster, recipe, self._prompts.train, self._progress)
         policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
         critic = newest / CRITIC_FOLDER if newest else None
-        self._groups = await launch_roles(cluster, Seats(recipe=recipe, policy=policy, initial=initial, critic=critic))
+        adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None
+        seats = Seats(recipe=recipe, policy=policy, initial=initial, critic=critic, adapter=adapter)
+        self._groups = await launch_roles(cluster, seats)
         if newest:
             await self._groups.actor.load_optimizer(newest)
             if self._groups.critic:

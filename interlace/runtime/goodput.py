@@ -15,6 +15,7 @@ OPERATIONS: Mapping[str, str] = {
     "accumulate": "train",
     "optimizer_step": "train",
     "logprobs": "inference",
+    "base_logprobs": "inference",
     "values": "inference",
     "process_rewards": "inference",
     "score": "score",

@@ -27,3 +27,8 @@ class ActorWorker(TrainedWorker):
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample under the current weights."""
         return self._engine.logprobs(samples)
+
+    @operation(split="samples", collect="concat")
+    def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """[L] of each sample under the weights below the adapter: a reference without a model of its own."""
+        return self._engine.base_logprobs(samples)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.training import WeightBundle
 from interlace.core.types import Metrics, Sample
-from interlace.engines.train import merge_metrics, save_model
+from interlace.engines.train import merge_metrics
 from interlace.engines.train.packed_engine import TrainedEngine
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
@@ -54,7 +54,7 @@ class TrainedWorker(Worker):
         """Writes a Hugging Face folder, and the optimizer's state beside it."""
         import torch
 
-        save_model(self._trained.model, folder, self._tokenizer)
+        self._trained.save(folder, self._tokenizer)
         torch.save(self._trained.state_dict(), folder / OPTIMIZER_FILE)
 
     @operation()
@@ -66,13 +66,10 @@ class TrainedWorker(Worker):
 
     @operation(on_device=False)
     def checkpoint_bytes(self) -> int:
-        """What save() will write, about: weights and two moments of each."""
-        return 3 * self._weight_bytes()
+        """What save() will write, about: weights, and two moments of what is trained."""
+        return self._trained.num_weight_bytes + 2 * self._trained.num_trained_bytes
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:
         # Weights, gradients and two moments; activations are bounded by tokens_per_microbatch and not resident.
-        return 4 * self._weight_bytes()
-
-    def _weight_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._trained.weights().values())
+        return self._trained.num_weight_bytes + 3 * self._trained.num_trained_bytes

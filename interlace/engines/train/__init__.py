@@ -5,16 +5,19 @@ from interlace.engines.train.engine import LogprobEngine, TrainConfig, TrainEngi
 from interlace.engines.train.export import save_model
 from interlace.engines.train.implicit_reward import ImplicitRewardConfig, ImplicitRewardEngine
 from interlace.engines.train.logprobs import training_temperature
+from interlace.engines.train.lora import Adapter, LoraConfig
 from interlace.engines.train.minibatch import merge_metrics
 from interlace.engines.train.optimizer import OptimizerConfig, OptimizerState
 from interlace.engines.train.sft import sft_loss, supervised_sample
 
 __all__ = [
+    "Adapter",
     "CriticConfig",
     "CriticEngine",
     "ImplicitRewardConfig",
     "ImplicitRewardEngine",
     "LogprobEngine",
+    "LoraConfig",
     "OptimizerConfig",
     "OptimizerState",
     "TrainConfig",

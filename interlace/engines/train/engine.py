@@ -6,7 +6,8 @@ metrics are plain sums, so samples may come in any pieces and any order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,15 +15,19 @@ from pydantic import Field
 
 from interlace.core.training import Aggregation, LossFn, LossInputs
 from interlace.engines.train.aggregation import Aggregator
+from interlace.engines.train.export import ADAPTER_FOLDER, save_model
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.minibatch import policy_values
 from interlace.engines.train.packed_engine import PackedEngine, PackingConfig, TrainedEngine, read_column
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from interlace.core.types import FloatArray, Metrics, Sample
+    from interlace.engines.train.lora import Adapter
     from interlace.engines.train.optimizer import OptimizerConfig
     from interlace.engines.train.packing import MicroBatch
     from interlace.engines.train.ranks import Ranks
@@ -72,9 +77,11 @@ class TrainEngine(TrainedEngine):
         device: str = "cpu",
         prefix: str = "actor",
         ranks: Ranks | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
+        """adapter: LoRA layers that are in the model; then nothing else is trained."""
         super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix, ranks=ranks)
-        self.config = config
+        self.config, self._adapter = config, adapter
         self._loss = loss
         self._aggregator = Aggregator(aggregation=config.aggregation, aggregation_length=config.aggregation_length)
 
@@ -82,8 +89,31 @@ class TrainEngine(TrainedEngine):
         """[L] response-token log-probs of each sample, in nats, at the sampling temperature, without gradient."""
         return self._for_each_token(samples, lambda batch: _forward(self, batch, self.config.temperature)[0])
 
+    def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """As `logprobs`, without the adapter: of the policy that training started from."""
+        if self._adapter is None:
+            raise ValueError("this engine trains all weights: it no longer has those that it started from")
+        with self._adapter.disabled():
+            return self.logprobs(samples)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """As of every engine; an adapter is added to the weights it belongs to."""
+        return self._ranks.gather_on_first(self._adapter.merged_weights()) if self._adapter else super().weights()
+
+    def snapshot(self) -> Mapping[str, Tensor]:
+        # Beside an adapter weights never change, and what it is added to is a copy.
+        return self.weights() if self._adapter else super().snapshot()
+
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Writes a Hugging Face folder of the whole model; an adapter, also alone, into ADAPTER_FOLDER of it."""
+        save_model(self.model, folder, tokenizer, weights=self.weights() if self._adapter else None)
+        if self._adapter:
+            self._adapter.save(folder / ADAPTER_FOLDER)
+
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch) -> None:
-        logprobs_T, entropy_T = _forward(self, batch, self.config.temperature)
+        dropping = self._adapter.dropping(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()
+        with dropping:
+            logprobs_T, entropy_T = _forward(self, batch, self.config.temperature)
         inputs = _loss_inputs(samples, batch, logprobs_T, entropy_T)
         outputs = self._loss(inputs)
         weights_T = self._aggregator.weights(batch.lengths, self.packed.device)

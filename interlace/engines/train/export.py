@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+ADAPTER_FOLDER = "adapter"
+"""Of a saved model whose training was that of an adapter: the adapter alone."""
+
 
 def named_weights(model: nn.Module) -> Mapping[str, Tensor]:
     """Parameters and persistent buffers, detached, by `state_dict` name; a tied tensor once, by its first."""
@@ -25,8 +28,14 @@ def named_weights(model: nn.Module) -> Mapping[str, Tensor]:
     return kept
 
 
-def save_model(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-    """Writes a folder that `from_pretrained` loads, tokenizer included.
+def save_model(
+    model: PreTrainedModel,
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes a folder that `from_pretrained` loads, tokenizer included. weights: others than the model's own.
 
     A model that was loaded from GGUF carries a marker that makes transformers refuse to save it; it is written through
     an empty model of the same configuration without that marker.
@@ -38,6 +47,6 @@ def save_model(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenize
         empty = type(model)(config)
     if model.can_generate():
         empty.generation_config = model.generation_config
-    empty.save_pretrained(path, state_dict=model.state_dict())
+    empty.save_pretrained(path, state_dict=dict(model.state_dict() if weights is None else weights))
     if tokenizer is not None:
         tokenizer.save_pretrained(path)

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from interlace.core.config import Config
-from interlace.engines.train.export import named_weights
+from interlace.engines.train.export import named_weights, save_model
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
 from interlace.engines.train.optimizer import Optimizer, OptimizerConfig, OptimizerState
 from interlace.engines.train.packed_model import PackedModel
@@ -19,8 +19,10 @@ from interlace.engines.train.packing import collate, column, placeholder, row_le
 from interlace.engines.train.ranks import Ranks
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from interlace.core.types import BoolArray, FloatArray, Metrics, Sample
     from interlace.engines.train.packing import MicroBatch
@@ -161,6 +163,20 @@ class TrainedEngine(PackedEngine, ABC):
         """A copy of `weights` that later steps do not touch."""
         weights = self.weights()
         return {name: tensor.clone() for name, tensor in weights.items()} if self._ranks.is_alone else weights
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Of the whole model, tied tensors once."""
+        return sum(tensor.nbytes for tensor in named_weights(self.model).values())
+
+    @property
+    def num_trained_bytes(self) -> int:
+        """Of the part of it that is trained."""
+        return sum(parameter.nbytes for parameter in self._optimizer.parameters)
+
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Writes a Hugging Face folder."""
+        save_model(self.model, folder, tokenizer)
 
     def state_dict(self) -> OptimizerState:
         """Optimizer, schedule and counters; the weights are saved apart. Aliases live tensors."""

@@ -47,6 +47,25 @@ def test_the_derived_numbers(check: Check) -> None:
     assert derived.max_tokens_per_step == 8 * (6 + 8)
 
 
+def test_an_adapter_shares_its_base_with_the_reference_where_both_are(check: Check) -> None:
+    lora = ("algorithm.kl_coefficient=0.1", "actor.lora.rank=4", "actor.lora.target_modules=[q_proj]")
+    shared = check(*lora)
+    memory = {worker.worker: worker for worker in shared.memory}
+    assert list(memory) == ["rollout/0", "rollout/1", "actor/0"]
+    assert shared.num_lora_parameters == 3 * 4 * (64 + 64)
+    assert memory["actor/0"].num_bytes == 4 * shared.num_parameters + 4 * 4 * shared.num_lora_parameters
+    assert "also the reference" in memory["actor/0"].how
+    apart = check(*lora, "schedule.placement.actor=0", "schedule.placement.reference=1")
+    assert [worker.worker for worker in apart.memory] == ["rollout/0", "rollout/1", "reference/0", "actor/0"]
+    other = check(*lora, "reference.model.path=tiny:micro", "reference.model.seed=3")
+    assert "reference/0" in [worker.worker for worker in other.memory]
+
+
+def test_an_adapter_for_a_layer_that_is_not_there_is_refused(check: Check) -> None:
+    with pytest.raises(UserError, match=r"no linear layer 'query'.*It has q_proj"):
+        check("actor.lora.target_modules=[query]")
+
+
 def test_the_memory_forecast_is_what_the_workers_hold(check: Check) -> None:
     from interlace.engines.rollout import NativeEngine
     from interlace.models.config import ModelConfig

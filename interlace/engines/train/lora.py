@@ -1,0 +1,208 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) in a model, through peft: all that is trained of it.
+
+A linear layer computes W x + (alpha / rank) B A x. W stays as it is, so the model with the adapter off is the model it
+started from: the reference of a run needs no weights of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.random import stable_hash
+from interlace.engines.train.export import named_weights
+
+if TYPE_CHECKING:
+    import peft
+    from torch import Tensor
+    from transformers import PreTrainedModel
+    from transformers.pytorch_utils import Conv1D
+
+NAME = "default"
+"""Of the adapter, as peft calls it where nothing else is said."""
+PREFIX = "base_model.model."
+"""Before each name in an adapter's file: there it belongs to peft's wrapper around the model."""
+WEIGHTS_FILE = "adapter_model.safetensors"
+BASE = ".base_layer"
+"""Between a layer's name and that of its frozen weight, inside a model with an adapter."""
+
+
+class LoraConfig(Config):
+    """Which layers get an adapter, and how large it is."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter counts alpha / rank times."""
+    target_modules: tuple[str, ...] | None = None
+    """Names of linear layers, such as q_proj; None takes all but the output head."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Of the adapter's input while training. Above 0, trained log-probs are no longer those that were sampled under,
+    and the result depends on how a batch is split."""
+
+
+class Adapter:
+    """LoRA layers inside a model."""
+
+    def __init__(self, model: PreTrainedModel, config: LoraConfig, *, seed: int) -> None:
+        """Puts them in, where they change nothing yet (B = 0), and freezes everything else. seed: of A and of dropout.
+
+        Raises UserError where peft is missing, or a name is no linear layer's.
+        """
+        self._model, self._seed = model, seed
+        self._settings, self._layers = _inject(model, config)
+        self._generator = torch.Generator()
+        self._dropouts = [_Dropout(config.dropout, self._generator) for _ in self._layers]
+        initial = torch.Generator().manual_seed(stable_hash("lora", seed))
+        for layer, dropout in zip(self._layers.values(), self._dropouts, strict=True):
+            with torch.no_grad():
+                nn.init.kaiming_uniform_(layer.lora_A[NAME].weight, a=math.sqrt(5), generator=initial)
+            layer.lora_dropout[NAME] = dropout
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Inside, the model is the one it was before."""
+        self._enable(False)
+        try:
+            yield
+        finally:
+            self._enable(True)
+
+    @contextmanager
+    def dropping(self, *key: int) -> Iterator[None]:
+        """Inside, dropout is on, its noise given by the seed and the key."""
+        self._generator.manual_seed(stable_hash("lora dropout", self._seed, *key))
+        for dropout in self._dropouts:
+            dropout.train()
+        try:
+            yield
+        finally:
+            for dropout in self._dropouts:
+                dropout.eval()
+
+    @torch.no_grad()
+    def merged_weights(self) -> Mapping[str, Tensor]:
+        """All weights of the model with the adapter added in, by the names they have without it.
+
+        Tensors of layers with an adapter are new; the others alias the model's, which never change.
+        """
+        weights = {
+            name.replace(BASE, ""): tensor
+            for name, tensor in named_weights(self._model).items()
+            if ".lora_" not in name
+        }
+        for name, layer in self._layers.items():
+            weight = layer.base_layer.weight
+            weights[f"{name}.weight"] = (weight + layer.get_delta_weight(NAME)).to(weight.dtype)
+        return weights
+
+    def save(self, folder: Path) -> None:
+        """Writes a folder that peft's `PeftModel.from_pretrained` loads onto the base model."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {f"{PREFIX}{name}": tensor.cpu().contiguous() for name, tensor in self._tensors().items()}
+        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        self._settings.save_pretrained(str(folder))
+
+    def load(self, folder: Path) -> None:
+        """Takes what save() wrote. Raises UserError where it is of other layers or of another rank."""
+        from safetensors.torch import load_file
+
+        found = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
+        own = self._tensors()
+        if {name: tensor.shape for name, tensor in found.items()} != {name: own[name].shape for name in own}:
+            raise UserError(
+                f"the adapter in {folder} has other layers or another rank than actor.lora says: resume with the run's "
+                "own config.yaml."
+            )
+        with torch.no_grad():
+            for name, tensor in found.items():
+                own[name].copy_(tensor)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The adapter's own, by the names that peft's files have; they alias the model's."""
+        return {
+            f"{name}.{half}.weight": getattr(layer, half)[NAME].weight.detach()
+            for name, layer in self._layers.items()
+            for half in ("lora_A", "lora_B")
+        }
+
+    def _enable(self, enabled: bool) -> None:
+        for layer in self._layers.values():
+            layer.enable_adapters(enabled)
+
+
+def num_lora_parameters(model: nn.Module, config: LoraConfig) -> int:
+    """Of an adapter for this model, whose weights may be on the meta device. Raises UserError as Adapter does."""
+    shapes = [module.weight.shape for module in _targets(model, config).values()]
+    return sum(config.rank * (rows + columns) for rows, columns in shapes)
+
+
+class _Dropout(nn.Module):
+    """Dropout from a generator of its own: torch's global one is shared by all threads of the process."""
+
+    def __init__(self, rate: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.rate, self.generator = rate, generator
+        self.eval()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if not self.training or not self.rate:
+            return rows
+        kept = torch.rand(rows.shape, generator=self.generator).to(rows.device) >= self.rate
+        return rows * kept / (1 - self.rate)
+
+
+def _inject(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig, dict[str, Any]]:
+    """(peft's settings, the adapter's layers by the name of the layer they stand in for)."""
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise UserError("actor.lora needs peft, which is not installed: pip install 'interlace[lora]'.") from error
+    targets = _targets(model, config)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft only divides it by the rank
+        target_modules=list(targets),
+        fan_in_fan_out=any(not isinstance(module, nn.Linear) for module in targets.values()),
+        task_type="CAUSAL_LM",
+    )
+    settings.base_model_name_or_path = model.config._name_or_path or None
+    peft.inject_adapter_in_model(settings, model, adapter_name=NAME)
+    layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
+    for layer in layers.values():
+        for half in (layer.lora_A, layer.lora_B):
+            half[NAME].float().requires_grad_(True)  # small, and trained: full precision
+    return settings, layers
+
+
+def _targets(model: nn.Module, config: LoraConfig) -> dict[str, nn.Linear | Conv1D]:
+    """Linear layers by their full name."""
+    from transformers.pytorch_utils import Conv1D
+
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    head = model.get_output_embeddings()  # type: ignore[operator]  # of every transformers model
+    short = {name.rpartition(".")[2]: module for name, module in linear.items() if module is not head}
+    wanted = config.target_modules or tuple(short)
+    unknown = [name for name in wanted if name not in short]
+    if unknown:
+        raise UserError(
+            f"actor.lora.target_modules = {list(wanted)}: {type(model).__name__} has no linear layer "
+            f"{unknown[0]!r} that can have an adapter. It has {', '.join(short)}."
+        )
+    return {name: module for name, module in linear.items() if name.rpartition(".")[2] in wanted and module is not head}

@@ -1,0 +1,50 @@
+"""Whole runs that train an adapter, at toy size."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from interlace.engines.train.export import ADAPTER_FOLDER
+from tests.support.training import equal_weights, final_weights, largest_difference, metrics, run, samples
+
+pytest.importorskip("peft")
+LORA = ("actor.lora.rank=8", "optimizer.lr=3e-3", "algorithm.kl_coefficient=0.1", "steps=3")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds an uninterrupted run called `whole`, whose reference is the base under the adapter."""
+    root = tmp_path_factory.mktemp("runs")
+    run(root, "whole", LORA)
+    return root
+
+
+def newest(root: Path, name: str) -> Path:
+    return max((root / name / "checkpoints").iterdir(), key=lambda path: path.name)
+
+
+def test_a_run_moves_away_from_its_base_by_the_adapter_alone(root: Path) -> None:
+    kl = [line["actor/ref_kl"] for line in metrics(root, "whole")]
+    assert kl[0] < 1e-6 < kl[2]
+    adapter = load_file(newest(root, "whole") / ADAPTER_FOLDER / "adapter_model.safetensors")
+    assert all(tensor.any() for tensor in adapter.values())
+    [base] = (root / "cache" / "warmup").iterdir()
+    before, after = load_file(base / "model.safetensors"), final_weights(root, "whole")
+    changed = {name for name, tensor in before.items() if not torch.equal(tensor, after[name])}
+    assert changed == {name for name in before if name.endswith("_proj.weight")}
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(root: Path) -> None:
+    assert run(root, "stopped", LORA, stop_after=1).was_stopped
+    assert run(root, "stopped", LORA, resume=True).done_steps == 3
+    assert metrics(root, "stopped") == metrics(root, "whole")
+    assert samples(root, "stopped") == samples(root, "whole")
+    assert equal_weights(final_weights(root, "stopped"), final_weights(root, "whole"))
+
+
+def test_a_reference_of_its_own_says_the_same(root: Path) -> None:
+    """Where the reference is not with the actor it is a second model, of the same log-probs."""
+    run(root, "apart", [*LORA, "schedule.placement.actor=0", "schedule.placement.reference=1"])
+    assert largest_difference(final_weights(root, "apart"), final_weights(root, "whole")) < 1e-5
