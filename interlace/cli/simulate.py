@@ -39,10 +39,7 @@ def simulate(
         )
     costs = load_profile(profile)
     simulation = Simulation(profile=costs, num_devices=devices, num_prompts=prompts)
-    results = simulate_variants(recipe, overrides or [], schedule, simulation)
-    if timeline:
-        first = results[0].simulated
-        first.timeline.write(timeline, first.devices)
+    results = simulate_variants(recipe, overrides or [], schedule, simulation, timeline=timeline)
     outcomes = [result.outcome for result in results]
     if as_json:
         rows = [result.row(results[0]) for result in results]

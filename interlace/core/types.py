@@ -94,8 +94,9 @@ class Request:
     uid: str
     sample_index: int
     attempt: int = 0
-    serial: int = 0
-    """Tells two admissions of one prompt apart: the second may start while the first is being aborted."""
+    serial: int = -1
+    """The group's `gid`, which tells two admissions of one prompt apart: the second may start while the first is being
+    aborted. -1 where the request belongs to no group (an evaluation)."""
     prompt_ids: Sequence[int]
     params: SamplingParams
     generated_ids: Sequence[int] = ()
@@ -103,6 +104,11 @@ class Request:
     generated_versions: Sequence[int] = ()
     generated_raw_logprobs: Sequence[float] = ()
     """Where the parameters ask for them."""
+
+    @property
+    def key(self) -> SampleKey:
+        """Of the sample that it is to make."""
+        return SampleKey(self.serial, self.sample_index)
 
     @property
     def id(self) -> str:

@@ -55,7 +55,7 @@ class GreedyBaseline:
         )
         [response] = await self._generator.complete([request])
         greedy = answered(SampleKey(gid, GREEDY_INDEX), prompt, response)
-        results: list[RewardResult] = await self._reward.score([greedy])
+        results: list[RewardResult] = await self._reward.because("baseline").score([greedy])
         if results[0].failure is not None:
             self._admission.retire(gid, TerminalEvent.FAILED)
         if self._admission.ticket(gid) is None:

@@ -205,6 +205,7 @@ class PolicyRun:
         self.admission.pump()
         self._meter.start()
         async for batch in self._batches.iterate(self._settings.done_steps, self._settings.num_steps):
+            self._cluster.timeline.step = batch.step + 1
             yield batch
             if not batch.closed:
                 raise ValueError(f"step {batch.step} was left before its batch was closed")
@@ -219,7 +220,8 @@ class PolicyRun:
         self.admission.step_ended()
         await self._publisher.publish(batch.step)
         ended, self._ended = self._ended, []
-        metrics = self._meter.measure(batch, self.version, [(entry.sample, entry.event) for entry in ended])
+        events = [(entry.sample, entry.event) for entry in ended]
+        metrics = self._meter.measure(batch, self.version, events, len(self._channel))
         metrics |= {f"rollout/{name}": value for name, value in self.rollout.generator.engine_metrics().items()}
         result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)
         self._stopped = not await self._observer.on_step(result)

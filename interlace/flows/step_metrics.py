@@ -8,7 +8,7 @@ from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.goodput import Accountant
 from interlace.runtime.stages.batches import Batch
-from interlace.runtime.timeline import Span, busy_seconds, by_device
+from interlace.runtime.timeline import Span, StepRecord, busy_seconds, by_device
 
 SCORED = (TerminalEvent.TRAINED, TerminalEvent.FILTERED)
 TRAINING_OPERATIONS = ("accumulate", "optimizer_step")
@@ -21,11 +21,9 @@ class StepMeter:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._start_s, self._position = cluster.clock.now(), 0
+        self._start_s = cluster.clock.now()
         self._accountant = Accountant(
-            cluster.timeline,
             cluster.lock,
-            cluster.clock,
             len(cluster.devices),
             [device.index for instance in cluster.place("rollout") for device in instance],
         )
@@ -35,22 +33,32 @@ class StepMeter:
 
     def start(self) -> None:
         """A step begins here."""
-        self._book_boundary()
-        self._start_s, self._position = self._cluster.clock.now(), len(self._cluster.timeline)
+        self._start_s = self._book_boundary()
 
-    def measure(self, batch: Batch, version: int, ended: Sequence[tuple[Sample, TerminalEvent]]) -> Metrics:
+    def measure(
+        self, batch: Batch, version: int, ended: Sequence[tuple[Sample, TerminalEvent]], num_in_flight: int
+    ) -> Metrics:
         """All metrics of a step that ends now, which closes its books. ended: samples that ended since the last one.
+
+        num_in_flight: samples that were admitted and have not ended.
 
         Rewards and lengths are those of all scored samples, also of filtered groups: what is trained on alone would
         show neither how the policy does nor what a filter costs.
         """
-        end_s = self._cluster.clock.now()
-        spans = self._cluster.timeline.touching(self._position)
+        timeline = self._cluster.timeline
+        records = timeline.take()
+        spans, end_s = records.touching, records.end_s
+        staleness_mean, staleness_max = (
+            sum(batch.staleness) / max(1, len(batch.staleness)),
+            max(batch.staleness, default=0),
+        )
+        drawn = {"staleness mean": staleness_mean, "staleness max": staleness_max, "samples in flight": num_in_flight}
+        timeline.end_step(StepRecord(step=batch.step + 1, start_s=self._start_s, end_s=end_s, counts=drawn))
         samples = [sample for sample, event in ended if event in SCORED]
         num_tokens = sum(sample.num_total_tokens for sample in samples)
         step_s = max(end_s - self._start_s, 1e-9)
         num_trained = sum(sample.num_tokens for sample, event in ended if event == TerminalEvent.TRAINED)
-        ledger = self._accountant.step(num_trained, sum(sample.num_tokens for sample, _ in ended) - num_trained)
+        ledger = self._accountant.step(records, num_trained, sum(s.num_tokens for s, _ in ended) - num_trained)
         self._num_steps += 1
         self._ledger = self._ledger.plus(ledger)
         counts = Counter(event for _, event in ended)
@@ -63,8 +71,8 @@ class StepMeter:
             **self._timing(spans, step_s, end_s),
             "perf/throughput": num_tokens / step_s,
             "perf/num_tokens": num_tokens,
-            "sched/staleness_mean": sum(batch.staleness) / max(1, len(batch.staleness)),
-            "sched/staleness_max": max(batch.staleness, default=0),
+            "sched/staleness_mean": staleness_mean,
+            "sched/staleness_max": staleness_max,
             "sched/bubble": 1.0 - self._busy(spans, end_s) / (step_s * len(self._cluster.devices)),
             **{f"samples/{event}": counts[event] for event in TerminalEvent},
             **ledger.metrics(),
@@ -80,10 +88,12 @@ class StepMeter:
         self._book_boundary()
         return self._ledger
 
-    def _book_boundary(self) -> None:
-        books = self._accountant
-        ledger = books.between(evaluated=self._evaluated) if self._num_steps else books.startup()
+    def _book_boundary(self) -> float:
+        """Books what lay between two steps, and returns when it ended."""
+        books, records = self._accountant, self._cluster.timeline.take()
+        ledger = books.between(records, evaluated=self._evaluated) if self._num_steps else books.startup(records)
         self._ledger, self._evaluated = self._ledger.plus(ledger), False
+        return records.end_s
 
     def _timing(self, spans: Sequence[Span], step_s: float, end_s: float) -> Metrics:
         def union(chosen: list[Span]) -> float:

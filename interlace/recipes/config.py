@@ -178,6 +178,8 @@ class LoggingConfig(Config):
 
     loggers: tuple[str, ...] | None = None
     """Names, or your own as package.module:Name; None takes TensorBoard where it is installed."""
+    timeline: bool = True
+    """Whether timeline.json is written. The goodput ledger does not depend on it."""
 
 
 def _reward(value: Any) -> Any:

@@ -101,7 +101,7 @@ class Evaluator:
             answered(SampleKey(-1, index), prompt, response)
             for (prompt, index), response in zip(asked, responses, strict=True)
         ]
-        results: list[RewardResult] = await self._reward.score(samples) if samples else []
+        results: list[RewardResult] = await self._reward.because("evaluation").score(samples) if samples else []
         return [
             (sample, result.failure is None and result.reward >= self._right)
             for sample, result in zip(samples, results, strict=True)

@@ -30,6 +30,8 @@ from interlace.recipes.state import RunState
 from interlace.recipes.torch_trace import LiveTrace
 from interlace.recipes.warmup import warmed_model
 from interlace.runtime.cluster import Cluster
+from interlace.runtime.timeline import NoRecorder, Recorder
+from interlace.runtime.trace import TraceFile
 
 CRITIC_FOLDER = "critic"
 """Of a checkpoint: the value model, where the algorithm has one."""
@@ -98,11 +100,11 @@ class _Session:
             with (
                 open_loggers(info, self._recipe.logging.loggers) as self._logger,
                 live.heard_by(lambda: loop.call_soon_threadsafe(trace.toggle)),
+                cluster.timeline.recorded_by(self._recorder()),
             ):
                 await cluster.run(self._work(newest))
         finally:
             await trace.close()
-            cluster.timeline.write(self._folder.timeline, cluster.devices)
             await cluster.shutdown()
         return TrainReport(
             done_steps=self._done_steps,
@@ -112,6 +114,11 @@ class _Session:
             checkpoint=self._checkpoints.latest(),
             books=self._books,
         )
+
+    def _recorder(self) -> Recorder:
+        if not self._recipe.logging.timeline:
+            return NoRecorder()
+        return TraceFile(self._folder.timeline, self._cluster.devices)
 
     def _restore(self) -> Path | None:
         newest = self._checkpoints.latest()

@@ -31,7 +31,8 @@ from interlace.runtime.group import WorkerGroup
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.faults import Faults
 from interlace.runtime.sim.loop import VirtualLoop
-from interlace.runtime.timeline import Timeline
+from interlace.runtime.timeline import NoRecorder
+from interlace.runtime.trace import TraceFile
 from interlace.runtime.worker import Worker
 from interlace.schedule.placement import Device
 from interlace.simulate.lengths import ResponseLengths
@@ -63,17 +64,18 @@ class Simulated:
     """As read from a run's folder; nothing was written."""
     books: Ledger
     """Of all device-seconds, start-up included."""
-    timeline: Timeline
-    devices: tuple[Device, ...]
     events: Sequence[Ended]
     """How each sample ended, in order."""
     seconds: float
     """From start to end."""
 
 
-def simulate(recipe: Recipe, simulation: Simulation, *, name: str = "simulated") -> Simulated:
+def simulate(
+    recipe: Recipe, simulation: Simulation, *, name: str = "simulated", timeline: Path | None = None
+) -> Simulated:
     """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
 
+    timeline: where it is written, as a Chrome trace.
     Raises UserError for what cannot work, and what a run on any other cluster raises: HangError, RemoteError,
     WorkerDiedError.
     """
@@ -81,7 +83,7 @@ def simulate(recipe: Recipe, simulation: Simulation, *, name: str = "simulated")
     # asyncio wants a current loop where futures are made without one.
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_Session(recipe, simulation).run(name))
+        return loop.run_until_complete(_Session(recipe, simulation).run(name, timeline))
     finally:
         loop.on_stall = lambda: True
         loop.close()
@@ -106,23 +108,29 @@ class SimulatedVariant:
 
 
 def simulate_variants(
-    spec: str, overrides: Sequence[str], schedules: str | None, simulation: Simulation
+    spec: str,
+    overrides: Sequence[str],
+    schedules: str | None,
+    simulation: Simulation,
+    *,
+    timeline: Path | None = None,
 ) -> list[SimulatedVariant]:
     """A recipe under each schedule (comma-separated names; None: its own), all read before any is run.
 
-    Raises UserError.
+    timeline: where that of the first is written. Raises UserError.
     """
     if schedules is None:
         recipe = load_recipe(spec, overrides)
         recipes = {recipe.schedule.preset: recipe}
     else:
         recipes = {name: load_recipe(spec, [f"schedule={name}", *overrides]) for name in names_of(schedules)}
-    return [_variant(name, recipe, simulation) for name, recipe in recipes.items()]
+    first = next(iter(recipes))
+    return [_variant(name, recipe, simulation, timeline if name == first else None) for name, recipe in recipes.items()]
 
 
-def _variant(name: str, recipe: Recipe, simulation: Simulation) -> SimulatedVariant:
+def _variant(name: str, recipe: Recipe, simulation: Simulation, timeline: Path | None) -> SimulatedVariant:
     start_s = time.process_time()
-    simulated = simulate(recipe, simulation, name=name)
+    simulated = simulate(recipe, simulation, name=name, timeline=timeline)
     cpu_s = time.process_time() - start_s
     return SimulatedVariant(outcome=Outcome.of(name, simulated.run), simulated=simulated, cpu_s=cpu_s)
 
@@ -136,7 +144,7 @@ class _Session:
         self._results: list[StepResult] = []
         self._events: list[Ended] = []
 
-    async def run(self, name: str) -> Simulated:
+    async def run(self, name: str, timeline: Path | None) -> Simulated:
         recipe, simulation = self._recipe, self._simulation
         cluster = SimCluster(
             devices_of(simulation),
@@ -148,10 +156,11 @@ class _Session:
         try:
             groups = await _launch(cluster, recipe, self._algorithm.needs, simulation)
             ready = await assemble(cluster, recipe, self._algorithm, groups, prompts, self)
-            await cluster.run(_flow(ready.run))
+            with cluster.timeline.recorded_by(TraceFile(timeline, cluster.devices) if timeline else NoRecorder()):
+                await cluster.run(_flow(ready.run))
+                books = ready.run.books()
         finally:
             await cluster.shutdown()
-        books = ready.run.books()
         self._record(ready.run.finish())
         if not self._results:
             raise UserError("the recipe's data ended before its first step: nothing was simulated.")
@@ -164,8 +173,6 @@ class _Session:
         return Simulated(
             run=run,
             books=books,
-            timeline=cluster.timeline,
-            devices=cluster.devices,
             events=self._events,
             seconds=cluster.clock.now(),
         )

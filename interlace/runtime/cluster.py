@@ -45,7 +45,7 @@ class Cluster(ABC):
         self._schedule = schedule
         self.clock: Clock = LoopClock(asyncio.get_running_loop())
         self.waits = WaitRegistry(self.clock)
-        self.timeline = Timeline()
+        self.timeline = Timeline(clock=self.clock)
         self.lock = DeviceLock(devices, self.waits, switch=schedule.switch)
         self.watchdog = Watchdog(self.clock, self.waits, hang_after_s=hang_after_s)
         self._groups: list[WorkerGroup[Worker]] = []

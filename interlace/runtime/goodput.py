@@ -4,9 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from interlace.observe.goodput import BINS, Ledger
-from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock, Hold
-from interlace.runtime.timeline import Served, Span, Timeline, by_device
+from interlace.runtime.timeline import Records, Served, Span, by_device
 
 Interval = tuple[float, float]
 UNDERFILLED_SHARE = 0.25
@@ -75,37 +74,35 @@ def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> 
 class Accountant:
     """Closes the books over one stretch of a run after the other, so that each device-second is in one of them."""
 
-    def __init__(
-        self, timeline: Timeline, lock: DeviceLock, clock: Clock, num_devices: int, rollout_devices: Iterable[int]
-    ) -> None:
+    def __init__(self, lock: DeviceLock, num_devices: int, rollout_devices: Iterable[int]) -> None:
         """rollout_devices: those that an engine may generate on."""
-        self._timeline, self._lock, self._clock = timeline, lock, clock
+        self._lock = lock
         self._num_devices, self._rollout_devices = num_devices, frozenset(rollout_devices)
-        self._position, self._start_s = 0, 0.0
+        self._start_s = 0.0
         self._largest_batch: dict[str, int] = {}
         self._num_dropped_tokens = 0
         self._lost_share = 0.0
 
-    def startup(self) -> Ledger:
+    def startup(self, records: Records) -> Ledger:
         """Everything until now, before the first step."""
-        window = self._next_window()
-        self._take_served()
+        self._note_batches(records)
+        window = self._next_window(records)
         return Ledger(seconds=fill_each([fill(window, [("startup", [window])])] * self._num_devices))
 
-    def step(self, num_trained_tokens: int, num_lost_tokens: int) -> Ledger:
+    def step(self, records: Records, num_trained_tokens: int, num_lost_tokens: int) -> Ledger:
         """A step that ends now: response tokens of samples that ended in it, trained and otherwise."""
-        served = self._take_served()
+        self._note_batches(records)
         lost, self._num_dropped_tokens = num_lost_tokens + self._num_dropped_tokens, 0
         self._lost_share = lost / (lost + num_trained_tokens) if lost else 0.0
-        return self._close(served)
+        return self._close(records)
 
-    def between(self, *, evaluated: bool) -> Ledger:
+    def between(self, records: Records, *, evaluated: bool) -> Ledger:
         """What lies between two steps; of what was generated there the last step's share is lost.
 
         evaluated: whether held-out prompts were answered; then nothing that engines did in it counts as generation.
         """
-        served = self._take_served()
-        ledger = self._close(served)
+        self._note_batches(records)
+        ledger = self._close(records)
         if not evaluated:
             return ledger
         bins = ("generate", "decode_underfilled", "re_prefill", "discarded")
@@ -113,14 +110,13 @@ class Accountant:
         moved = {**dict.fromkeys(bins, 0.0), "idle": ledger.seconds["idle"] + answering}
         return Ledger(seconds={**ledger.seconds, **moved})
 
-    def _close(self, served: Sequence[Served]) -> Ledger:
-        spans = self._timeline.touching(self._position)
-        window = self._next_window()
+    def _close(self, records: Records) -> Ledger:
+        spans, window = records.touching, self._next_window(records)
         holds = self._lock.take_holds()
         serving = union(_clipped(((s.start_s, s.end_s) for s in spans if s.operation == "serve" and s.devices), window))
         anything = union(_clipped(((s.start_s, s.end_s) for s in spans), window))
         computing, filled = _computing(spans, self._num_devices), []
-        reserved, calls = by_device(holds, self._num_devices), by_device(served, self._num_devices)
+        reserved, calls = by_device(holds, self._num_devices), by_device(records.served, self._num_devices)
         for device in range(self._num_devices):
             layers = [*computing[device].items(), *_reserved(reserved[device])]
             if device in self._rollout_devices:
@@ -131,28 +127,26 @@ class Accountant:
             filled.append(seconds)
         return Ledger(seconds=fill_each(filled))
 
-    def _next_window(self) -> Interval:
-        start_s, self._start_s = self._start_s, self._clock.now()
-        self._position = len(self._timeline)
+    def _next_window(self, records: Records) -> Interval:
+        start_s, self._start_s = self._start_s, records.end_s
         return start_s, self._start_s
 
-    def _take_served(self) -> Sequence[Served]:
-        served, num_dropped = self._timeline.take_served()
-        self._num_dropped_tokens += num_dropped
-        for call in served:
-            self._largest_batch[call.group] = max(call.batch, self._largest_batch.get(call.group, 0))
-        return served
+    def _note_batches(self, records: Records) -> None:
+        self._num_dropped_tokens += records.num_dropped_tokens
+        for call in records.served:
+            group = call.span.group
+            self._largest_batch[group] = max(call.batch, self._largest_batch.get(group, 0))
 
     def _split_generation(self, seconds: dict[str, float], served: Sequence[Served], window: Interval) -> None:
         """Divides what a device served among the bins of generation, by the calls that ended in the window."""
         whole = repeated = underfilled = 0.0
         for call in served:
-            call_s = min(call.end_s, window[1]) - max(call.start_s, window[0])
+            call_s = min(call.span.end_s, window[1]) - max(call.span.start_s, window[0])
             tokens = call.num_new_tokens + call.num_prompt_tokens + call.num_repeated_tokens
             again = call_s * call.num_repeated_tokens / tokens if tokens else 0.0
             whole += call_s
             repeated += again
-            if call.batch < UNDERFILLED_SHARE * self._largest_batch[call.group]:
+            if call.batch < UNDERFILLED_SHARE * self._largest_batch[call.span.group]:
                 underfilled += call_s - again
         served_s = seconds["generate"]
         if whole > 0:

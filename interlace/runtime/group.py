@@ -4,7 +4,8 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
 from interlace.runtime.balance import deal
@@ -19,10 +20,18 @@ from interlace.schedule.placement import Device
 W_co = TypeVar("W_co", bound=Worker, covariant=True)
 
 
+class Ran(NamedTuple):
+    """What an operation gave, and when it ran where the worker lives, in the run clock's seconds."""
+
+    value: Any
+    start_s: float
+    end_s: float
+
+
 class Rank(Protocol):
     """Where one worker object lives: a thread, an actor, or a coroutine on a virtual clock."""
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """Runs an operation after those called before. Raises RemoteError."""
         ...
 
@@ -52,6 +61,28 @@ def _load_of(item: Any) -> int:
     return int(getattr(item, "num_total_tokens", 1))
 
 
+@dataclass(slots=True)
+class _Call:
+    """One operation on all ranks."""
+
+    method: str
+    how: Operation
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    cause: str
+    spans: list[Span] = field(default_factory=list)
+
+
+class Caller:
+    """Operations of a group, for one cause."""
+
+    def __init__(self, caller: Callable[[str, str], Callable[..., Handle[Any]]], cause: str) -> None:
+        self._caller, self._cause = caller, cause
+
+    def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
+        return self._caller(method, self._cause)
+
+
 class WorkerGroup(Generic[W_co]):
     """`group.method(...)` runs the worker's method on all ranks and returns a Handle at once.
 
@@ -73,6 +104,10 @@ class WorkerGroup(Generic[W_co]):
         """stage: place in the flow, counted from upstream; where several wait for a device the larger goes first."""
         self.name, self.stage, self.preemptible = name, stage, preemptible
         self.devices = tuple(devices)
+        self.device_indices = tuple(device.index for device in devices)
+        """Numbers of its devices within the cluster."""
+        self.version: int | None = None
+        """Of the weights that its ranks serve or take in, where a driver says so: what its spans are marked with."""
         self._class, self._ranks, self._services = worker_class, tuple(ranks), services
         self._holder: asyncio.Task[Any] | None = None
         self._memory = 0
@@ -89,23 +124,25 @@ class WorkerGroup(Generic[W_co]):
         return len(self._ranks)
 
     @property
-    def device_indices(self) -> tuple[int, ...]:
-        """Numbers of its devices within the cluster."""
-        return tuple(device.index for device in self.devices)
-
-    @property
     def wanted_by_others(self) -> bool:
         """Whether others wait for a device of this group."""
         return self._services.lock.waits_for(self)
 
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
+        return self._caller(method, "")
+
+    def because(self, cause: str) -> "Caller":
+        """The group's operations, called for another cause than that of the hold they are in, if any."""
+        return Caller(self._caller, cause)
+
+    def _caller(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
         how = operation_of(self._class, method)
         if how is None:
             options = [name for name in dir(self._class) if operation_of(self._class, name)]
             raise AttributeError(f"{self._class.__name__} has no operation {method!r}.{nearest(method, options)}")
 
         def call(*args: Any, **kwargs: Any) -> Handle[Any]:
-            return self._start(method, how, args, kwargs)
+            return self._start(method, how, args, kwargs, cause)
 
         return call
 
@@ -126,63 +163,67 @@ class WorkerGroup(Generic[W_co]):
         Never await other groups or channels inside.
         """
         if self._is_held_here or not self.devices:
-            self._cause = cause or self._cause
             yield
             return
         async with self._services.lock.hold(self):
-            self._holder, self._cause = asyncio.current_task(), cause or self._cause
+            self._holder, self._cause = asyncio.current_task(), cause
             try:
                 yield
             finally:
-                self._holder = None
+                self._holder, self._cause = None, ""
 
     @property
     def _is_held_here(self) -> bool:
         return self._holder is not None and self._holder is asyncio.current_task()
 
-    def _start(self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle[Any]:
-        durations: list[float] = []
-        on_ranks = self._on_ranks(method, how, args, kwargs, durations)
+    def _start(
+        self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str
+    ) -> Handle[Any]:
         # Decided here, in the caller's task: who holds the devices has taken them for this call too.
-        coroutine = on_ranks if self._is_held_here or not how.on_device else self._holding(on_ranks)
+        is_held = self._is_held_here
+        call = _Call(method, how, args, kwargs, cause or (self._cause if is_held else ""))
+        on_ranks = self._on_ranks(call)
+        coroutine = on_ranks if is_held or not how.on_device else self._holding(on_ranks)
         task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}.{method}")
-        return Handle(task, durations, f"{self.name}.{method}()")
+        return Handle(task, call.spans, f"{self.name}.{method}()")
 
     async def _holding(self, on_ranks: Coroutine[Any, Any, Any]) -> Any:
         async with self.hold():
             return await on_ranks
 
-    async def _on_ranks(
-        self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], durations: list[float]
-    ) -> Any:
-        order, per_rank = self._split(how, args)
-        calls = [self._on_rank(number, method, how, rank_args, kwargs) for number, rank_args in enumerate(per_rank)]
+    async def _on_ranks(self, call: _Call) -> Any:
+        order, per_rank = self._split(call.how, call.args)
+        ranks = [self._on_rank(number, call, args) for number, args in enumerate(per_rank)]
         # One alone needs no task of its own.
-        outcomes = await asyncio.gather(*calls) if len(calls) > 1 else [await calls[0]]
-        durations.extend(seconds for _, seconds in outcomes)
-        return _collect(how, [result for result, _ in outcomes], order)
+        results = await asyncio.gather(*ranks) if len(ranks) > 1 else [await ranks[0]]
+        return _collect(call.how, results, order)
 
-    async def _on_rank(
-        self, number: int, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, float]:
+    async def _on_rank(self, number: int, call: _Call, args: tuple[Any, ...]) -> Any:
         services = self._services
-        start = services.clock.now()
+        timeline, called_s = services.timeline, services.clock.now()
         span = Span(
-            start_s=start,
-            end_s=math.inf,
-            devices=self.device_indices if how.on_device else (),
+            start_s=called_s,
+            devices=self.device_indices[number :: len(self._ranks)] if call.how.on_device else (),
             group=self.name,
             rank=number,
-            operation=method,
-            cause=self._cause,
+            operation=call.method,
+            cause=call.cause,
+            step=timeline.step,
+            version=timeline.version if self.version is None else self.version,
+            given=args[0] if args and isinstance(args[0], list | tuple) else (),
         )
-        place = services.timeline.begin(span)
+        call.spans.append(span)
+        timeline.begin(span)
+        start_s, end_s = called_s, math.inf
         try:
-            with services.waits.operation(who=self.name, what=method):
-                result = await self._ranks[number].call(method, args, kwargs)
-            return result, services.clock.now() - start
+            with services.waits.operation(who=self.name, what=call.method):
+                value, start_s, end_s = await self._ranks[number].call(call.method, args, call.kwargs)
+            return value
         finally:
-            services.timeline.end(place, services.clock.now())
+            # Another process's clock is known to within a message's way: nothing ran before it was called.
+            now_s = services.clock.now()
+            start_s = min(max(start_s, called_s), now_s)
+            timeline.end(span, start_s, max(start_s, min(end_s, now_s)))
 
     def _split(self, how: Operation, args: tuple[Any, ...]) -> tuple[list[list[int]], list[tuple[Any, ...]]]:
         if how.split == "broadcast":
@@ -202,13 +243,12 @@ class WorkerGroup(Generic[W_co]):
         self.on_unload()
 
     async def _switch(self, method: str, args: tuple[Any, ...]) -> None:
-        self._cause = "switch"
-        await self._on_ranks(method, Operation(), args, {}, [])
+        await self._on_ranks(_Call(method, Operation(), args, {}, "switch"))
 
     async def measure_memory(self) -> None:
         """Asks the ranks what their state needs on a device."""
         how = Operation(collect="all", on_device=False)
-        self._memory = max(await self._on_ranks("memory_bytes", how, (), {}, []))
+        self._memory = max(await self._on_ranks(_Call("memory_bytes", how, (), {}, "memory ledger")))
 
     def loaded_bytes(self) -> int:
         """What the group's state needs on each of its devices, as last measured."""

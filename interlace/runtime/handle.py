@@ -5,6 +5,7 @@ from collections.abc import Generator
 from typing import Generic, TypeVar
 
 from interlace.core.errors import InterlaceError
+from interlace.runtime.timeline import Span
 
 T = TypeVar("T")
 
@@ -15,8 +16,9 @@ class Handle(Generic[T]):
     Awaiting re-raises a rank's exception as RemoteError, with group, rank, method and remote traceback.
     """
 
-    def __init__(self, task: "asyncio.Task[T]", durations_s: list[float], name: str) -> None:
-        self._task, self._durations_s, self._name = task, durations_s, name
+    def __init__(self, task: "asyncio.Task[T]", spans: list[Span], name: str) -> None:
+        """spans: filled as the ranks begin."""
+        self._task, self.spans, self._name = task, spans, name
 
     def __await__(self) -> Generator[object, None, T]:
         return self._task.__await__()
@@ -37,4 +39,4 @@ class Handle(Generic[T]):
     @property
     def durations_s(self) -> tuple[float, ...]:
         """Seconds each rank took; empty until it is done."""
-        return tuple(self._durations_s)
+        return tuple(span.end_s - span.start_s for span in self.spans) if self._task.done() else ()

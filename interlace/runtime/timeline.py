@@ -1,29 +1,41 @@
-"""Every operation on every device is a span with a cause. Written as Chrome trace JSON, which Perfetto opens."""
+"""Every operation on every device is a span with a cause. Kept until the books of its step are closed.
 
-import itertools
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, TypeVar
+The goodput ledger asks for the spans of each step (`Timeline.take`). Whoever wants more of them is a `Recorder`, which
+gets the same records at the same moment: nothing is done for it while the step goes on.
+"""
 
-from interlace.core.types import JSON
-from interlace.schedule.placement import Device
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from interlace.core.types import Response
+from interlace.runtime.clock import Clock
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# Not frozen: an operation that ends completes its span in place, which costs a third of making another.
+@dataclass(kw_only=True, slots=True, eq=False)
 class Span:
     """One operation of one rank. Times are the run clock's seconds."""
 
     start_s: float
-    end_s: float
+    """When the rank began with it; while it goes on, when it was called."""
+    end_s: float = math.inf
     devices: tuple[int, ...]
+    """The rank's own; none for an operation off the devices."""
     group: str
     """The worker group, e.g. `rollout/0`."""
     rank: int
     operation: str
     cause: str
-    """Why it ran: the stage's step, `publication`, `switch` ..."""
+    """Why it ran: `generate`, `train`, `publication`, `switch`, a stage's name; empty where nobody said."""
+    step: int
+    """In training when it was called; the first is 1, and 0 comes before."""
+    version: int
+    """Of the weights that an engine serves or takes in; elsewhere the version that was current."""
+    given: Sequence[Any] = ()
+    """Its first argument, where that is a sequence: samples or requests, mostly."""
 
     @property
     def role(self) -> str:
@@ -31,14 +43,14 @@ class Span:
         return self.group.partition("/")[0]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True, eq=False)
 class Served:
     """What one call of a rollout engine computed."""
 
-    start_s: float
-    end_s: float
+    span: Span
+    """Of rank 0."""
     devices: tuple[int, ...]
-    group: str
+    """Of all its ranks."""
     batch: int
     """Sequences that decoded together."""
     num_new_tokens: int
@@ -47,74 +59,135 @@ class Served:
     """Of sequences that began with this call."""
     num_repeated_tokens: int
     """Computed before and now again: of sequences that were taken out and resubmitted, or whose cache was dropped."""
+    num_running: int = 0
+    """Sequences that go on after it."""
+    num_queued: int = 0
+    """Requests that wait for the engine, before it and inside."""
+    kv_use: float = 0.0
+    """Largest share of the KV cache that was held, 0 ... 1."""
+    responses: Sequence[Response] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """A step that ended."""
+
+    step: int
+    """The first is 1."""
+    start_s: float
+    end_s: float
+    counts: Mapping[str, float]
+    """What is drawn over time: staleness, samples in flight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Records:
+    """All of one stretch of a run."""
+
+    spans: Sequence[Span]
+    """Those that ended in it, in the order in which they ended."""
+    running: Sequence[Span]
+    """Those that go on."""
+    served: Sequence[Served]
+    steps: Sequence[StepRecord]
+    num_dropped_tokens: int
+    """Generated of samples that ended before they were finished."""
+    end_s: float
+
+    @property
+    def touching(self) -> Sequence[Span]:
+        """Whatever ran in the stretch; some may have begun before it."""
+        return [*self.spans, *self.running]
+
+
+class Recorder(Protocol):
+    """Keeps what the ledger has no need of once a step is over."""
+
+    def keep(self, records: Records) -> None:
+        """Called for one stretch after the other, without a gap."""
+        ...
+
+    def close(self, records: Records) -> None:
+        """The last stretch; what is still running in it will not be told of again."""
+        ...
+
+
+class NoRecorder:
+    """Keeps nothing."""
+
+    def keep(self, records: Records) -> None:
+        """Nothing to do."""
+
+    def close(self, records: Records) -> None:
+        """Nothing to do."""
+
+
+@dataclass(kw_only=True)
 class Timeline:
-    """Spans in the order in which they ended, those that have not ended yet, and what rollout engines computed."""
+    """Spans of the current stretch, what rollout engines computed in it, and where the run is."""
 
-    def __init__(self) -> None:
-        self._spans: list[Span] = []
-        self._open: dict[int, Span] = {}
-        self._numbers = itertools.count()
-        self._served: list[Served] = []
-        self._num_dropped_tokens = 0
+    clock: Clock
+    step: int = 0
+    """What spans that begin now are marked with; told by the loop."""
+    version: int = 0
+    """As step: current now; told at each publication."""
+    _recorder: Recorder = field(default_factory=NoRecorder)
+    _spans: list[Span] = field(default_factory=list)
+    _running: dict[Span, None] = field(default_factory=dict)
+    _served: list[Served] = field(default_factory=list)
+    _steps: list[StepRecord] = field(default_factory=list)
+    _num_dropped_tokens: int = 0
 
-    def __len__(self) -> int:
-        return len(self._spans)
+    def begin(self, span: Span) -> None:
+        """An operation was called."""
+        self._running[span] = None
 
-    def begin(self, span: Span) -> int:
-        """Records an operation that starts; its end_s is infinite. Returns what end() wants."""
-        number = next(self._numbers)
-        self._open[number] = span
-        return number
-
-    def end(self, number: int, end_s: float) -> None:
-        """An operation ended."""
-        begun = self._open.pop(number)
-        # Written out: dataclasses.replace takes twice as long, and this runs with every operation.
-        span = Span(
-            start_s=begun.start_s,
-            end_s=end_s,
-            devices=begun.devices,
-            group=begun.group,
-            rank=begun.rank,
-            operation=begun.operation,
-            cause=begun.cause,
-        )
-        self.add(span)
-
-    def add(self, span: Span) -> None:
-        """Records a finished operation."""
+    def end(self, span: Span, start_s: float, end_s: float) -> None:
+        """It ended, after it ran from start to end."""
+        del self._running[span]
+        span.start_s, span.end_s = start_s, end_s
         self._spans.append(span)
 
-    def since(self, position: int) -> Sequence[Span]:
-        """Spans recorded from a position (an earlier len()) on."""
-        return self._spans[position:]
-
-    def touching(self, position: int) -> Sequence[Span]:
-        """Spans that ended from a position on, and those that go on."""
-        return [*self._spans[position:], *self._open.values()]
-
     def serve(self, served: Served) -> None:
-        """Records a call of a rollout engine."""
+        """A call of a rollout engine ended."""
         self._served.append(served)
 
     def drop_tokens(self, count: int) -> None:
         """Tokens were generated of a sample that ended before it was finished."""
         self._num_dropped_tokens += count
 
-    def take_served(self) -> tuple[Sequence[Served], int]:
-        """Calls of rollout engines, and tokens dropped, since the last time."""
-        served, self._served = self._served, []
-        dropped, self._num_dropped_tokens = self._num_dropped_tokens, 0
-        return served, dropped
+    def end_step(self, record: StepRecord) -> None:
+        """A step ended."""
+        self._steps.append(record)
 
-    def write(self, path: Path, devices: Sequence[Device]) -> None:
-        """Writes the Chrome trace format: one track a device and one a worker rank."""
-        events = [*_track_names(self._spans, devices), *_events(self._spans)]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-        temporary.replace(path)
+    def take(self) -> Records:
+        """Closes the stretch that began with the last take(), and hands it to the recorder too."""
+        records = self._records()
+        self._recorder.keep(records)
+        return records
+
+    @contextmanager
+    def recorded_by(self, recorder: Recorder) -> Iterator[None]:
+        """A recorder gets what happens inside, and what was not taken before."""
+        before, self._recorder = self._recorder, recorder
+        try:
+            yield
+        finally:
+            self._recorder = before
+            recorder.close(self._records())
+
+    def _records(self) -> Records:
+        records = Records(
+            spans=self._spans,
+            running=list(self._running),
+            served=self._served,
+            steps=self._steps,
+            num_dropped_tokens=self._num_dropped_tokens,
+            end_s=self.clock.now(),
+        )
+        self._spans, self._served, self._steps = [], [], []
+        self._num_dropped_tokens = 0
+        return records
 
 
 class OnDevices(Protocol):
@@ -144,39 +217,3 @@ def busy_seconds(spans: Iterable[Span], start_s: float, end_s: float) -> float:
         total += max(0.0, high - max(low, reach))
         reach = max(reach, high)
     return total
-
-
-DEVICE_PROCESS, WORKER_PROCESS = 1, 2
-
-
-def _worker_tracks(spans: Sequence[Span]) -> dict[tuple[str, int], int]:
-    return {key: number for number, key in enumerate(sorted({(span.group, span.rank) for span in spans}))}
-
-
-def _track_names(spans: Sequence[Span], devices: Sequence[Device]) -> Iterator[JSON]:
-    def name(kind: str, process: int, thread: int, text: str) -> JSON:
-        return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": text}}
-
-    yield name("process_name", DEVICE_PROCESS, 0, "devices")
-    yield name("process_name", WORKER_PROCESS, 0, "workers")
-    for device in devices:
-        yield name("thread_name", DEVICE_PROCESS, device.index, device.name)
-    for (group, rank), track in _worker_tracks(spans).items():
-        yield name("thread_name", WORKER_PROCESS, track, f"{group} rank {rank}")
-
-
-def _events(spans: Sequence[Span]) -> Iterator[JSON]:
-    tracks = _worker_tracks(spans)
-    for span in spans:
-        places = [(DEVICE_PROCESS, device) for device in span.devices] if span.rank == 0 else []
-        for process, thread in [*places, (WORKER_PROCESS, tracks[span.group, span.rank])]:
-            yield {
-                "ph": "X",
-                "name": f"{span.role}.{span.operation}",
-                "cat": span.role,
-                "pid": process,
-                "tid": thread,
-                "ts": round(span.start_s * 1e6, 1),
-                "dur": round((span.end_s - span.start_s) * 1e6, 1),
-                "args": {"cause": span.cause},
-            }

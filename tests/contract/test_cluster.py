@@ -1,8 +1,10 @@
 """What every cluster promises, one suite for all."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -217,11 +219,48 @@ def test_coroutine_operations_overlap_off_the_device_and_take_turns_on_it(run: R
 def test_every_operation_is_a_span_on_its_devices(run: Run) -> None:
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, "a/0", devices=(0, 1))
-        async with group.hold("step 3"):
+        cluster.timeline.step, cluster.timeline.version = 3, 2
+        async with group.hold("train"):
             await group.work("x")
-        span = cluster.timeline.since(0)[-1]
-        assert (span.group, span.role, span.operation, span.cause) == ("a/0", "a", "work", "step 3")
-        assert span.devices == (0, 1) and span.end_s >= span.start_s
+            await group.because("publication").work("y")
+            going_on = group.later(1)
+            while not going_on.spans:
+                await asyncio.sleep(0)
+            records = cluster.timeline.take()
+            await going_on
+        *_, first, second = records.spans
+        assert (first.group, first.role, first.operation, first.cause) == ("a/0", "a", "work", "train")
+        assert (first.step, first.version, first.devices) == (3, 2, (0, 1))
+        assert second.cause == "publication"
+        assert first.start_s <= first.end_s <= second.start_s <= second.end_s <= records.end_s
+        assert [span.operation for span in records.running] == ["later"]
+        [ended] = cluster.timeline.take().spans
+        assert ended is records.running[0] and ended.end_s < math.inf
+
+    run(body)
+
+
+def test_each_rank_has_spans_on_its_own_devices(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a", devices=(0, 1), ranks=2)
+        cluster.timeline.take()
+        await group.everywhere()
+        spans = [span for span in cluster.timeline.take().spans if span.operation == "everywhere"]
+        assert {span.rank: span.devices for span in spans} == {0: (0,), 1: (1,)}
+
+    run(body)
+
+
+def test_spans_tell_when_the_rank_was_at_work_and_not_how_long_a_call_queued(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a")
+        async with group.hold("test"):
+            await asyncio.gather(*(group.in_turn() for _ in range(3)))
+        spans = [span for span in cluster.timeline.take().spans if span.operation == "in_turn"]
+        ordered = sorted(spans, key=lambda span: span.start_s)
+        assert len(ordered) == 3
+        error_s = 1e-3  # of a clock in another process
+        assert all(before.end_s <= after.start_s + error_s for before, after in pairwise(ordered))
 
     run(body)
 

@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from interlace.observe.run_folder import RunFolder
+from tests.support.chrome_trace import check_trace, counters_of, events_of
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, run, samples
 
 NAMED = (
@@ -37,9 +38,11 @@ def test_a_run_leaves_what_the_manual_says(root: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert not [name for name in NAMED if name not in lines[0]]
     assert lines[-1]["version"] == 4
-    trace = json.loads(folder.timeline.read_text())["traceEvents"]
+    trace = events_of(folder.timeline)
+    check_trace(trace)
     assert {"rollout.serve", "actor.accumulate"} <= {event["name"] for event in trace}
-    assert all(event["ph"] in "MX" and event.get("dur", 0) >= 0 for event in trace)
+    assert sum(event["ph"] == "s" for event in trace) == 4 * 4, "an arrow for each group"
+    assert max(counters_of(trace)["KV use rollout/0"]) > 0
     assert len(samples(root, "whole")) == 4 * 16
 
 

@@ -15,6 +15,7 @@ from interlace.runtime.cluster import WorkerSpec
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.stages.factory import StageFactory
+from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.worker import Worker
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -83,19 +84,21 @@ class _Observer:
         return result.step != self._stop_after
 
 
-def simulate(schedule: Schedule, work: Workload, *, stop_after: int | None = None) -> Record:
+def simulate(
+    schedule: Schedule, work: Workload, *, stop_after: int | None = None, recorder: Recorder | None = None
+) -> Record:
     """Runs to the end on the virtual clock."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_run(schedule, work, stop_after))
+        return loop.run_until_complete(_run(schedule, work, stop_after, recorder or NoRecorder()))
     finally:
         loop.on_stall = lambda: True
         loop.close()
         asyncio.set_event_loop(None)
 
 
-async def _run(schedule: Schedule, work: Workload, stop_after: int | None) -> Record:
+async def _run(schedule: Schedule, work: Workload, stop_after: int | None, recorder: Recorder) -> Record:
     devices = tuple(
         Device(index=i, pool="cpu", pool_index=i, memory_bytes=work.device_memory) for i in range(work.num_devices)
     )
@@ -126,8 +129,9 @@ async def _run(schedule: Schedule, work: Workload, stop_after: int | None) -> Re
         await run.start()
         await policy_optimization(run)
 
-    await cluster.run(main())
-    record.books, record.closed_s = run.books(), cluster.clock.now()
+    with cluster.timeline.recorded_by(recorder):
+        await cluster.run(main())
+        record.books, record.closed_s = run.books(), cluster.clock.now()
     record.seconds = cluster.clock.now()
     record.num_stalls = cluster.watchdog.num_stalls
     record.add(run.finish())

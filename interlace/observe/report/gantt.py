@@ -4,12 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from interlace.core.errors import UserError
 from interlace.observe.report.svg import RIGHT, Plot, label, nice_ticks
 
-DEVICE_PROCESS = 1
-"""Number of the devices' tracks in the trace."""
 OPERATION_COLOURS: Mapping[str, str] = {
     "rollout.serve": "#3b82f6",
     "actor.accumulate": "#1e3a8a",
@@ -51,6 +50,8 @@ class DeviceTimeline:
     devices: Mapping[int, str]
     """Number -> name."""
     bars: Sequence[Bar]
+    steps: Mapping[int, tuple[float, float]]
+    """Step, the first is 1 -> when it began and ended."""
 
     @classmethod
     def read(cls, path: Path) -> "DeviceTimeline | None":
@@ -58,12 +59,16 @@ class DeviceTimeline:
         if not path.exists():
             return None
         try:
-            events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+            return cls._of(_events(path.read_text(encoding="utf-8")))
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise UserError(
-                f"{path} is no Chrome trace ({error}); remove it to report without a Gantt chart."
+                f"{path} is no Chrome trace ({error!r}); remove it to report without a Gantt chart."
             ) from None
-        tracks = [event for event in events if event["pid"] == DEVICE_PROCESS]
+
+    @classmethod
+    def _of(cls, events: Sequence[Mapping[str, Any]]) -> "DeviceTimeline":
+        processes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+        tracks = [event for event in events if event["pid"] == processes.get("devices")]
         names = {event["tid"]: event["args"]["name"] for event in tracks if event["name"] == "thread_name"}
         bars = [
             Bar(
@@ -76,17 +81,22 @@ class DeviceTimeline:
             for event in tracks
             if event["ph"] == "X"
         ]
-        return cls(devices=names, bars=bars)
+        steps = {
+            event["args"]["step"]: (event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
+            for event in events
+            if event["pid"] == processes.get("run") and event["ph"] == "X"
+        }
+        return cls(devices=names, bars=bars, steps=steps)
 
-    def end_of(self, step: int) -> float | None:
-        """When the trainer was done with a step (the first is 1); None where it is not in the trace."""
-        cause = f"step {step - 1}"
-        return max((bar.end_s for bar in self.bars if bar.cause == cause), default=None)
 
-    def steps(self) -> list[int]:
-        """Those that were trained in the trace."""
-        causes = {bar.cause for bar in self.bars if bar.cause.startswith("step ")}
-        return sorted(int(cause.removeprefix("step ")) + 1 for cause in causes)
+def _events(text: str) -> Sequence[Mapping[str, Any]]:
+    """Of a run that goes on or was killed too: the closing bracket is missing then, or half a line stands there."""
+    whole = text.rstrip()
+    if not whole.endswith("]"):
+        whole = whole[: whole.rfind("}") + 1] if whole.endswith("}") else whole[: max(whole.rfind(",\n"), 1)]
+        whole += "]"
+    found: Sequence[Mapping[str, Any]] = json.loads(whole)
+    return found
 
 
 def gantt(name: str, timeline: DeviceTimeline, start_s: float, end_s: float) -> str:

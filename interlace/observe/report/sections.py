@@ -155,14 +155,13 @@ def gantts(entries: Sequence[Entry], step: int | None) -> str:
     for entry in entries:
         timeline = entry.timeline
         chosen = _chosen_step(timeline, step) if timeline else None
-        end_s = timeline.end_of(chosen) if timeline and chosen else None
-        if timeline is None or chosen is None or end_s is None:
+        if timeline is None or chosen is None:
             note = f"timeline.json does not hold step {step}." if step else "There is no timeline.json."
             parts.append(f"<p>{escape(entry.run.name)}: {escape(note)}</p>")
             continue
-        step_s = dict(entry.run.curve("timing_s/step")).get(chosen, 1.0)
+        start_s, end_s = timeline.steps[chosen]
         # A little of the next step shows how the two meet.
-        start_s, last_s = max(0.0, end_s - step_s), end_s + 0.15 * step_s
+        last_s = end_s + 0.15 * (end_s - start_s)
         svg = gantt(entry.run.name, timeline, start_s, last_s)
         colours |= legend_of(timeline, start_s, last_s)
         parts.append(figure(f"{entry.run.name}, step {chosen}", "and the beginning of the next", svg, wide=True))
@@ -170,7 +169,7 @@ def gantts(entries: Sequence[Entry], step: int | None) -> str:
 
 
 def _chosen_step(timeline: DeviceTimeline, step: int | None) -> int | None:
-    there = timeline.steps()
+    there = sorted(timeline.steps)
     if step is not None:
         return step if step in there else None
     return there[len(there) // 2] if there else None

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from interlace.core.errors import RemoteError, UserError
+from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Rank, turn_of
+from interlace.runtime.group import Ran, Rank, turn_of
 from interlace.runtime.local.spawned import SpawnedRank, find_rendezvous
 from interlace.runtime.process.shared import SharedArrays, shared_folder
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
@@ -22,8 +23,8 @@ from interlace.schedule.schedule import Schedule
 class ThreadRank:
     """A worker on a thread of its own, so that its operations run one at a time, in the order of the calls."""
 
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
+    def __init__(self, context: WorkerContext, clock: Clock) -> None:
+        self._context, self._clock = context, clock
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{context.group}.{context.rank}")
         self._worker: Worker | None = None
         self._turn = asyncio.Lock()
@@ -38,14 +39,22 @@ class ThreadRank:
         except Exception as error:
             raise self._remote("__init__") from error
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """On the thread; a coroutine function on the event loop."""
-        function = getattr(self._worker, method)
+        function, now = getattr(self._worker, method), self._clock.now
+
+        def run() -> Ran:
+            start_s = now()
+            value = function(*args, **kwargs)
+            return Ran(value, start_s, now())
+
         try:
             if asyncio.iscoroutinefunction(function):
                 async with turn_of(self._worker, method, self._turn):
-                    return await function(*args, **kwargs)
-            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
+                    start_s = now()
+                    value = await function(*args, **kwargs)
+                    return Ran(value, start_s, now())
+            return await asyncio.get_running_loop().run_in_executor(self._thread, run)
         except UserError:
             raise
         except Exception as error:
@@ -77,7 +86,7 @@ class LocalCluster(Cluster):
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         if spec.num_ranks == 1:
-            rank = ThreadRank(context)
+            rank = ThreadRank(context, self.clock)
             await rank.start(spec.factory)
             return rank
         spawned = SpawnedRank(context, self.clock, self._shared, self.fail)

@@ -50,6 +50,8 @@ class Reply:
     number: int
     value: Any = None
     error: InterlaceError | None = None
+    ran_s: tuple[float, float] = (0.0, 0.0)
+    """From when to when it ran, on the clock of the rank's process; not said where it raised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 from interlace.core.errors import InterlaceError, WorkerDiedError
 from interlace.runtime.clock import Clock
+from interlace.runtime.clock_offset import ClockOffset
+from interlace.runtime.group import Ran
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.worker import WorkerContext
@@ -24,7 +26,7 @@ class _Open:
 
     method: str
     since_s: float
-    answer: "asyncio.Future[Any]"
+    answer: "asyncio.Future[Reply]"
     given: tuple[Any, ...] = ()
     """Kept until the reply, even where nobody waits for it: arrays that the message only names must stay."""
 
@@ -44,6 +46,8 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         """on_failure: told what nobody waits for, a death first of all."""
         self._context, self._clock, self._on_failure = context, clock, on_failure
         self._shared, self._dumps = shared, dumps
+        self.clock_offset = ClockOffset()
+        """Of the rank's clock to the run's."""
         self._assembler = Assembler(shared)
         self._open: dict[int, _Open] = {}
         self._next = CONSTRUCTION
@@ -63,7 +67,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         """Whether its process is there."""
         return not self._closed
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """On the rank's process, after the operations called before."""
         async with self._sending:
             await self._before_call((*args, *kwargs.values()))
@@ -74,7 +78,8 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
             parts = self._encoded(call, self._shared)
             answer = self._expect(method, (args, kwargs))
             self._write(parts)
-        return await answer
+        reply = await answer
+        return Ran(reply.value, *(self.clock_offset.here(there_s) for there_s in reply.ran_s))
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Beside whatever runs, and before whatever is called later."""
@@ -103,8 +108,8 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
     async def _before_result(self, value: Any) -> None:
         """What must be there before a result is given out."""
 
-    def _expect(self, method: str, given: tuple[Any, ...] = ()) -> "asyncio.Future[Any]":
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    def _expect(self, method: str, given: tuple[Any, ...] = ()) -> "asyncio.Future[Reply]":
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._open[self._next] = _Open(method=method, since_s=self._clock.now(), answer=answer, given=given)
         self._next += 1
         return answer
@@ -134,12 +139,21 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
                 self._replied(message)
 
     def _replied(self, message: Reply) -> None:
+        self._set_clock(message)
         if message.number == UNAWAITED and message.error:
             self._on_failure(message.error)
         elif self._is_waited_for(message.value):
             self._start(self._resolve_later(message))
         else:
             self._resolve(message)
+
+    def _set_clock(self, reply: Reply) -> None:
+        entry = self._open.get(reply.number)
+        if entry and not reply.error:
+            start_s, end_s = reply.ran_s
+            self.clock_offset.exchanged(
+                sent_s=entry.since_s, start_there_s=start_s, end_there_s=end_s, received_s=self._clock.now()
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - whoever watches the process knows more
         """The process died, or this end closed."""
@@ -168,7 +182,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
             self._closing |= reply.number == CONSTRUCTION
             entry.answer.set_exception(reply.error)
         else:
-            entry.answer.set_result(reply.value)
+            entry.answer.set_result(reply)
 
     async def _explain_death(self) -> None:
         doing = self._doing()

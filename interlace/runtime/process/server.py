@@ -5,6 +5,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,11 +65,11 @@ class WorkerServer:
         return value
 
     def _construct(self, factory: Callable[[WorkerContext], Worker]) -> bool:
-        is_made = False
+        is_made, start_s = False, time.monotonic()
         with self._reporting(CONSTRUCTION, "__init__"):
             self._worker = factory(self._context)
             is_made = True
-            self._send(Reply(number=CONSTRUCTION))
+            self._send(Reply(number=CONSTRUCTION, ran_s=(start_s, time.monotonic())))
         return is_made
 
     def _receive(self) -> None:
@@ -93,16 +94,20 @@ class WorkerServer:
 
     def _run(self, call: Call) -> None:
         with self._reporting(call.number, call.method):
-            self._reply(call, getattr(self._worker, call.method)(*call.args, **call.kwargs))
+            start_s = time.monotonic()
+            value = getattr(self._worker, call.method)(*call.args, **call.kwargs)
+            self._reply(call, value, (start_s, time.monotonic()))
 
     async def _await(self, call: Call) -> None:
         with self._reporting(call.number, call.method):
             async with turn_of(self._worker, call.method, self._turn):
+                start_s = time.monotonic()
                 value = await getattr(self._worker, call.method)(*call.args, **call.kwargs)
-            self._reply(call, value)
+                ran_s = start_s, time.monotonic()
+            self._reply(call, value, ran_s)
 
-    def _reply(self, call: Call, value: Any) -> None:
-        self._send(Reply(number=call.number, value=self.on_result(value)))
+    def _reply(self, call: Call, value: Any, ran_s: tuple[float, float]) -> None:
+        self._send(Reply(number=call.number, value=self.on_result(value), ran_s=ran_s))
 
     def _send(self, reply: Reply) -> None:
         parts = encode(reply, self._shared, self._dumps)

@@ -52,7 +52,8 @@ class RayRank(ProcessRank):
         transport.write(self._endpoint.token)
         self._transport = transport
         try:
-            await asyncio.wait({constructed, self._life}, return_when=asyncio.FIRST_COMPLETED)
+            outcomes: set[asyncio.Future[Any]] = {constructed, self._life}
+            await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
             if self._life.done() and (reason := self._life.exception()) and not self._dead:
                 # It never came to the worker: what makes it could not be read there.
                 raise RemoteError(self._context.group, self._context.rank, "__init__", str(reason)) from reason

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from interlace.core.errors import HangError, RemoteError, UserError
+from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Rank, turn_of
+from interlace.runtime.group import Ran, Rank, turn_of
 from interlace.runtime.sim.faults import Faults, FaultyRank
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import Worker, WorkerContext
@@ -18,16 +19,18 @@ from interlace.schedule.schedule import Schedule
 class InlineRank:
     """Operations of one rank on the event loop."""
 
-    def __init__(self, worker: Worker, context: WorkerContext) -> None:
-        self._worker, self._context = worker, context
+    def __init__(self, worker: Worker, context: WorkerContext, clock: Clock) -> None:
+        self._worker, self._context, self._clock = worker, context, clock
         self._turn = asyncio.Lock()
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """A coroutine function may sleep, which is its cost."""
         try:
             async with turn_of(self._worker, method, self._turn):
+                start_s = self._clock.now()
                 result = getattr(self._worker, method)(*args, **kwargs)
-                return await result if asyncio.iscoroutine(result) else result
+                value = await result if asyncio.iscoroutine(result) else result
+                return Ran(value, start_s, self._clock.now())
         except UserError:
             raise
         except Exception as error:
@@ -68,7 +71,7 @@ class SimCluster(Cluster):
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         try:
-            rank = InlineRank(spec.factory(context), context)
+            rank = InlineRank(spec.factory(context), context, self.clock)
         except UserError:
             raise
         except Exception as error:

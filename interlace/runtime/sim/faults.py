@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from interlace.core.errors import WorkerDiedError
-from interlace.runtime.group import Rank
+from interlace.runtime.group import Ran, Rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class FaultyRank:
         self._calls: Counter[str] = Counter()
         self._death: WorkerDiedError | None = None
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """As the rank's own, unless a fault strikes."""
         number = self._calls[method]
         self._calls[method] += 1
@@ -45,12 +45,13 @@ class FaultyRank:
             self._death = WorkerDiedError(f"{fault.group} died while it ran {method}(), call {number} (a fault)")
         if self._death:
             raise self._death
-        result = await self._rank.call(method, args, kwargs)
+        ran = await self._rank.call(method, args, kwargs)
         if fault and fault.kind == "stall":
             await asyncio.sleep(fault.seconds)
-        elif fault:
+            return ran._replace(end_s=ran.end_s + fault.seconds)
+        if fault:
             await asyncio.get_running_loop().create_future()
-        return result
+        return ran
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Who is dead hears nothing."""

@@ -54,7 +54,7 @@ class EngineDriver:
         self.metrics: Metrics = {}
         """What the engine counted between its last two swaps of weights."""
         self._clock = clock
-        self._meter = ServeMeter(group, clock, timeline)
+        self._meter = ServeMeter(group, timeline)
         self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
         self._min_hold = schedule.min_hold
         self._on_swapped, self._on_requeue = on_swapped, on_requeue
@@ -146,9 +146,10 @@ class EngineDriver:
             aborts, self._aborts = tuple(self._aborts), []
             self._serving = True
             self._meter.submit(submissions)
-            progress: Progress = await self.group.serve(submissions, aborts)
+            call = self.group.serve(submissions, aborts)
+            progress: Progress = await call
             self._serving = False
-            self._meter.end(progress)
+            self._meter.end(call.spans[0], progress, self.num_queued)
             for response in progress.responses:
                 self._deliver(response)
             self._limit.observe(self._use(progress))
@@ -194,7 +195,9 @@ class EngineDriver:
         bundle, self._pending = self._pending, None
         if self._on_update == "abort_resume" and self._running:
             await self._abort_all()
-        await self.group.update_weights(bundle, "recompute" if self._on_update == "recompute" else "keep")
+        self.group.version = bundle.version
+        mode = "recompute" if self._on_update == "recompute" else "keep"
+        await self.group.because("publication").update_weights(bundle, mode)
         if self._on_update == "recompute":
             self._meter.recompute()
         self.version = bundle.version

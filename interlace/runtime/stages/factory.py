@@ -126,7 +126,7 @@ class StageFactory:
 
     def publisher(self, actor: WorkerGroup[Any], generator: Generator) -> Publisher:
         """Weights from actor to rollout."""
-        return Publisher(actor, generator, self.gate, self._schedule)
+        return Publisher(actor, generator, self.gate, self._schedule, self._cluster.timeline)
 
     def batches(
         self,

@@ -77,7 +77,7 @@ class MapStage:
             self._cluster.spawn(self._process(replica, rows), name=f"{self._name} {len(rows)}")
 
     async def _process(self, replica: WorkerGroup[Any], rows: Sequence[Sample]) -> None:
-        self._write(rows, await getattr(replica, self._operation)(rows))
+        self._write(rows, await getattr(replica.because(self._name), self._operation)(rows))
 
     async def _granule_released(self, replica: WorkerGroup[Any]) -> bool:
         while not self._released:

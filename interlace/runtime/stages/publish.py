@@ -5,6 +5,7 @@ from typing import Any
 from interlace.core.training import WeightBundle
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.generate import Generator
+from interlace.runtime.timeline import Timeline
 from interlace.schedule.gate import Gate
 from interlace.schedule.schedule import Schedule
 
@@ -12,8 +13,11 @@ from interlace.schedule.schedule import Schedule
 class Publisher:
     """Moves the actor's weights to the rollout engines."""
 
-    def __init__(self, actor: WorkerGroup[Any], generator: Generator, gate: Gate, schedule: Schedule) -> None:
-        self._actor, self._generator, self._gate = actor, generator, gate
+    def __init__(
+        self, actor: WorkerGroup[Any], generator: Generator, gate: Gate, schedule: Schedule, timeline: Timeline
+    ) -> None:
+        self._actor, self._generator, self._gate, self._timeline = actor, generator, gate, timeline
+        timeline.version = gate.version
         self._sync_every = schedule.sync_every
         self._waits_for_swap = schedule.publish == "blocking" and schedule.weight_update == "all_at_once"
 
@@ -28,7 +32,7 @@ class Publisher:
             return False
         bundle = await self._export(self._gate.version + 1)
         # The commit: from here on the version is current, for the gate and for staleness.
-        self._gate.publish()
+        self._timeline.version = self._gate.publish()
         self._generator.update_weights(bundle)
         if self._waits_for_swap:
             await self._generator.swapped(bundle.version)
@@ -37,5 +41,7 @@ class Publisher:
 
     async def _export(self, version: int) -> WeightBundle:
         # Where the trainer goes on before every engine has swapped, engines must not read weights that change.
-        bundle: WeightBundle = await self._actor.export_weights(version, copy=not self._waits_for_swap)
+        bundle: WeightBundle = await self._actor.because("publication").export_weights(
+            version, copy=not self._waits_for_swap
+        )
         return bundle

@@ -4,23 +4,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from interlace.core.types import FinishReason, Progress, Request, Response
-from interlace.runtime.clock import Clock
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.timeline import Served, Timeline
+from interlace.runtime.timeline import Served, Span, Timeline
 
 
 class ServeMeter:
     """Counts tokens into one engine and out of it."""
 
-    def __init__(self, group: WorkerGroup[Any], clock: Clock, timeline: Timeline) -> None:
-        self._group, self._clock, self._timeline = group, clock, timeline
+    def __init__(self, group: WorkerGroup[Any], timeline: Timeline) -> None:
+        self._group, self._timeline = group, timeline
         self._cached_tokens = 0
         self._repeated_tokens = self._prompt_tokens = 0
-        self._start_s = 0.0
 
     def submit(self, requests: Sequence[Request]) -> None:
         """A call begins, and takes these in."""
-        self._start_s = self._clock.now()
         for request in requests:
             num_tokens = len(request.prompt_ids) + len(request.generated_ids)
             self._cached_tokens += num_tokens
@@ -42,22 +39,24 @@ class ServeMeter:
         """Tokens of a sample that ended before it was finished."""
         self._timeline.drop_tokens(num_tokens)
 
-    def end(self, progress: Progress) -> None:
-        """The call ended."""
+    def end(self, span: Span, progress: Progress, num_queued: int) -> None:
+        """The call ended. span: of rank 0. num_queued: requests that the engine has not got yet."""
         self._cached_tokens += progress.num_new_tokens
         for response in progress.responses:
             self.take_out(response)
         reasons = [response.completion.finish_reason for response in progress.responses]
         num_finished = len(reasons) - reasons.count(FinishReason.ABORTED)
         served = Served(
-            start_s=self._start_s,
-            end_s=self._clock.now(),
+            span=span,
             devices=self._group.device_indices,
-            group=self._group.name,
             batch=progress.num_running + num_finished,
             num_new_tokens=progress.num_new_tokens,
             num_prompt_tokens=self._prompt_tokens,
             num_repeated_tokens=self._repeated_tokens,
+            num_running=progress.num_running,
+            num_queued=num_queued + progress.num_waiting,
+            kv_use=progress.kv_use,
+            responses=progress.responses,
         )
         self._repeated_tokens = self._prompt_tokens = 0
         self._timeline.serve(served)

@@ -63,7 +63,7 @@ class TrainStage:
             await self._until_ready(batch, batch.size)
             # A batch all of whose groups were dropped is still a step: its one empty minibatch is counted as skipped.
             parts = [_samples(part) for part in slices(batch.groups, self._minibatches)] or [[]]
-            async with self._group.hold(f"step {batch.step}"):
+            async with self._group.hold("train"):
                 if self._recompute_proximal:
                     parts = [await self._with_proximal(part) for part in parts]
                 for part in parts:
@@ -89,7 +89,7 @@ class TrainStage:
             part = _in_order(batch.groups[self._position :])
             self._position += len(part)
             is_last = batch.closed
-            async with self._group.hold(f"step {batch.step}"):
+            async with self._group.hold("train"):
                 if part:
                     await self._group.accumulate(_samples(part))
                 if is_last:

@@ -10,6 +10,7 @@ from interlace.core.types import TerminalEvent
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 from tests.support.cost_workers import Costs
+from tests.support.recorders import KeepAll
 from tests.support.sim_run import Record, Workload, simulate
 
 WORK = Workload(prompts_per_step=4, samples_per_prompt=3, num_steps=5)
@@ -103,8 +104,9 @@ def test_tail_batching_trains_the_prompts_that_were_too_slow_later() -> None:
 def test_survivors_are_gathered_so_that_the_other_engines_devices_are_free() -> None:
     def generation_spans(tail: object) -> set[str]:
         schedule = Schedule.parse({"tail": tail, "dispatch": "least_tokens"})
-        record = simulate(schedule, replace(LONG_TAILED, num_steps=1))
-        spans = [span for span in record.cluster.timeline.since(0) if span.operation == "serve"]  # type: ignore[union-attr]
+        recorder = KeepAll()
+        simulate(schedule, replace(LONG_TAILED, num_steps=1), recorder=recorder)
+        spans = [span for span in recorder.spans if span.operation == "serve"]
         end = max(span.end_s for span in spans)
         return {span.group for span in spans if span.end_s > 0.9 * end}
 

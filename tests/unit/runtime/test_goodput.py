@@ -95,9 +95,9 @@ async def _one_step() -> Ledger:
 
     engines = [await launch(f"rollout/{number}", (device,)) for number, device in enumerate(devices)]
     actor, reward = await launch("actor/0", devices), await launch("reward", ())
-    books = Accountant(cluster.timeline, cluster.lock, cluster.clock, 2, [0, 1])
+    books, timeline = Accountant(cluster.lock, 2, [0, 1]), cluster.timeline
     await asyncio.sleep(5)
-    assert books.startup().seconds == {**dict.fromkeys(BINS, 0.0), "startup": 10.0}
+    assert books.startup(timeline.take()).seconds == {**dict.fromkeys(BINS, 0.0), "startup": 10.0}
     serving = [engines[0].serve(3.0), engines[1].serve(1.0)]
     await asyncio.sleep(2)
     training = actor.accumulate(2.0)  # has to wait for the first engine until 3, and is done at 5
@@ -107,9 +107,9 @@ async def _one_step() -> Ledger:
     await engines[0].save()  # until 8
     serving = [engines[0].serve(2.0)]
     await asyncio.sleep(1)  # until 9; the call goes on
-    first = books.step(30, 10)
+    first = books.step(timeline.take(), 30, 10)
     await asyncio.gather(*serving)
-    second = books.between(evaluated=True)
+    second = books.between(timeline.take(), evaluated=True)
     assert second.seconds == {**dict.fromkeys(BINS, 0.0), "idle": 1.0, "tail_bubble": 1.0}
     return first
 

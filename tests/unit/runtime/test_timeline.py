@@ -1,19 +1,30 @@
-"""The timeline: intervals add up, and what is written opens as a Chrome trace."""
-
-import json
-from pathlib import Path
+"""The timeline: intervals add up, stretches have no gap, and a recorder gets what the ledger gets."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.runtime.timeline import Span, Timeline, busy_seconds
-from interlace.schedule.placement import Device
+from tests.support.recorders import KeepAll
 
 
-def span(start: float, end: float, *, device: int = 0, group: str = "rollout/0", rank: int = 0) -> Span:
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now(self) -> float:
+        return self.time_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.time_s += seconds
+
+
+def span(start: float, end: float = float("inf"), *, device: int = 0) -> Span:
     return Span(
-        start_s=start, end_s=end, devices=(device,), group=group, rank=rank, operation="serve", cause="generate"
-    )
+        start_s=start, end_s=end, devices=(device,), group="rollout/0", rank=0, operation="serve", cause="generate",
+        step=1, version=0,
+    )  # fmt: skip
 
 
 def test_overlapping_spans_count_once_and_only_within_the_window() -> None:
@@ -28,17 +39,23 @@ def test_busy_time_is_what_counting_seconds_gives(pairs: list[tuple[int, int]], 
     assert busy_seconds(spans, start, end) == seconds
 
 
-def test_the_trace_has_a_track_a_device_and_a_worker(tmp_path: Path) -> None:
-    timeline = Timeline()
-    timeline.add(span(0.0, 1.0))
-    timeline.add(span(0.5, 1.5, device=1, group="actor/0"))
-    timeline.add(span(0.5, 1.5, device=1, group="actor/0", rank=1))
-    devices = [Device(index=i, pool="cpu", pool_index=i, memory_bytes=1) for i in range(2)]
-    timeline.write(tmp_path / "timeline.json", devices)
-    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
-    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert tracks == {"cpu:0", "cpu:1", "rollout/0 rank 0", "actor/0 rank 0", "actor/0 rank 1"}
-    complete = [event for event in events if event["ph"] == "X"]
-    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
-    assert {(event["pid"], event["tid"]) for event in complete} <= named
-    assert sum(event["name"] == "actor.serve" for event in complete) == 3, "once for the device, once for each rank"
+def test_each_span_ends_in_one_stretch_and_is_running_in_those_before() -> None:
+    timeline, recorder = Timeline(clock=Hands()), KeepAll()
+    short, long = span(0), span(0)
+    with timeline.recorded_by(recorder):
+        timeline.begin(short)
+        timeline.begin(long)
+        timeline.end(short, 0.1, 0.9)
+        first = timeline.take()
+        assert (first.spans, first.running) == ([short], [long])
+        assert (short.start_s, short.end_s) == (0.1, 0.9), "as the rank saw it"
+        timeline.end(long, 0.0, 2.0)
+        second = timeline.take()
+        assert (second.spans, second.running) == ([long], [])
+        last = span(3)
+        timeline.begin(last)
+        timeline.end(last, 3.0, 4.0)
+    assert recorder.spans == [short, long, last], "what nobody took before is recorded at the end"
+    timeline.begin(span(5))
+    timeline.take()
+    assert len(recorder.spans) == 3, "afterwards nobody listens"

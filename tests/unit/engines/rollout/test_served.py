@@ -19,21 +19,21 @@ def request(**changes: object) -> Request:
 def test_tokens_of_all_submissions_add_up() -> None:
     live = LiveRequests()
     live.add(request())
-    live.extend("a#0#0#0", [5, 6], [-0.5, -0.25], version=0)
-    live.extend("a#0#0#0", [7], [-1.0], version=1)
-    assert live.num_sent("a#0#0#0") == 3 and len(live) == 1 and live.names == ["a#0#0#0"]
-    resumed = live.resumed("a#0#0#0")
-    partial = live.end("a#0#0#0", FinishReason.ABORTED)
+    live.extend("a#0#0#-1", [5, 6], [-0.5, -0.25], version=0)
+    live.extend("a#0#0#-1", [7], [-1.0], version=1)
+    assert live.num_sent("a#0#0#-1") == 3 and len(live) == 1 and live.names == ["a#0#0#-1"]
+    resumed = live.resumed("a#0#0#-1")
+    partial = live.end("a#0#0#-1", FinishReason.ABORTED)
     assert (resumed.generated_ids, resumed.generated_logprobs, resumed.generated_versions) == (
         (5, 6, 7),
         (-0.5, -0.25, -1.0),
         (0, 0, 1),
     )
-    assert partial.token_ids == resumed.generated_ids and "a#0#0#0" not in live
+    assert partial.token_ids == resumed.generated_ids and "a#0#0#-1" not in live
     live.add(resumed)
-    live.extend("a#0#0#0", [8], [-2.0], version=2)
-    assert live.num_sent("a#0#0#0") == 1
-    whole = live.end("a#0#0#0", finish_reason("stop"))
+    live.extend("a#0#0#-1", [8], [-2.0], version=2)
+    assert live.num_sent("a#0#0#-1") == 1
+    whole = live.end("a#0#0#-1", finish_reason("stop"))
     assert whole.token_ids == (5, 6, 7, 8) and whole.versions == (0, 0, 1, 2)
     assert whole.finish_reason == FinishReason.STOP
 

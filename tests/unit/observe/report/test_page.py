@@ -15,7 +15,8 @@ from interlace.observe.report.page import write_report
 from interlace.observe.report.sections import staleness_of
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
-from interlace.runtime.timeline import Span, Timeline
+from interlace.runtime.timeline import Records, Span, StepRecord
+from interlace.runtime.trace import TraceFile
 from interlace.schedule.placement import Device
 
 HOSTILE = "</pre><script>alert('&')</script>\x1b[31m"
@@ -44,28 +45,37 @@ def _sample(step: int, index: int, lag: int) -> dict[str, object]:
     }  # fmt: skip
 
 
+def _records(step: int) -> Records:
+    spans = [
+        Span(
+            start_s=2.0 * step + number,
+            end_s=2.0 * step + number + 0.9,
+            devices=(0, 1),
+            group=["rollout/0", "actor/0"][number],
+            rank=0,
+            operation=operation,
+            cause=["generate", "train"][number],
+            step=step + 1,
+            version=step,
+        )
+        for number, operation in enumerate(["serve", "accumulate"])
+    ]
+    ended = StepRecord(step=step + 1, start_s=2.0 * step, end_s=2.0 * step + 2, counts={})
+    return Records(spans=spans, running=[], served=[], steps=[ended], num_dropped_tokens=0, end_s=2.0 * step + 2)
+
+
 def make_run(root: Path, name: str, *, lag: int = 0) -> RunFolder:
     folder = RunFolder.create(root, name)
     folder.config.write_text("model: tiny:micro\nnote: a < b\n")
     folder.metrics.write_text("".join(json.dumps(_metrics(step, lag)) + "\n" for step in range(1, NUM_STEPS + 1)))
-    timeline = Timeline()
+    devices = [Device(index=i, pool="cpu", pool_index=i, memory_bytes=1) for i in range(2)]
+    trace = TraceFile(folder.timeline, devices)
     for step in range(NUM_STEPS):
-        for number, operation in enumerate(["serve", "accumulate"]):
-            timeline.add(
-                Span(
-                    start_s=2.0 * step + number,
-                    end_s=2.0 * step + number + 0.9,
-                    devices=(0, 1),
-                    group=["rollout/0", "actor/0"][number],
-                    rank=0,
-                    operation=operation,
-                    cause=["generate", f"step {step}"][number],
-                )
-            )
         rows = [_sample(step + 1, index, lag) for index in range(4)]
         path = folder.samples / f"step_{step + 1:06d}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    timeline.write(folder.timeline, [Device(index=i, pool="cpu", pool_index=i, memory_bytes=1) for i in range(2)])
+        trace.keep(_records(step))
+    trace.close(Records(spans=[], running=[], served=[], steps=[], num_dropped_tokens=0, end_s=2.0 * NUM_STEPS))
     return folder
 
 

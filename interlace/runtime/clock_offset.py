@@ -1,0 +1,45 @@
+"""What another process's clock says, in this process's time."""
+
+import math
+
+DRIFT = 50e-6
+"""Seconds a second by which two clocks may run apart: more than ordinary crystals do."""
+
+
+class ClockOffset:
+    """Bounds of (there - here), from messages that went there and back.
+
+    Work cannot begin before it was sent for, nor end after its reply was here. Each exchange thus bounds the difference
+    from both sides, as in Cristian's algorithm and NTP (RFC 5905); bounds of several exchanges are intersected, after
+    the old ones were widened by what the clocks may have drifted since.
+    """
+
+    def __init__(self) -> None:
+        self._low_s, self._high_s, self._known_s = -math.inf, math.inf, 0.0
+
+    def exchanged(self, *, sent_s: float, start_there_s: float, end_there_s: float, received_s: float) -> None:
+        """A message was sent, worked on there from start to end, and its reply received."""
+        drift_s = DRIFT * max(0.0, received_s - self._known_s)
+        during_s = DRIFT * (received_s - sent_s)
+        low_s, high_s = end_there_s - received_s - during_s, start_there_s - sent_s + during_s
+        known_low_s, known_high_s = self._low_s - drift_s, self._high_s + drift_s
+        if known_low_s <= high_s and low_s <= known_high_s:
+            self._low_s, self._high_s = max(low_s, known_low_s), min(high_s, known_high_s)
+        else:
+            # A clock was set, or a machine slept: what was known before is of another clock.
+            self._low_s, self._high_s = low_s, high_s
+        self._known_s = received_s
+
+    @property
+    def offset_s(self) -> float:
+        """The middle of the bounds. After the first exchange only."""
+        return (self._low_s + self._high_s) / 2
+
+    @property
+    def error_s(self) -> float:
+        """How far off it may be."""
+        return (self._high_s - self._low_s) / 2
+
+    def here(self, there_s: float) -> float:
+        """An instant of the other clock on this one."""
+        return there_s - self.offset_s

@@ -1,0 +1,88 @@
+"""timeline.json is a valid Chrome trace of what a run did."""
+
+from pathlib import Path
+
+import pytest
+
+from interlace.observe.report.gantt import DeviceTimeline
+from interlace.runtime.timeline import Records, Span
+from interlace.runtime.trace import TraceFile
+from interlace.schedule.placement import Device
+from interlace.schedule.presets import load_schedule, preset_names
+from tests.support.chrome_trace import Event, check_trace, counters_of, events_of, tracks_of
+from tests.support.cost_workers import Costs
+from tests.support.sim_run import Workload, simulate
+
+WORK = Workload(num_devices=4, num_steps=4, costs=Costs(train_token=1e-3))
+DEVICES = tuple(Device(index=i, pool="cpu", pool_index=i, memory_bytes=100) for i in range(4))
+
+
+def trace_of(path: Path, schedule: str) -> list[Event]:
+    simulate(load_schedule(schedule), WORK, recorder=TraceFile(path, DEVICES))
+    return events_of(path)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_run_under_every_preset_is_a_valid_trace(tmp_path: Path, name: str) -> None:
+    events = trace_of(tmp_path / "timeline.json", name)
+    check_trace(events)
+    assert list(tracks_of(events, "devices").values()) == [device.name for device in DEVICES]
+    trained = {event["args"]["group"] for event in events if event["ph"] == "s"}
+    assert len(trained) >= WORK.num_steps * WORK.prompts_per_step, "an arrow for each group that was trained on"
+    steps = DeviceTimeline.read(tmp_path / "timeline.json").steps  # type: ignore[union-attr]
+    assert list(steps) == [1, 2, 3, 4]
+
+
+def test_a_track_a_worker_and_counters_of_engines_and_staleness(tmp_path: Path) -> None:
+    events = trace_of(tmp_path / "timeline.json", "areal")
+    workers = tracks_of(events, "workers").values()
+    assert {"rollout/0 rank 0", "actor/0 rank 0", "reward rank 0"} <= set(workers)
+    counted = counters_of(events)
+    assert max(counted["running sequences rollout/0"]) > 1 and counted["running sequences rollout/0"][-1] == 0
+    assert {"queued requests rollout/0", "KV use rollout/0", "samples in flight", "staleness mean"} <= set(counted)
+    assert max(counted["staleness max"]) >= 1
+
+
+def test_a_slice_says_why_for_which_step_with_which_version_and_on_which_samples(tmp_path: Path) -> None:
+    events = trace_of(tmp_path / "timeline.json", "verl-colocated")
+    named = {event["name"]: event["args"] for event in events if event["ph"] == "X"}
+    training = named["actor.accumulate"]
+    assert (training["cause"], training["step"], training["version"]) == ("train", 4, 3)
+    assert sorted(training["samples"])[0] == "p12 [0,1,2]"
+    assert named["rollout.update_weights"]["cause"] == "publication"
+    assert named["rollout.update_weights"]["version"] == 4
+    assert named["reward.score"]["cause"] == "reward"
+
+
+def span(start: float, end: float = float("inf")) -> Span:
+    return Span(
+        start_s=start, end_s=end, devices=(0,), group="reward", rank=0, operation='"<score>"', cause="", step=1,
+        version=0,
+    )  # fmt: skip
+
+
+def records(spans: list[Span], running: list[Span], end_s: float) -> Records:
+    return Records(spans=spans, running=running, served=[], steps=[], num_dropped_tokens=0, end_s=end_s)
+
+
+def test_what_overlaps_has_a_lane_of_its_own_and_what_never_ended_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    trace = TraceFile(path, DEVICES[:1])
+    trace.keep(records([span(1, 3), span(0, 2), span(3, 4)], [], 4.0))
+    half = DeviceTimeline.read(path)
+    assert half is not None and len(half.bars) == 3, "a run that goes on can be looked at"
+    trace.close(records([], [span(3.5)], 5.0))
+    events = events_of(path)
+    check_trace(events)
+    assert set(tracks_of(events, "workers").values()) == {"reward rank 0", "reward rank 0, lane 2"}
+    [unfinished] = [event for event in events if event["pid"] == 3 and event.get("args", {}).get("unfinished")]
+    assert (unfinished["ts"], unfinished["dur"]) == (3.5e6, 1.5e6)
+
+
+def test_a_file_that_ends_in_the_middle_of_a_line_is_read_up_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    trace = TraceFile(path, DEVICES[:1])
+    trace.close(records([span(0, 1), span(2, 3)], [], 4.0))
+    path.write_text(path.read_text()[:-30])
+    read = DeviceTimeline.read(path)
+    assert read is not None and len(read.bars) == 2
