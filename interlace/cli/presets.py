@@ -1,11 +1,13 @@
 """`interlace presets`: the ways of running a flow."""
 
+import textwrap
 from typing import Annotated, Optional
 
 import typer
 import yaml
 from rich.console import Console
 
+from interlace.cli.explain import explanation
 from interlace.cli.listing import listing
 from interlace.schedule.presets import load_schedule, preset_names, preset_path
 
@@ -15,10 +17,25 @@ def presets(
         Optional[str],  # noqa: UP045  # typer reads it
         typer.Argument(help="One of them, or the path of your own YAML file: every field as it will be."),
     ] = None,
+    explain: Annotated[
+        Optional[str],  # noqa: UP045  # typer reads it
+        typer.Option(
+            metavar="WORD",
+            help="What a field, a value, a preset, or another system's word for one means, and its unit.",
+        ),
+    ] = None,
 ) -> None:
     """List the shipped schedules, or show one whole. `schedule=NAME` picks one, `schedule.FIELD=VALUE` changes it."""
-    if name is None:
+    if explain is not None:
+        print("\n".join(_wrapped(line, Console().width) for line in explanation(explain).splitlines()))
+    elif name is None:
         Console().print(listing([preset_path(preset) for preset in preset_names()]))
-        return
-    fields = load_schedule(name).model_dump(mode="json")
-    print(yaml.safe_dump(fields, sort_keys=False, default_flow_style=None), end="")
+    else:
+        fields = load_schedule(name).model_dump(mode="json")
+        print(yaml.safe_dump(fields, sort_keys=False, default_flow_style=None), end="")
+
+
+def _wrapped(line: str, width: int) -> str:
+    """To the width of the terminal, what follows indented a step further."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2) if line.startswith(" ") else ""
+    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)

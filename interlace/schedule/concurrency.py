@@ -1,13 +1,13 @@
 """How many sequences one engine runs at once: a fixed number, or one that follows the use of its KV cache."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from interlace.core.config import Config
-from interlace.core.types import Metrics
 
 
 class Adaptive(Config):
@@ -71,7 +71,7 @@ class ConcurrencyLimit(Protocol):
         """Takes in what a call of the engine reported."""
         ...
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Mapping[str, float]:
         """What there is to log of it."""
         ...
 
@@ -89,7 +89,7 @@ class FixedLimit:
     def observe(self, use: EngineUse) -> None:
         """Nothing follows."""
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Mapping[str, float]:
         return {}
 
 
@@ -124,7 +124,7 @@ class AdaptiveLimit:
         elif self._may_grow(use):
             self._set(max(self._value + 1, math.floor(settings.growth * self._value)))
 
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Mapping[str, float]:
         return {"concurrency": float(self._value)}
 
     def _may_grow(self, use: EngineUse) -> bool:

@@ -1,6 +1,7 @@
-"""The `Schedule`: every way of running one flow, as data. The words are defined in docs/schedules.md."""
+"""The `Schedule`: every way of running one flow, as data. vocabulary.yaml says precisely what each field means."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,6 +11,7 @@ from interlace.schedule.concurrency import Concurrency
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.placement import Device, cut, resolve
 from interlace.schedule.tail import NoTail, Oversample, Tail, TailBatching
+from interlace.schedule.vocabulary import refuse_foreign_words
 
 TRAINED_ROLES = ("actor", "critic")
 
@@ -96,6 +98,13 @@ class Schedule(Config):
     """Seconds that rollout keeps a shared device at least, with `when_ready`."""
     concurrency: Concurrency = None
     """Running sequences an engine; adaptive follows its KV use, None leaves it to the engine's own limits."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_words(cls, data: object) -> object:
+        if isinstance(data, Mapping):
+            refuse_foreign_words(name for name in data if name not in cls.model_fields)
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> "Schedule":

@@ -29,7 +29,7 @@ MODE_WORDS = frozenset({
 
 
 def mode_names() -> frozenset[str]:
-    presets = {path.stem for path in (PACKAGE / "schedule").rglob("*.yaml")}
+    presets = {path.stem for path in (PACKAGE / "schedule" / "presets").glob("*.yaml")}
     values = {
         value
         for field in Schedule.model_fields.values()

@@ -64,3 +64,40 @@ def test_a_preset_is_shown_as_a_file_that_gives_the_same_schedule(name: str, tmp
     copy = tmp_path / "copy.yaml"
     copy.write_text(done.stdout)
     assert load_schedule(str(copy)) == load_schedule(name)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentences"),
+    [
+        ("max_staleness", ["ceil(K) versions is the most", "default: 0.0", "in areal", "max_head_offpolicyness"]),
+        ("staleness_threshold", ["a word of verl", "fraction of a sync window", "here: schedule.max_staleness"]),
+        ("--partial-rollout", ["a word of verl", "a word of slime", "rollout_budget"]),
+        ("actor.max_lag", ["a word of PipelineRL", "unit: samples", "K x P x S x n samples"]),
+        ("abort_resume", ["schedule.on_update", "stopped and submitted again"]),
+        ("areal", ["a preset", "https://arxiv.org/abs/2505.24298", "max_staleness: 4", "docs/presets/areal.md"]),
+    ],
+)
+def test_a_word_is_explained(word: str, sentences: list[str]) -> None:
+    done = CliRunner().invoke(app, ["presets", f"--explain={word}"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    told = " ".join(done.stdout.split())
+    assert not [sentence for sentence in sentences if sentence not in told]
+
+
+def test_a_word_of_ones_own_preset_is_explained_by_its_file(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text("# Half a version ahead.\nmax_staleness: 0.5\n")
+    done = CliRunner().invoke(app, ["presets", "--explain", str(own)])
+    assert "Half a version ahead." in done.stdout and "max_staleness: 0.5" in done.stdout
+
+
+def test_a_word_of_nobody_is_refused_with_the_nearest() -> None:
+    done = python("from interlace.cli.main import app; app()", "presets", "--explain", "staleness_treshold")
+    assert done.returncode == 2 and "Did you mean 'staleness_threshold'?" in done.stderr
+
+
+def test_another_systems_word_is_no_setting() -> None:
+    done = python(
+        "from interlace.cli.main import app; app()", "train", "quickstart", "schedule.staleness_threshold=0.5"
+    )
+    assert done.returncode == 2 and "write schedule.max_staleness" in done.stderr

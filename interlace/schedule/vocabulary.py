@@ -1,0 +1,66 @@
+"""What the words of a schedule mean, and what to write for the words of other systems. The data is vocabulary.yaml."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import yaml
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+
+FILE = Path(__file__).parent / "vocabulary.yaml"
+
+
+class FieldMeaning(Config):
+    """A field of `Schedule`."""
+
+    meaning: str
+    values: Mapping[str, str]
+    """Value, or kind of value -> what it means."""
+    counts_versions: bool = False
+    """Whether it is a staleness, which other systems count in several units."""
+
+
+class Alias(Config):
+    """A word of another system."""
+
+    system: str
+    means: str
+    """There."""
+    unit: str | None = None
+    here: str
+    """The setting that says it here, from the recipe's root."""
+    convert: str
+    """What to write for a value of it."""
+
+
+class Vocabulary(Config):
+    """All words."""
+
+    staleness: str
+    """The unit of staleness, and what the others are in it."""
+    fields: Mapping[str, FieldMeaning]
+    aliases: Mapping[str, tuple[Alias, ...]]
+    """A word may be several systems', and mean something else in each."""
+
+
+def vocabulary() -> Vocabulary:
+    """As shipped."""
+    return Vocabulary.parse(yaml.safe_load(FILE.read_text(encoding="utf-8")), where=FILE.name)
+
+
+def refuse_foreign_words(unknown: Iterable[str]) -> None:
+    """Raises UserError for the first that is another system's word for something: what to write instead."""
+    for name in unknown:
+        found = vocabulary().aliases.get(name)
+        if found:
+            lessons = "\n".join(_lesson(alias) for alias in found)
+            raise UserError(
+                f"schedule.{name} is another system's word and no setting here.\n{lessons}\n"
+                f"More: interlace presets --explain {name}"
+            )
+
+
+def _lesson(alias: Alias) -> str:
+    unit = f" (in: {alias.unit})" if alias.unit else ""
+    return f"{alias.system}{unit}: write {alias.here}. {alias.convert}"
