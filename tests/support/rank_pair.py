@@ -1,0 +1,170 @@
+"""Two ranks of a train engine, kept over many examples: starting processes that load torch takes seconds."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from interlace.algorithms import create_algorithm
+from interlace.core.training import Aggregation
+from interlace.core.types import FloatArray, Metrics, Sample
+from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine
+from interlace.engines.train.aggregation import Aggregator
+from interlace.engines.train.ranks import Ranks, own_part, whole_tensor
+from interlace.runtime.cluster import WorkerSpec
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.local.cluster import LocalCluster
+from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+from tests.unit.engines.train.models import tiny_model
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An engine to train: its first weights are always the same."""
+
+    aggregation: Aggregation = "token_mean"
+    budget: int = 10_000
+    kind: str = "qwen2"
+    skip_ratio: float | None = None
+    gradient_checkpointing: bool = False
+    max_grad_norm: float | None = None
+    is_local_denominator: bool = False
+    """The mistake that every code base has made once: each rank divides by its own, and the ranks are averaged."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What came of one minibatch."""
+
+    metrics: Metrics
+    gradient: tuple[torch.Tensor, ...]
+    """Of the minibatch's loss, whole, by parameter."""
+    weights: dict[str, torch.Tensor]
+    """After the update."""
+
+
+def make_engine(setting: Setting, ranks: Ranks) -> TrainEngine:
+    algorithm = create_algorithm("grpo", {"kl_coefficient": 0.1, "entropy_coefficient": 0.01})
+    return TrainEngine(
+        tiny_model(setting.kind),
+        loss=algorithm.loss,
+        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=setting.max_grad_norm),
+        config=TrainConfig(
+            tokens_per_microbatch=setting.budget,
+            aggregation=setting.aggregation,
+            aggregation_length=32,
+            temperature=0.9,
+            skip_minibatch_ratio=setting.skip_ratio,
+            gradient_checkpointing=setting.gradient_checkpointing,
+        ),
+        ranks=ranks,
+    )
+
+
+def update(engine: TrainEngine) -> Update:
+    """Closes the minibatch."""
+    taken: list[torch.Tensor] = []
+    step = engine._optimizer.step
+
+    def record(denominator: float, norm: float) -> None:
+        taken.extend(whole_tensor(p.grad) / denominator for p in engine.model.parameters() if p.grad is not None)
+        step(denominator, norm)
+
+    engine._optimizer.step = record  # type: ignore[method-assign]
+    metrics = engine.optimizer_step()
+    weights = {name: tensor.clone() for name, tensor in engine.weights().items()}
+    return Update(metrics, tuple(tensor.detach() for tensor in taken), weights)
+
+
+class LocalAggregator(Aggregator):
+    """Each micro-batch divided by its own denominator, then the mean of all."""
+
+    def weights(self, lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+        weights_T = super().weights(lengths, device)
+        weights_T = torch.ones(sum(lengths)) if weights_T is None else weights_T
+        return weights_T / super().denominator(lengths)
+
+    def denominator(self, lengths: Sequence[int]) -> float:
+        return 1.0
+
+
+class EngineWorker(Worker):
+    """Makes engines, and trains them as an actor does."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        torch.set_num_threads(1)
+        place = context.rendezvous
+        assert place is not None
+        self._ranks = Ranks.join(place.url, rank=context.rank, num_ranks=context.num_ranks, device="cpu")
+        self._engine: TrainEngine
+
+    def start(self, setting: Setting) -> None:
+        self._engine = make_engine(setting, self._ranks)
+        if setting.is_local_denominator:
+            own = self._engine._aggregator
+            self._engine._aggregator = LocalAggregator(
+                aggregation=own.aggregation, aggregation_length=own.aggregation_length
+            )
+
+    @operation(split="samples")
+    def accumulate(self, samples: Sequence[Sample]) -> None:
+        self._engine.accumulate(samples)
+
+    def accumulate_parts(self, parts: Sequence[Sequence[Sample]]) -> None:
+        """Each rank's own, as given."""
+        self._engine.accumulate(parts[self.context.rank])
+
+    def update(self) -> Update:
+        return update(self._engine)
+
+    @operation(split="samples", collect="concat")
+    def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        return self._engine.logprobs(samples)
+
+    @operation(collect="all")
+    def resident_bytes(self) -> tuple[int, int]:
+        """(parameters, optimizer's moments) on this rank."""
+        parameters = (own_part(parameter) for parameter in self._engine.model.parameters())
+        moments = (own_part(tensor) for tensor in self._engine._optimizer.tensors() if tensor.ndim)
+        return sum(t.nbytes for t in parameters), sum(t.nbytes for t in moments)
+
+
+class RankPair:
+    """The group, called from a test that knows nothing of event loops."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, group: WorkerGroup[Any]) -> None:
+        self._loop, self._group = loop, group
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            async def on_ranks() -> Any:
+                return await getattr(self._group, method)(*args)
+
+            return self._loop.run_until_complete(on_ranks())
+
+        return call
+
+
+@contextmanager
+def rank_pair() -> Iterator[RankPair]:
+    with asyncio.Runner() as runner:
+        devices = [Device(index=i, pool="cpu", pool_index=i, memory_bytes=1 << 30) for i in range(2)]
+
+        async def launch() -> tuple[LocalCluster, WorkerGroup[Any]]:
+            cluster = LocalCluster(devices, Schedule(), hang_after_s=300)
+            spec = WorkerSpec(
+                name="actor", factory=EngineWorker, worker_class=EngineWorker, devices=tuple(devices), num_ranks=2
+            )
+            return cluster, await cluster.launch(spec)
+
+        cluster, group = runner.run(launch())
+        try:
+            yield RankPair(runner.get_loop(), group)
+        finally:
+            runner.run(cluster.shutdown())

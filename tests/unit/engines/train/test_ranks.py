@@ -1,0 +1,137 @@
+"""The update does not depend on how many ranks made it, nor on who got what."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from interlace.core.errors import RemoteError
+from interlace.core.types import Sample
+from interlace.engines.train.ranks import Ranks
+from tests.support.rank_pair import RankPair, Setting, Update, make_engine, rank_pair, update
+from tests.unit.engines.train.models import ragged_samples
+from tests.unit.engines.train.test_engine import AGGREGATIONS, close
+
+FEW = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RankPair]:
+    with rank_pair() as found:
+        yield found
+
+
+def alone(setting: Setting, samples: list[Sample]) -> Update:
+    """One rank, one call, one micro-batch."""
+    engine = make_engine(dataclasses.replace(setting, budget=10_000), Ranks())
+    engine.accumulate(samples)
+    return update(engine)
+
+
+def same(one: Update, other: Update) -> bool:
+    metrics = one.metrics == pytest.approx(other.metrics, abs=1e-5, rel=1e-4)
+    return metrics and close(one.gradient, other.gradient)
+
+
+@FEW
+@given(data=st.data())
+def test_loss_and_gradient_depend_on_the_samples_alone(pair: RankPair, data: st.DataObject) -> None:
+    """Whatever the number of ranks, the budget of a micro-batch, the packing order, and the order of arrival."""
+    samples = ragged_samples(data.draw(st.integers(1, 9)), seed=data.draw(st.integers(0, 99)))
+    setting = Setting(
+        aggregation=data.draw(st.sampled_from(AGGREGATIONS)),
+        budget=data.draw(st.integers(1, 120)),
+        gradient_checkpointing=data.draw(st.booleans()),
+    )
+    shuffled, cut = data.draw(st.permutations(samples)), data.draw(st.integers(0, len(samples)))
+    pair.start(setting)
+    for part in (shuffled[:cut], shuffled[cut:]):
+        pair.accumulate(part)
+    assert same(pair.update(), alone(setting, samples))
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_rank_s_own_denominator_is_caught(pair: RankPair, aggregation: str) -> None:
+    samples = sorted(ragged_samples(9), key=lambda sample: sample.num_tokens)
+    wrong = Setting(aggregation=aggregation, is_local_denominator=True)  # type: ignore[arg-type]
+    pair.start(wrong)
+    pair.accumulate_parts([samples[:6], samples[6:]])
+    assert not same(pair.update(), alone(wrong, samples))
+
+
+def test_a_rank_without_samples_takes_part(pair: RankPair) -> None:
+    setting, samples = Setting(budget=40), ragged_samples(6)
+    pair.start(setting)
+    pair.accumulate_parts([samples[:4], []])
+    pair.accumulate_parts([[], samples[4:]])
+    assert same(pair.update(), alone(setting, samples))
+    assert pair.update().metrics["actor/skipped_minibatches"] == 1, "nobody had any"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mixtral", "bloom"])
+def test_steps_on_two_ranks_are_steps_on_one(pair: RankPair, kind: str) -> None:
+    """Tied and untied heads, experts, padded attention; clipping by the norm of the whole gradient."""
+    setting = Setting(kind=kind, budget=60, max_grad_norm=0.1)
+    engine = make_engine(setting, Ranks())
+    pair.start(setting)
+    for step in range(3):
+        samples = ragged_samples(7, seed=step)
+        engine.accumulate(samples)
+        pair.accumulate(samples)
+        expected, got = update(engine), pair.update()
+        assert got.metrics == pytest.approx(expected.metrics, abs=1e-4, rel=1e-4)
+        assert abs(got.metrics["actor/loss"] - expected.metrics["actor/loss"]) < 1e-5 if step == 0 else True
+    assert got.weights.keys() == expected.weights.keys()
+
+
+def test_logprobs_follow_the_update(pair: RankPair) -> None:
+    """A forward without backward leaves nothing behind that a later update would miss."""
+    setting, samples = Setting(budget=40), ragged_samples(7)
+    engine = make_engine(setting, Ranks())
+    pair.start(setting)
+    for _ in range(2):
+        ours, theirs = pair.logprobs(samples), engine.logprobs(samples)
+        assert all(np.allclose(one, other, atol=2e-5) for one, other in zip(ours, theirs, strict=True))
+        engine.accumulate(samples)
+        pair.accumulate(samples)
+        update(engine)
+        pair.update()
+
+
+def test_a_minibatch_too_far_out_is_dropped_on_every_rank(pair: RankPair) -> None:
+    setting = Setting(skip_ratio=1.5)
+    pair.start(setting)
+    pair.accumulate(ragged_samples(6))
+    got, expected = pair.update(), alone(setting, ragged_samples(6))
+    assert got.metrics["actor/skipped_minibatches"] == expected.metrics["actor/skipped_minibatches"] == 1
+    before = make_engine(setting, Ranks()).weights()
+    assert all(torch.equal(got.weights[name], tensor) for name, tensor in before.items())
+
+
+def test_weights_and_moments_are_shared_out(pair: RankPair) -> None:
+    setting, samples = Setting(), ragged_samples(4)
+    pair.start(setting)
+    pair.accumulate(samples)
+    pair.update()
+    whole = sum(parameter.nbytes for parameter in make_engine(setting, Ranks()).model.parameters())
+    found = pair.resident_bytes()
+    for rank, (parameters, moments) in enumerate(found):
+        print(
+            f"rank {rank}: parameters {parameters:,} bytes, moments {moments:,} bytes, of {whole:,} and {2 * whole:,}"
+        )
+        assert parameters < 0.6 * whole and moments == 2 * parameters
+    assert sum(parameters for parameters, _ in found) == whole
+
+
+@pytest.mark.slow  # two processes of its own, since it leaves one of them waiting
+def test_an_error_on_one_rank_is_raised_and_nothing_hangs() -> None:
+    samples = ragged_samples(2)
+    bare = Sample(key=samples[0].key, prompt=samples[0].prompt, token_ids=samples[0].token_ids)
+    with rank_pair() as own:
+        own.start(Setting())
+        with pytest.raises(RemoteError, match=r"actor\[rank 1\].*\n[\s\S]*without advantages"):
+            own.accumulate_parts([samples, [bare]])
