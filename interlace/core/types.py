@@ -201,6 +201,8 @@ class Sample:
     finish_reason: FinishReason | None = None
     text: str = ""
     """The response, decoded."""
+    scored: RewardResult | None = None
+    """What scoring gave, where the reward is known only beside its group's."""
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     ref_logprobs: FloatArray | None = None

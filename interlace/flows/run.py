@@ -21,6 +21,7 @@ from interlace.core.types import (
 from interlace.flows.baseline import GreedyBaseline
 from interlace.flows.step_metrics import StepMeter
 from interlace.observe.goodput import Ledger
+from interlace.rewards.shaping import ShapingConfig, group_shaped
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
@@ -88,6 +89,8 @@ class LoopSettings:
     sampling: SamplingParams
     done_steps: int = 0
     """Trained before, where a run is resumed."""
+    shaping: ShapingConfig = ShapingConfig()
+    """What of it depends on a whole group is added here; the rest where samples are scored."""
 
 
 def shares_base(groups: RoleGroups) -> bool:
@@ -127,7 +130,7 @@ class PolicyRun:
             else None
         )
         self.rollout.baseline = self._baseline
-        self.reward = RewardRole(stages, groups.reward, self._failures)
+        self.reward = RewardRole(stages, groups.reward, self._failures, self.admission, settings.shaping)
         self.reference = ReferenceRole(stages, groups.reference, "base_logprobs" if shares_base(groups) else "logprobs")
         whole = algorithm.needs.batch_statistics
         self.critic = CriticRole(
@@ -290,22 +293,45 @@ def _reward_columns(result: RewardResult) -> Columns | Failure:
     return {"reward": result.reward, "reward_parts": result.parts}
 
 
+def _scored_columns(result: RewardResult) -> Columns | Failure:
+    return {"scored": result} if result.failure is None else Failure(result.failure)
+
+
 class RewardRole:
     """Scoring."""
 
-    def __init__(self, stages: StageFactory, group: WorkerGroup[Any], failures: dict[SampleKey, str]) -> None:
+    def __init__(
+        self,
+        stages: StageFactory,
+        group: WorkerGroup[Any],
+        failures: dict[SampleKey, str],
+        admission: Admission,
+        shaping: ShapingConfig,
+    ) -> None:
+        self._admission, self._shaping = admission, shaping
         self._stage = stages.map_stage(
             "reward",
             [group],
             operation="score",
-            writes=("reward", "reward_parts"),
-            to_columns=_reward_columns,
+            writes=("scored",) if shaping.length_weight else ("reward", "reward_parts"),
+            to_columns=_scored_columns if shaping.length_weight else _reward_columns,
             on_failed=failures.__setitem__,
         )
 
     def score(self, samples: Stream) -> Stream:
         """Adds `reward`; a sample whose scoring fails ends as `failed`."""
-        return self._stage.attach(samples)
+        scored = self._stage.attach(samples)
+        if not self._shaping.length_weight:
+            return scored
+
+        def shape(group: SampleGroup) -> None:
+            results = [sample.scored for sample in group.samples if sample.scored is not None]
+            lengths = [sample.num_tokens for sample in group.samples]
+            for sample, result in zip(group.samples, group_shaped(results, lengths, self._shaping), strict=True):
+                scored.channel.put(sample.key, {"reward": result.reward, "reward_parts": result.parts})
+
+        GroupStage("length reward", self._admission, min_samples=1, on_group=shape).attach(scored)
+        return scored.plus("reward", "reward_parts")
 
 
 def _unexpected(key: SampleKey, reason: str) -> None:

@@ -41,6 +41,7 @@ async def assemble(
         minibatches=recipe.minibatches,
         sampling=sampling,
         done_steps=done_steps,
+        shaping=recipe.reward.shaping,
     )
     stages = StageFactory(
         cluster,

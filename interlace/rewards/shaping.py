@@ -1,6 +1,9 @@
-"""What is added to a task's reward for the form of a response: its length and its repetitions. Each is a named part."""
+"""What is added to a task's reward for the form of a response: its length and its repetitions. Each is a named part.
 
-from collections.abc import Mapping
+Most of it depends on the response alone; the length reward compares the responses of a group.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pydantic import Field, model_validator
@@ -10,6 +13,8 @@ from interlace.core.types import IntArray, RewardResult
 
 TASK = "task"
 """The part that holds the task's own reward, where anything is added to it."""
+LENGTH = "length"
+"""The part that a group's length reward adds."""
 
 
 class ShapingConfig(Config):
@@ -27,6 +32,11 @@ class ShapingConfig(Config):
     """Tokens of a run that counts as repeated when it comes again; None penalizes no repetition."""
     repetition_penalty: float = Field(default=1.0, ge=0)
     """What is taken off a response all of whose runs are repeats."""
+    length_weight: float = Field(default=0.0, ge=0)
+    """Of the length reward, which compares a response with its group's others (Kimi k1.5, arXiv 2501.12599, section
+    2.3.3): from half of this for the shortest right one to minus half of this for the longest; 0 leaves it out."""
+    length_right_above: float = 0.0
+    """A response with more task reward than this counts as right there."""
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> "ShapingConfig":
@@ -51,6 +61,24 @@ def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> 
     if not added:
         return replace(result, reward=task) if config.weights else result
     return replace(result, reward=task + sum(added.values()), parts={**result.parts, TASK: task, **added})
+
+
+def group_shaped(results: Sequence[RewardResult], lengths: Sequence[int], config: ShapingConfig) -> list[RewardResult]:
+    """The results of one group with what depends on all of them. lengths: tokens of each response."""
+    if not config.length_weight:
+        return list(results)
+    found = []
+    for result, share in zip(results, length_shares(lengths), strict=True):
+        task = result.parts.get(TASK, result.reward)
+        part = config.length_weight * (share if task > config.length_right_above else min(0.0, share))
+        found.append(replace(result, reward=result.reward + part, parts={**result.parts, TASK: task, LENGTH: part}))
+    return found
+
+
+def length_shares(lengths: Sequence[int]) -> list[float]:
+    """0.5 for the shortest of a group, -0.5 for its longest, linearly between; 0 for all where all are equal."""
+    low, span = min(lengths), max(lengths) - min(lengths)
+    return [0.5 - (length - low) / span if span else 0.0 for length in lengths]
 
 
 def overlong_share(length: int, limit: int, buffer: int) -> float:

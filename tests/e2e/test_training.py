@@ -118,6 +118,18 @@ def test_a_reward_that_raises_fails_its_sample_not_the_run(root: Path) -> None:
     assert counted == len(failed)
 
 
+def test_a_length_reward_compares_the_responses_of_a_group(root: Path) -> None:
+    run(root, "length", ["reward.shaping.length_weight=2", "steps=1"])
+    line, rows = metrics(root, "length")[0], samples(root, "length")
+    assert line["reward/mean"] == pytest.approx(line["reward/task"] + line["reward/length"])
+    for uid in {row["uid"] for row in rows}:
+        group = [(int(str(row["num_tokens"])), float(str(row["reward"]))) for row in rows if row["uid"] == uid]
+        low, high = min(length for length, _ in group), max(length for length, _ in group)
+        for length, reward in group:
+            part = 1 - 2 * (length - low) / (high - low) if low < high else 0.0
+            assert reward == pytest.approx(5 + part if reward > 0 else -5 + min(0.0, part))
+
+
 def test_the_reference_may_be_another_model(root: Path) -> None:
     kl = ["algorithm.kl_coefficient=0.1", "steps=1"]
     run(root, "own-reference", kl)

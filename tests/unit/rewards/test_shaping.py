@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import Prompt, RewardResult, Sample, SampleKey
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
-from interlace.rewards.shaping import ShapingConfig, overlong_share, repeated_share, shaped
+from interlace.rewards.shaping import ShapingConfig, group_shaped, overlong_share, repeated_share, shaped
 
 TOKENS = np.arange(10, dtype=np.int32)
 
@@ -67,3 +67,40 @@ def test_a_scorer_shapes_what_it_scores() -> None:
     scorer = Scorer(RewardConfig(name="exact", workers=0, shaping=ShapingConfig(overlong_limit=5)))
     (found,) = asyncio.run(scorer.score([sample]))
     assert found.reward == 4 and found.parts["overlong"] == -1
+
+
+def kimi(lengths: list[int], rights: list[bool]) -> list[float]:
+    """arXiv 2501.12599, section 2.3.3, as it is written there."""
+    low, high = min(lengths), max(lengths)
+    if low == high:
+        return [0.0] * len(lengths)
+    lambdas = [0.5 - (length - low) / (high - low) for length in lengths]
+    return [value if right else min(0.0, value) for value, right in zip(lambdas, rights, strict=True)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=8), st.floats(0.1, 3))
+def test_the_length_reward_is_that_of_the_paper(group: list[tuple[int, bool]], weight: float) -> None:
+    lengths, rights = [length for length, _ in group], [right for _, right in group]
+    results = [RewardResult(reward=5.0 if right else -5.0, parts={"accuracy": float(right)}) for right in rights]
+    config = ShapingConfig(length_weight=weight)
+    for result, found, expected in zip(
+        results, group_shaped(results, lengths, config), kimi(lengths, rights), strict=True
+    ):
+        assert found.parts["length"] == pytest.approx(weight * expected)
+        assert found.reward == pytest.approx(result.reward + found.parts["length"])
+        assert found.parts["task"] == result.reward and found.parts["accuracy"] == result.parts["accuracy"]
+
+
+def test_what_counts_as_right_is_the_task_alone() -> None:
+    """A right answer that is punished for its length is still right."""
+    scored = shaped(RewardResult(reward=0.5), TOKENS, ShapingConfig(overlong_limit=5, overlong_penalty=1))
+    assert scored.reward < 0
+    config = ShapingConfig(length_weight=1.0)
+    assert [found.parts["length"] for found in group_shaped([scored, scored], [3, 10], config)] == [0.5, -0.5]
+    strict = ShapingConfig(length_weight=1.0, length_right_above=0.5)
+    assert [found.parts["length"] for found in group_shaped([scored, scored], [3, 10], strict)] == [0.0, -0.5]
+
+
+def test_without_a_weight_a_group_is_left_alone() -> None:
+    results = [RewardResult(reward=1.0), RewardResult(reward=2.0)]
+    assert group_shaped(results, [1, 2], ShapingConfig()) == results
