@@ -1,18 +1,81 @@
-"""`interlace profile`: a running job traced from outside."""
+"""`interlace profile`: what a recipe's workers cost here; or a running job traced from outside."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from interlace.cli.libraries import hush_libraries
 from interlace.cli.report import run_folder
+from interlace.core.errors import UserError
+
+if TYPE_CHECKING:
+    from interlace.core.profile import Profile
 
 
 def profile(
-    attach: Annotated[str, typer.Option("--attach", metavar="RUN", help="Name or folder of a running job to trace.")],
-    seconds: Annotated[float, typer.Option(help="How long it is traced.")] = 5.0,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change: `cluster=ray` measures Ray's workers."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("profile.json"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object and no table.")] = False,
+    budget: Annotated[float, typer.Option(help="Seconds of measuring, about; starting comes on top.")] = 45.0,
+    attach: Annotated[
+        str | None,
+        typer.Option("--attach", metavar="RUN", help="Trace a running job instead: its name or folder."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="With --attach: how long it is traced.")] = 5.0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
 ) -> None:
-    """Trace every process of a running job with torch's profiler, while it goes on."""
+    """Measure what a recipe's workers cost on this machine, for the simulator and the planner."""
+    if (recipe is None) == (attach is None):
+        raise UserError(
+            "interlace profile measures a recipe (`interlace profile quickstart`), or traces a running job "
+            "(`interlace profile --attach RUN`): give one of them."
+        )
+    if attach is not None:
+        _trace(attach, seconds)
+    elif recipe is not None:
+        _measure(recipe, overrides or [], out, budget_s=budget, as_json=as_json, quiet=quiet)
+
+
+def _trace(attach: str, seconds: float) -> None:
     from interlace.observe.live import trace_run
 
     for path in trace_run(run_folder(attach), seconds, say=print):
         print(path)
+
+
+def _measure(spec: str, overrides: list[str], out: Path, *, budget_s: float, as_json: bool, quiet: bool) -> None:
+    from interlace.observe.progress import open_progress
+    from interlace.recipes.check import check_recipe
+    from interlace.recipes.load import load_recipe
+    from interlace.recipes.profile import PARTS, profile_recipe, write_profile
+
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}. Make it, or choose another file.")
+    hush_libraries()
+    settings = load_recipe(spec, overrides)
+    check_recipe(settings)
+    console = Console(quiet=quiet)
+    with open_progress(console, num_steps=len(PARTS), quiet=quiet or as_json) as progress:
+        source = " ".join(["interlace profile", spec, *overrides])
+        profile = profile_recipe(settings, progress, source=source, budget_s=budget_s)
+    write_profile(profile, out)
+    if as_json:
+        print(profile.model_dump_json())
+    else:
+        _show(profile, out, console)
+
+
+def _show(profile: "Profile", out: Path, console: Console) -> None:
+    from interlace.observe.profile_tables import profile_tables
+
+    for table in profile_tables(profile):
+        console.print(table)
+    console.print(f"Written to {out}", markup=False, highlight=False, soft_wrap=True)

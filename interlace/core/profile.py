@@ -110,6 +110,8 @@ class RewardCosts(Config):
     median_s: float = Field(default=0.0, ge=0)
     sigma: float = Field(default=0.0, ge=0)
     """Standard deviation of the latency's logarithm."""
+    call_s: float = Field(default=0.0, ge=0)
+    """Seconds of a call beside scoring."""
     max_s: float = Field(default=60.0, gt=0)
     """Time limit."""
     workers: int = Field(default=64, ge=1)

@@ -126,21 +126,44 @@ async def launch_warmup(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
     return await cluster.launch(spec)
 
 
+async def launch_actor(cluster: Cluster, seats: Seats, number: int, devices: tuple[Device, ...]) -> WorkerGroup[Any]:
+    """One more instance of the actor, on devices of its own choice: to measure what it makes of them."""
+    from interlace.workers.actor import ActorWorker
+
+    make = partial(make_actor_engine, Seat(recipe=seats.recipe, model=seats.policy))
+    return await _launch_one(cluster, "actor", number, devices, worker=ActorWorker, make_engine=make)
+
+
 async def _launch_all(
     cluster: Cluster, role: str, worker: type[Worker], make_engine: Callable[..., object], *, preemptible: bool = False
 ) -> list[WorkerGroup[Any]]:
-    groups = []
-    for number, devices in enumerate(cluster.place(role)):
-        spec = WorkerSpec(
-            name=f"{role}/{number}",
-            factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # of a Worker with an engine
-            worker_class=worker,
-            devices=devices,
-            stage=STAGES[role],
-            preemptible=preemptible,
+    return [
+        await _launch_one(
+            cluster, role, number, devices, worker=worker, make_engine=make_engine, preemptible=preemptible
         )
-        groups.append(await cluster.launch(spec))
-    return groups
+        for number, devices in enumerate(cluster.place(role))
+    ]
+
+
+async def _launch_one(
+    cluster: Cluster,
+    role: str,
+    number: int,
+    devices: tuple[Device, ...],
+    *,
+    worker: type[Worker],
+    make_engine: Callable[..., object],
+    preemptible: bool = False,
+) -> WorkerGroup[Any]:
+    spec = WorkerSpec(
+        name=f"{role}/{number}",
+        factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # of a Worker with an engine
+        worker_class=worker,
+        devices=devices,
+        stage=STAGES[role],
+        preemptible=preemptible,
+    )
+    return await cluster.launch(spec)
 
 
 def make_rollout_engine(seat: Seat, context: WorkerContext) -> "Serving":

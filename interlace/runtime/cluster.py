@@ -10,7 +10,7 @@ from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import Rank, WorkerGroup
 from interlace.runtime.timeline import Timeline
-from interlace.runtime.tracer import MakeTracer, Tracer
+from interlace.runtime.tracer import MakeTracer, TracedProcess, Tracer
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import Watchdog
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
@@ -51,6 +51,9 @@ class Cluster(ABC):
         self._groups: list[WorkerGroup[Worker]] = []
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.processes: list[TracedProcess] = []
+        """Of workers that have one of their own; added as they start."""
+        self._traced: list[TracedProcess] = []
         self._tracer: Tracer | None = None
 
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
@@ -143,13 +146,18 @@ class Cluster(ABC):
 
     async def start_trace(self, make: MakeTracer) -> None:
         """Starts recording in every process, beside what runs there; workers launched later are not in it."""
-        self._tracer = make()
-        await asyncio.to_thread(self._tracer.start)
+        self._tracer, self._traced = make(), [process for process in self.processes if process.is_open]
+        await asyncio.gather(
+            asyncio.to_thread(self._tracer.start), *(process.start_trace(make) for process in self._traced)
+        )
 
     async def stop_trace(self) -> dict[str, bytes]:
         """Ends it. Returns what was recorded, by process: `controller`, and workers that have one of their own."""
         tracer, self._tracer = self._tracer, None
-        return {"controller": await asyncio.to_thread(tracer.stop)} if tracer else {}
+        traced = [process for process in self._traced if process.is_open]
+        traces = await asyncio.gather(*(process.stop_trace() for process in traced))
+        own = {"controller": await asyncio.to_thread(tracer.stop)} if tracer else {}
+        return own | {process.name: trace for process, trace in zip(traced, traces, strict=True)}
 
     async def shutdown(self) -> None:
         """Ends all workers."""

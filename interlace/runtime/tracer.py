@@ -18,3 +18,19 @@ class Tracer(Protocol):
 
 MakeTracer: TypeAlias = Callable[[], Tracer]
 """Called in each process; picklable for a cluster of processes."""
+
+
+class TracedProcess(Protocol):
+    """Another process of the run, seen from the controller."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still there."""
+        ...
+
+    async def start_trace(self, make: MakeTracer) -> None: ...
+
+    async def stop_trace(self) -> bytes: ...

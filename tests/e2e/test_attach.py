@@ -1,7 +1,6 @@
 """A running job is traced from outside, on every cluster, and goes on."""
 
 import gzip
-import importlib.util
 import json
 import os
 import signal
@@ -126,8 +125,7 @@ def test_an_asynchronous_run_is_traced_and_goes_on(job: Job, tmp_path: Path) -> 
     assert gone.returncode == 2 and "run 'job' is not running" in gone.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.ray
 @pytest.mark.parametrize("job", [["schedule=areal", "cluster=ray"]], indirect=True)
 def test_every_process_of_a_ray_run_has_a_trace(job: Job, tmp_path: Path) -> None:
     job.until(job.folder.metrics)

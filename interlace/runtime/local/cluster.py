@@ -92,6 +92,7 @@ class LocalCluster(Cluster):
         spawned = SpawnedRank(context, self.clock, self._shared, self.fail)
         self._spawned.append(spawned)
         await spawned.start(spec.factory, self._folder)
+        self.processes.append(spawned)
         return spawned
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:  # noqa: ARG002 - every device is on this machine

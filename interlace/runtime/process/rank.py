@@ -12,7 +12,9 @@ from interlace.runtime.clock import Clock
 from interlace.runtime.clock_offset import ClockOffset
 from interlace.runtime.group import Ran
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
+from interlace.runtime.process.server import START_TRACE, STOP_TRACE
 from interlace.runtime.process.shared import SharedArrays
+from interlace.runtime.tracer import MakeTracer
 from interlace.runtime.worker import WorkerContext
 
 GRACE_S = 5.0
@@ -84,6 +86,15 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Beside whatever runs, and before whatever is called later."""
         self._write(self._encoded(Call(number=UNAWAITED, method=method, args=args)))
+
+    async def start_trace(self, make: MakeTracer) -> None:
+        """Starts recording its process, beside whatever runs there."""
+        await self.call(START_TRACE, (make,), {})
+
+    async def stop_trace(self) -> bytes:
+        """Ends it and fetches the recording."""
+        trace: bytes = await self.call(STOP_TRACE, (), {})
+        return trace
 
     async def close(self) -> None:
         """Lets the running operation end, for a few seconds, and then ends the process."""

@@ -19,7 +19,6 @@ from interlace.runtime.process.frames import Call, Pickled, plain_dumps, with_bu
 from interlace.runtime.process.server import WorkerServer
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.tensors import store_large, stored_in
-from interlace.runtime.tracer import MakeTracer, Tracer
 from interlace.runtime.worker import Worker, WorkerContext
 
 TOKEN_BYTES = 32
@@ -109,7 +108,6 @@ class RankActor:
             process=os.getpid(),
             shares_memory=is_here,
         )
-        self._tracer: Tracer
 
     def __repr__(self) -> str:
         return self._name
@@ -125,15 +123,6 @@ class RankActor:
     def take(self, tables: dict[str, list[Any]]) -> None:
         """See Tables."""
         self._tables.take(tables)
-
-    def start_trace(self, make: MakeTracer) -> None:
-        """Starts recording this process."""
-        self._tracer = make()
-        self._tracer.start()
-
-    def stop_trace(self) -> bytes:
-        """Ends it."""
-        return self._tracer.stop()
 
     def run(self, factory: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
         """Constructs the worker and serves it until the controller hangs up."""

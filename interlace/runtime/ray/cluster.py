@@ -1,6 +1,5 @@
 """Ranks as processes that Ray places, watches and ends, on one node or many."""
 
-import asyncio
 import shutil
 import socket
 import sys
@@ -18,7 +17,6 @@ from interlace.runtime.process.shared import SharedArrays, shared_folder
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
-from interlace.runtime.tracer import MakeTracer
 from interlace.runtime.worker import Rendezvous, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -36,7 +34,6 @@ class RayCluster(Cluster):
         self._session, self._seats = session, tuple(seats)
         self._reservation = session.reserve(seats)
         self._ranks: list[RayRank] = []
-        self._traced: list[RayRank] = []
         self._folder = shared_folder()
         self._shared = SharedArrays(self._folder, passes_on=True) if self._folder else None
 
@@ -46,14 +43,15 @@ class RayCluster(Cluster):
         actor: Any = ray.remote(RankActor)
         handle = actor.options(
             num_cpus=0,
-            # run() keeps one thread for good; the others hand over references, and start and stop a trace.
-            max_concurrency=4,
+            # run() keeps one thread for good; the others hand over references.
+            max_concurrency=3,
             scheduling_strategy=self._at(own),
             runtime_env=_GPUS_STAY_VISIBLE if local and local[0].startswith("cuda") else None,
         ).remote(f"{context.group}[{context.rank}]", str(Path.cwd()), sys.path, self._folder)
         rank = RayRank(handle, replace(context, devices=local), self.clock, self._shared, self.fail)
         self._ranks.append(rank)
         await rank.start(spec.factory)
+        self.processes.append(rank)
         return rank
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:
@@ -66,17 +64,6 @@ class RayCluster(Cluster):
         return PlacementGroupSchedulingStrategy(
             self._reservation, placement_group_bundle_index=devices[0].index if devices else -1
         )
-
-    async def start_trace(self, make: MakeTracer) -> None:
-        """Starts recording in the controller's process and in each rank's."""
-        self._traced = [rank for rank in self._ranks if rank.is_open]
-        await asyncio.gather(super().start_trace(make), *(rank.start_trace(make) for rank in self._traced))
-
-    async def stop_trace(self) -> dict[str, bytes]:
-        """Ends it; a rank that was closed meanwhile is left out."""
-        ranks = [rank for rank in self._traced if rank.is_open]
-        traces = await asyncio.gather(*(rank.stop_trace() for rank in ranks))
-        return await super().stop_trace() | {rank.name: trace for rank, trace in zip(ranks, traces, strict=True)}
 
     async def shutdown(self) -> None:
         """Ends all workers, gives the devices back and leaves Ray."""

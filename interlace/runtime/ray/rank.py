@@ -14,7 +14,6 @@ from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.actor import Endpoint, dumps
 from interlace.runtime.ray.tensors import stored_in
-from interlace.runtime.tracer import MakeTracer
 from interlace.runtime.worker import Worker, WorkerContext
 
 
@@ -61,14 +60,6 @@ class RayRank(ProcessRank):
         except BaseException:
             await self.close()
             raise
-
-    async def start_trace(self, make: MakeTracer) -> None:
-        """Starts recording in its process; goes through Ray, past whatever runs."""
-        await self._actor.start_trace.remote(make)
-
-    async def stop_trace(self) -> bytes:
-        """Ends it and fetches the recording."""
-        return await self._actor.stop_trace.remote()
 
     async def _end(self) -> None:
         if self._transport:

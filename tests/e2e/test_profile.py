@@ -1,0 +1,81 @@
+"""`interlace profile`: real workers measured, through the same door as the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from interlace.cli.main import app
+from interlace.core.profile import Profile
+from tests.support.training import SMALL
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def profile(*arguments: str) -> "tuple[int, str, str]":
+    result = CliRunner().invoke(app, ["profile", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def measured(tmp_path: Path, *overrides: str) -> Profile:
+    settings = [*SMALL, f"model.cache_dir={tmp_path / 'cache'}", "rollout.max_running=16", *overrides]
+    code, out, err = profile("quickstart", *settings, "--budget", "1", "--out", "measured.json", "--json")
+    assert code == 0, err
+    found = Profile.parse(json.loads(out))
+    assert Profile.parse(json.loads((tmp_path / "measured.json").read_text())) == found
+    assert not list(tmp_path.glob("*.tmp"))
+    return found
+
+
+def check(found: Profile) -> None:
+    """What holds on any machine."""
+    assert [batch for batch, _ in found.rollout.steps] == [1, 2, 4, 8, 16]
+    assert found.rollout.kv_tokens == 8192 and found.rollout.max_running == 16
+    assert found.rollout.state_bytes > 0 and found.rollout.device_bytes > 0
+    assert found.actor.token_s > 0 and found.actor.optimizer_s > 0 and found.actor.export_s > 0
+    assert found.actor.state_bytes == pytest.approx(4 * found.rollout.state_bytes, rel=0.1)
+    lengths = found.lengths
+    assert 1 <= lengths.quantiles[0] <= lengths.median <= lengths.quantiles[-1] <= 32
+    assert list(lengths.quantiles) == sorted(lengths.quantiles)
+    assert 0 <= found.reward.solve_rate <= 1 and found.reward.fail_share == 0
+
+
+def test_every_worker_of_a_recipe_is_measured(tmp_path: Path) -> None:
+    found = measured(tmp_path)
+    check(found)
+    assert found.reference is None and found.critic is None
+    pairs = {(pair.role, pair.beside) for pair in found.interference}
+    assert pairs == {("rollout", "rollout"), ("rollout", "actor"), ("actor", "rollout")}
+    assert found.source.startswith("interlace profile quickstart ")
+
+
+def test_a_critic_and_a_reference_where_the_algorithm_has_them(tmp_path: Path) -> None:
+    found = measured(tmp_path, "algorithm={name: ppo, kl_coefficient: 0.01}", "cluster.devices=cpu:1")
+    check(found)
+    assert found.reference is not None and found.reference.token_s > 0
+    assert found.critic is not None and found.critic.token_s > 0
+    assert not found.interference, "one device: nothing works beside anything"
+
+
+@pytest.mark.ray
+def test_workers_of_ray_are_measured_in_their_processes(tmp_path: Path) -> None:
+    check(measured(tmp_path, "cluster=ray"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "give one of them"),
+        (["quickstart", "--attach", "run"], "give one of them"),
+        (["quickstart", "--out", "nowhere/profile.json"], "there is no folder nowhere"),
+        (["quickstart", "steps=none"], "steps"),
+        (["--attach", "nowhere"], "'nowhere' is no run"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_runs(arguments: list[str], sentence: str) -> None:
+    code, _, err = profile(*arguments)
+    assert code == 2 and sentence in err

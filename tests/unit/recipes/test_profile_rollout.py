@@ -1,0 +1,80 @@
+"""What a rollout engine costs, from the times of its calls."""
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+
+from interlace.core.profile import RolloutCosts
+from interlace.core.types import Prompt
+from interlace.recipes.load import load_recipe
+from interlace.recipes.profile_rollout import Cell, Requests, fit_rollout, grid
+
+
+def prompts(longest: int = 8) -> list[Prompt]:
+    return [Prompt(uid="p", token_ids=np.arange(longest, dtype=np.int32), text="", answer="")]
+
+
+def call_s(cell: Cell, costs: RolloutCosts) -> float:
+    """As the simulator reckons: one step after the other."""
+    seconds = costs.call_s + cell.batch * (costs.sequence_s + cell.prompt_tokens * costs.prefill_token_s)
+    for step in range(1, cell.steps + 1):
+        seconds += costs.step_s(cell.batch) + cell.batch * (cell.prompt_tokens + step) * costs.context_token_s
+    return seconds
+
+
+COSTS = RolloutCosts(
+    steps=((1, 1e-3), (4, 1.1e-3), (16, 2e-3), (64, 6e-3)),
+    context_token_s=1e-7,
+    call_s=5e-4,
+    sequence_s=1e-4,
+    prefill_token_s=2e-5,
+    kv_tokens=8192,
+)
+CELLS = [
+    Cell(batch=batch, prompt_tokens=length, steps=steps)
+    for batch, length, steps in product((1, 4, 16, 64), (8, 64), (2, 24))
+]
+
+
+def test_the_costs_behind_the_times_are_found() -> None:
+    found = fit_rollout(CELLS, [call_s(cell, COSTS) for cell in CELLS], kv_tokens=8192, max_running=64)
+    assert found.steps == tuple((batch, pytest.approx(seconds, rel=1e-6)) for batch, seconds in COSTS.steps)
+    for name in ("context_token_s", "call_s", "sequence_s", "prefill_token_s"):
+        assert getattr(found, name) == pytest.approx(getattr(COSTS, name), rel=1e-4), name
+
+
+def test_noise_leaves_every_call_explained_and_no_larger_batch_faster() -> None:
+    draw = random.Random(0)
+    times = [call_s(cell, COSTS) * draw.uniform(0.9, 1.1) for cell in CELLS]
+    found = fit_rollout(CELLS, times, kv_tokens=8192, max_running=64)
+    for cell in CELLS:
+        assert call_s(cell, found) == pytest.approx(call_s(cell, COSTS), rel=0.15)
+    seconds = [each for _, each in found.steps]
+    assert seconds == sorted(seconds)
+
+
+def test_the_grid_reaches_what_the_recipe_reaches_and_no_further() -> None:
+    recipe = load_recipe("quickstart", [])
+    cells = grid(recipe, prompts())
+    assert {cell.batch for cell in cells} == {1, 2, 4, 8, 16, 32, 64, 128}
+    assert max(cell.prompt_tokens + cell.steps for cell in cells) == 8 + recipe.sampling.max_new_tokens
+    small = load_recipe("quickstart", ["rollout.max_tokens=400", "rollout.max_running=100"])
+    assert max(cell.batch * (cell.prompt_tokens + cell.steps) for cell in grid(small, prompts())) <= 400
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 3])
+def test_short_responses_still_make_a_grid(new_tokens: int) -> None:
+    recipe = load_recipe("quickstart", [f"sampling.max_new_tokens={new_tokens}"])
+    cells = grid(recipe, prompts())
+    assert {cell.steps for cell in cells} == {2, 3} and min(cell.prompt_tokens for cell in cells) >= 1
+
+
+def test_no_two_requests_are_the_same() -> None:
+    requests = Requests(prompts(64), temperature=1.0)
+    cell = Cell(batch=32, prompt_tokens=16, steps=4)
+    drawn = [*requests.draw(cell), *requests.draw(cell)]
+    assert len({request.id for request in drawn}) == 64
+    assert len({tuple(request.prompt_ids) for request in drawn}) == 64
+    assert {request.params.max_new_tokens for request in drawn} == {4}
