@@ -93,7 +93,8 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
 
     async def stop_trace(self) -> bytes:
         """Ends it and fetches the recording."""
-        trace: bytes = await self.call(STOP_TRACE, (), {})
+        ran = await self.call(STOP_TRACE, (), {})
+        trace: bytes = ran.value
         return trace
 
     async def close(self) -> None:

@@ -107,10 +107,12 @@ class WorkerServer:
 
     def _trace(self, call: Call) -> None:
         with self._reporting(call.number, call.method):
+            start_s = time.monotonic()
             if call.method == START_TRACE:
                 self._tracer = call.args[0]()
                 self._tracer.start()
-            self._reply(call, self._tracer.stop() if call.method == STOP_TRACE else None)
+            trace = self._tracer.stop() if call.method == STOP_TRACE else None
+            self._reply(call, trace, (start_s, time.monotonic()))
 
     async def _await(self, call: Call) -> None:
         with self._reporting(call.number, call.method):
