@@ -50,6 +50,8 @@ class RolloutCosts(StateCosts):
     prefill_token_s: float = Field(default=0.0, ge=0)
     kv_tokens: int = Field(ge=1)
     """That the KV cache of one device holds."""
+    kv_token_s: float = Field(default=0.0, ge=0)
+    """Seconds to move one cached token to the host or back, where a device changes hands in the middle."""
     max_running: int = Field(default=4096, ge=1)
     """Sequences that decode at once."""
     update_s: float = Field(default=0.0, ge=0)

@@ -65,6 +65,7 @@ class SimulatedEngine(Worker):
         self._wake: asyncio.Future[None] | None = None
         self._interrupted = False
         self._num_preemptions = 0
+        self._kv_away: Literal["offload", "recompute"] | None = None
 
     async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
         """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left."""
@@ -72,6 +73,7 @@ class SimulatedEngine(Worker):
         self._waiting.extend(self._sequence(request) for request in submissions)
         self._due_s += self._costs.call_s
         num_new_tokens = num_running = num_preemptions = 0
+        kv_use = 0.0
         while not self._interrupted:
             self._admit({request.uid for request in submissions})
             if not self._running:
@@ -79,6 +81,7 @@ class SimulatedEngine(Worker):
             num_preemptions += self._preempt()
             num_running = len(self._running)
             num_new_tokens += num_running * await self._decode(self._num_steps())
+            kv_use = max(kv_use, self._num_cached / self._capacity)
             if finished := self._finished():
                 responses += finished
                 break
@@ -88,6 +91,8 @@ class SimulatedEngine(Worker):
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_new_tokens=num_new_tokens,
+            kv_use=kv_use,
+            num_preemptions=num_preemptions,
         )
 
     @operation(on_device=False, concurrent=True)
@@ -124,10 +129,20 @@ class SimulatedEngine(Worker):
         return {"num_preemptions": float(count), "num_running": float(len(self._running))}
 
     async def onload(self) -> None:
-        await asyncio.sleep(self._costs.onload_s / self._num_devices)
+        """The state, and the cache where offload() moved it; a dropped one is computed again with the next call."""
+        await self._move(self._costs.onload_s, self._kv_away == "offload")
+        if self._kv_away == "recompute":
+            self._due_s += self._num_cached * self._costs.prefill_token_s / self._speed
+        self._kv_away = None
 
-    async def offload(self) -> None:
-        await asyncio.sleep(self._costs.offload_s / self._num_devices)
+    async def offload(self, kv: Literal["offload", "recompute"] = "offload") -> None:
+        """kv: whether the cache of running sequences is moved along, or dropped."""
+        await self._move(self._costs.offload_s, kv == "offload")
+        self._kv_away = kv
+
+    async def _move(self, state_s: float, with_kv: bool) -> None:
+        kv_s = self._num_cached * self._costs.kv_token_s if with_kv else 0.0
+        await asyncio.sleep((state_s + kv_s) / self._num_devices)
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:
