@@ -36,6 +36,7 @@ from interlace.runtime.trace import TraceFile
 from interlace.runtime.worker import Worker
 from interlace.schedule.placement import Device
 from interlace.simulate.lengths import ResponseLengths
+from interlace.simulate.pace import Pace
 from interlace.simulate.rollout import Length, SimulatedEngine
 from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedTrainer, zeros
 
@@ -235,7 +236,7 @@ class Timed(Algorithm):
 
 async def _launch(cluster: SimCluster, recipe: Recipe, needs: Needs, simulation: Simulation) -> RoleGroups:
     profile = simulation.profile
-    lengths = ResponseLengths(lengths=profile.lengths, seed=recipe.seed)
+    lengths, pace = ResponseLengths(lengths=profile.lengths, seed=recipe.seed), Pace(profile)
 
     def length(request: Request) -> float:
         return lengths.of(request.uid, request.attempt, request.sample_index)
@@ -255,7 +256,7 @@ async def _launch(cluster: SimCluster, recipe: Recipe, needs: Needs, simulation:
             for number, devices in enumerate(cluster.place(name))
         ]
 
-    engine = partial(SimulatedEngine, costs=profile.rollout, length=simulation.length or length)
+    engine = partial(SimulatedEngine, costs=profile.rollout, length=simulation.length or length, pace=pace)
     reward = WorkerSpec(
         name="reward",
         factory=partial(SimulatedReward, costs=profile.reward, seed=recipe.seed),
@@ -263,15 +264,16 @@ async def _launch(cluster: SimCluster, recipe: Recipe, needs: Needs, simulation:
         stage=STAGES["reward"],
     )
     has_critic = needs.critic or needs.process_reward
-    critic = partial(SimulatedTrainer, costs=profile.critic or profile.actor)
+    critic = partial(SimulatedTrainer, costs=profile.critic or profile.actor, pace=pace)
     critics = await role("critic", critic, SimulatedTrainer) if has_critic else []
-    reference = partial(SimulatedInference, costs=profile.reference or profile.actor.inference)
+    actor = partial(SimulatedTrainer, costs=profile.actor, pace=pace)
+    reference = partial(SimulatedInference, costs=profile.reference or profile.actor.inference, pace=pace)
     return RoleGroups(
         rollout=await role("rollout", engine, SimulatedEngine),
         reward=await cluster.launch(reward),
         reference=await role("reference", reference, SimulatedInference) if needs.reference else [],
         critic=critics[0] if critics else None,
-        actor=(await role("actor", partial(SimulatedTrainer, costs=profile.actor), SimulatedTrainer))[0],
+        actor=(await role("actor", actor, SimulatedTrainer))[0],
     )
 
 

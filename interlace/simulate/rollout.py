@@ -1,6 +1,5 @@
 """A rollout engine that only costs time: continuous batching, advanced from event to event, never token by token."""
 
-import asyncio
 import heapq
 import itertools
 import math
@@ -14,9 +13,11 @@ from interlace.core.runs import Runs
 from interlace.core.training import WeightBundle
 from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response
 from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.simulate.pace import Job, Pace
 
 Length = Callable[[Request], float]
 """Tokens until the response to a request ends by itself, those it came with included."""
+ROLE = "rollout"
 HEADROOM = 0.01
 """Of the KV cache: kept free when a sequence is admitted, or the next step would preempt it again."""
 
@@ -46,9 +47,9 @@ class SimulatedEngine(Worker):
     A step of n sequences reads n more tokens than the one before, so k steps take a time quadratic in k.
     """
 
-    def __init__(self, context: WorkerContext, costs: RolloutCosts, length: Length) -> None:
+    def __init__(self, context: WorkerContext, costs: RolloutCosts, length: Length, pace: Pace) -> None:
         super().__init__(context)
-        self._costs, self._length = costs, length
+        self._costs, self._length, self._pace = costs, length, pace
         self._num_devices = max(1, len(context.devices))
         self._speed = speed_up(self._num_devices, costs.efficiency)
         self._capacity = costs.kv_tokens * self._num_devices
@@ -62,7 +63,7 @@ class SimulatedEngine(Worker):
         self._offset = 0
         """Cached tokens, less one a running sequence for each step so far: a step then changes no other number."""
         self._due_s = 0.0
-        self._wake: asyncio.Future[None] | None = None
+        self._job: Job | None = None
         self._interrupted = False
         self._num_preemptions = 0
         self._kv_away: Literal["offload", "recompute"] | None = None
@@ -71,7 +72,7 @@ class SimulatedEngine(Worker):
         """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left."""
         responses = [self._aborted(found) for request_id in aborts if (found := self._take_out(request_id))]
         self._waiting.extend(self._sequence(request) for request in submissions)
-        self._due_s += self._costs.call_s
+        self._due_s += self._costs.call_s + len(submissions) * self._costs.sequence_s
         num_new_tokens = num_running = num_preemptions = 0
         kv_use = 0.0
         while not self._interrupted:
@@ -99,8 +100,8 @@ class SimulatedEngine(Worker):
     def interrupt(self) -> None:
         """Lets a serve() that runs return after its current step."""
         self._interrupted = True
-        if self._wake and not self._wake.done():
-            self._wake.set_result(None)
+        if self._job:
+            self._job.stop()
 
     async def abort(self) -> tuple[Response, ...]:
         """Ends everything and returns what there is, to be resubmitted."""
@@ -112,7 +113,7 @@ class SimulatedEngine(Worker):
         seconds = self._costs.update_s
         if mode == "recompute":
             seconds += self._num_cached * self._costs.prefill_token_s / self._speed
-        await asyncio.sleep(seconds)
+        await self._pace.work(ROLE, seconds)
         for sequence in self._running.values():
             self._book(sequence)
         self._version = bundle.version
@@ -142,7 +143,7 @@ class SimulatedEngine(Worker):
 
     async def _move(self, state_s: float, with_kv: bool) -> None:
         kv_s = self._num_cached * self._costs.kv_token_s if with_kv else 0.0
-        await asyncio.sleep((state_s + kv_s) / self._num_devices)
+        await self._pace.work(ROLE, (state_s + kv_s) / self._num_devices)
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:
@@ -209,23 +210,19 @@ class SimulatedEngine(Worker):
         reading = self._costs.context_token_s * num_running / 2
         first = self._costs.step_s(num_running) + self._costs.context_token_s * (num_cached - num_running / 2)
         prefill_s, self._due_s = self._due_s, 0.0
-        start = asyncio.get_running_loop().time()
-        await self._sleep(prefill_s + (steps * first + reading * steps**2) / self._speed)
+
+        def until(steps: int) -> float:
+            return prefill_s + (steps * first + reading * steps**2) / self._speed
+
+        self._job = self._pace.begin(ROLE, until(steps))
+        done_s = await self._pace.finish(self._job)
+        self._job = None
         if self._interrupted:
-            elapsed = asyncio.get_running_loop().time() - start - prefill_s
-            steps = min(steps, _steps_in(elapsed * self._speed, first, reading))
-            left = prefill_s + (steps * first + reading * steps**2) / self._speed
+            steps = min(steps, _steps_in((done_s - prefill_s) * self._speed, first, reading))
             # A step that was begun is finished.
-            await asyncio.sleep(max(0.0, start + left - asyncio.get_running_loop().time()))
+            await self._pace.work(ROLE, until(steps) - done_s)
         self._step += steps
         return steps
-
-    async def _sleep(self, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._wake = wake = loop.create_future()
-        timer = loop.call_later(seconds, _wake_up, wake)
-        await wake
-        timer.cancel()
 
     def _finished(self) -> list[Response]:
         found = []
@@ -270,11 +267,6 @@ def _steps_in(seconds: float, first: float, reading: float) -> int:
         return 0
     steps = (math.sqrt(first**2 + 4 * reading * seconds) - first) / (2 * reading) if reading else seconds / first
     return math.ceil(steps - 1e-9)
-
-
-def _wake_up(wake: "asyncio.Future[None]") -> None:
-    if not wake.done():
-        wake.set_result(None)
 
 
 def _pieces(versions: Sequence[int]) -> Sequence[tuple[int, int]]:

@@ -14,6 +14,7 @@ from interlace.core.training import WeightBundle
 from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.simulate.lengths import to_normal, uniforms
+from interlace.simulate.pace import Pace
 
 _ZEROS = np.broadcast_to(np.float32(0), 2**40)
 
@@ -73,9 +74,10 @@ class SimulatedReward(Worker):
 class SimulatedInference(Worker):
     """Log-probs of a model that is not trained."""
 
-    def __init__(self, context: WorkerContext, costs: InferenceCosts) -> None:
+    def __init__(self, context: WorkerContext, costs: InferenceCosts, pace: Pace) -> None:
         super().__init__(context)
-        self._costs = costs
+        self._costs, self._pace = costs, pace
+        self._role = context.group.partition("/")[0]
         self._num_devices = max(1, len(context.devices))
         self._speed = speed_up(self._num_devices, costs.efficiency)
 
@@ -85,10 +87,10 @@ class SimulatedInference(Worker):
         return zeros(samples)
 
     async def onload(self) -> None:
-        await asyncio.sleep(self._costs.onload_s / self._num_devices)
+        await self._work(self._costs.onload_s / self._num_devices)
 
     async def offload(self) -> None:
-        await asyncio.sleep(self._costs.offload_s / self._num_devices)
+        await self._work(self._costs.offload_s / self._num_devices)
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:
@@ -96,14 +98,17 @@ class SimulatedInference(Worker):
 
     async def _compute(self, samples: Sequence[Sample], token_s: float) -> None:
         num_tokens = sum(sample.num_total_tokens for sample in samples)
-        await asyncio.sleep(self._costs.call_s + num_tokens * token_s / self._speed)
+        await self._work(self._costs.call_s + num_tokens * token_s / self._speed)
+
+    async def _work(self, seconds: float) -> None:
+        await self._pace.work(self._role, seconds)
 
 
 class SimulatedTrainer(SimulatedInference):
     """A trained model: actor, critic or process reward model."""
 
-    def __init__(self, context: WorkerContext, costs: TrainCosts) -> None:
-        super().__init__(context, costs)
+    def __init__(self, context: WorkerContext, costs: TrainCosts, pace: Pace) -> None:
+        super().__init__(context, costs, pace)
         self._train_costs = costs
 
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
@@ -125,7 +130,7 @@ class SimulatedTrainer(SimulatedInference):
 
     async def optimizer_step(self) -> None:
         """Closes the minibatch."""
-        await asyncio.sleep(self._train_costs.optimizer_s / self._speed)
+        await self._work(self._train_costs.optimizer_s / self._speed)
 
     @operation(on_device=False)
     def step_metrics(self) -> Metrics:
@@ -135,5 +140,5 @@ class SimulatedTrainer(SimulatedInference):
     async def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
         """A version without tensors."""
         del copy
-        await asyncio.sleep(self._train_costs.export_s)
+        await self._work(self._train_costs.export_s)
         return WeightBundle(version=version, tensors={})

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlace.core.profile import RolloutCosts
+from interlace.core.profile import Profile, RolloutCosts, TrainCosts
 from interlace.core.training import WeightBundle
 from interlace.core.types import FinishReason, Request, Response, SamplingParams
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import WorkerContext
+from interlace.simulate.pace import Pace
 from interlace.simulate.rollout import SimulatedEngine
 
 T = TypeVar("T")
@@ -24,7 +25,8 @@ COSTS = RolloutCosts(
 def engine_of(costs: RolloutCosts, lengths: Sequence[int], num_devices: int = 1) -> SimulatedEngine:
     devices = tuple(f"sim:{n}" for n in range(num_devices))
     context = WorkerContext(group="rollout/0", rank=0, num_ranks=1, devices=devices)
-    return SimulatedEngine(context, costs, lambda request: lengths[request.serial])
+    pace = Pace(Profile(device="", device_memory_bytes=1, rollout=costs, actor=TrainCosts(token_s=0)))
+    return SimulatedEngine(context, costs, lambda request: lengths[request.serial], pace)
 
 
 def request(serial: int, *, num_prompt_tokens: int = 5, max_new_tokens: int = 1000) -> Request:

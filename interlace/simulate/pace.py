@@ -1,0 +1,76 @@
+"""How long work takes beside other work."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from interlace.core.profile import Profile
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Job:
+    """A piece of work that goes on."""
+
+    role: str
+    seconds: float
+    """That it takes alone."""
+    ended: "asyncio.Future[None]"
+    left_s: float
+    since_s: float
+    slowdown: float = 1.0
+    timer: asyncio.TimerHandle | None = field(default=None)
+
+    def stop(self) -> None:
+        """Ends it early."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+class Pace:
+    """Where costs interfere, a job goes on more slowly while others do: each change is felt at once by all."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._roles = {pair.role for pair in profile.interference} | {pair.beside for pair in profile.interference}
+        self._jobs: dict[Job, None] = {}
+
+    def begin(self, role: str, seconds: float) -> Job:
+        """Work of so many seconds, if it were alone; finish() must be awaited."""
+        loop = asyncio.get_running_loop()
+        job = Job(role=role, seconds=seconds, left_s=seconds, since_s=loop.time(), ended=loop.create_future())
+        if role in self._roles:
+            self._jobs[job] = None
+            self._settle(loop)
+        else:
+            job.timer = loop.call_later(seconds, job.stop)
+        return job
+
+    async def finish(self, job: Job) -> float:
+        """Waits for its end. Returns how much of it was done, in its own seconds: less than all where it was stopped."""
+        try:
+            await job.ended
+        finally:
+            loop = asyncio.get_running_loop()
+            job.left_s -= (loop.time() - job.since_s) / job.slowdown
+            if job.timer:
+                job.timer.cancel()
+            if job in self._jobs:
+                del self._jobs[job]
+                self._settle(loop)
+        return job.seconds - max(0.0, job.left_s)
+
+    async def work(self, role: str, seconds: float) -> None:
+        """Does all of it."""
+        if seconds > 0:
+            await self.finish(self.begin(role, seconds))
+
+    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Somebody began or ended: everybody's speed may have changed."""
+        now = loop.time()
+        for job in self._jobs:
+            job.left_s -= (now - job.since_s) / job.slowdown
+            job.since_s = now
+            others = [other.role for other in self._jobs if other is not job]
+            job.slowdown = self._profile.slowdown(job.role, others)
+            if job.timer:
+                job.timer.cancel()
+            job.timer = loop.call_later(max(0.0, job.left_s) * job.slowdown, job.stop)
