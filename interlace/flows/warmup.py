@@ -30,4 +30,5 @@ async def supervised_warmup(
             await trainer.accumulate(examples.batch(step))
             await trainer.optimizer_step()
             on_step(step + 1)
-        await trainer.save(folder)
+        await trainer.copy_checkpoint()
+    await trainer.write_checkpoint(folder)

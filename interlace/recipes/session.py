@@ -26,15 +26,13 @@ from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
 from interlace.recipes.evaluation import Evaluation, Evaluator
 from interlace.recipes.launch import Seats, algorithm_of, launch_roles
+from interlace.recipes.saving import CRITIC_FOLDER, Saver
 from interlace.recipes.state import RunState
 from interlace.recipes.torch_trace import LiveTrace
 from interlace.recipes.warmup import warmed_model
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
-
-CRITIC_FOLDER = "critic"
-"""Of a checkpoint: the value model, where the algorithm has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +78,7 @@ class _Session:
         self._cluster: Cluster
         self._logger: MetricsLoggers
         self._groups: RoleGroups
+        self._saver: Saver
         self._run: PolicyRun
         self._evaluator: Evaluator
 
@@ -146,7 +145,7 @@ class _Session:
             await self._run.install_weights()
             self._after = await self._evaluate("evaluation after")
         if self._done_steps:
-            await self._save(unfinished)
+            await self._saver.save(self._state(unfinished))
 
     async def _assemble(self, newest: Path | None) -> None:
         recipe, cluster = self._recipe, self._cluster
@@ -156,6 +155,7 @@ class _Session:
         adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None
         seats = Seats(recipe=recipe, policy=policy, initial=initial, critic=critic, adapter=adapter)
         self._groups = await launch_roles(cluster, seats)
+        self._saver = Saver(cluster, self._checkpoints, self._groups)
         if newest:
             await self._groups.actor.load_optimizer(newest)
             if self._groups.critic:
@@ -187,10 +187,14 @@ class _Session:
             self._after = await self._evaluate(f"evaluation after step {result.step}")
             evaluation = self._after.metrics()
         metrics = {**result.metrics, **evaluation}
+        state = None
+        if recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0:
+            state = self._state(self._run.unconsumed_prompts())
+            metrics["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(result.step, metrics)
         self._progress.step(result.step, metrics)
-        if recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0:
-            await self._save(self._run.unconsumed_prompts())
+        if state:
+            self._saver.write(state)
         return not self._stop.requested
 
     async def _evaluate(self, title: str) -> Evaluation:
@@ -199,22 +203,6 @@ class _Session:
         self._progress.stage(title, 1, 1, f"greedy {evaluation.greedy_accuracy:.3f}")
         return evaluation
 
-    async def _save(self, unfinished: Sequence[Prompt]) -> None:
+    def _state(self, unfinished: Sequence[Prompt]) -> RunState:
         """unfinished: prompts that were drawn and not trained on."""
-        loop = asyncio.get_running_loop()
-        state = RunState(done_steps=self._done_steps, stream=self._stream.state(unfinished), before=self._before)
-
-        async def save_models(folder: Path) -> None:
-            await self._groups.actor.save(folder)
-            if self._groups.critic:
-                await self._groups.critic.save(folder / CRITIC_FOLDER)
-
-        def write(folder: Path) -> None:
-            asyncio.run_coroutine_threadsafe(save_models(folder), loop).result()
-            state.write(folder)
-
-        trained = [self._groups.actor, *([self._groups.critic] if self._groups.critic else [])]
-        num_bytes: int = sum([await group.checkpoint_bytes() for group in trained])
-        # Off the loop: writing to disk must not hold up what else runs.
-        with self._cluster.waits.operation(who="checkpoint", what="writing"):
-            await asyncio.to_thread(self._checkpoints.save, self._done_steps, write, num_bytes=num_bytes)
+        return RunState(done_steps=self._done_steps, stream=self._stream.state(unfinished), before=self._before)

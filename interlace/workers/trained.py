@@ -1,5 +1,7 @@
 """What the workers of all trained models share."""
 
+import asyncio
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,13 +9,12 @@ from typing import TYPE_CHECKING
 from interlace.core.training import WeightBundle
 from interlace.core.types import Metrics, Sample
 from interlace.engines.train import merge_metrics
+from interlace.engines.train.checkpoint import HostCopy
 from interlace.engines.train.packed_engine import TrainedEngine
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-OPTIMIZER_FILE = "optimizer.pt"
 
 
 class TrainedWorker(Worker):
@@ -26,6 +27,7 @@ class TrainedWorker(Worker):
         super().__init__(context)
         self._trained, self._tokenizer = engine, tokenizer
         self._metrics: list[Metrics] = []
+        self._copies: deque[HostCopy] = deque()
 
     @operation(split="samples")
     def accumulate(self, samples: Sequence[Sample]) -> None:
@@ -50,26 +52,29 @@ class TrainedWorker(Worker):
         return WeightBundle(version=version, tensors=self._trained.snapshot() if copy else self._trained.weights())
 
     @operation()
-    def save(self, folder: Path) -> None:
-        """Writes a Hugging Face folder, and the optimizer's state beside it."""
-        import torch
+    def copy_checkpoint(self) -> None:
+        """Copies what a checkpoint holds to the host: later updates do not touch it."""
+        self._copies.append(self._trained.copy_to_host(self._tokenizer))
 
-        self._trained.save(folder, self._tokenizer)
-        torch.save(self._trained.state_dict(), folder / OPTIMIZER_FILE)
+    @operation(on_device=False)
+    async def write_checkpoint(self, folder: Path) -> None:
+        """Writes what was copied, a Hugging Face folder and the optimizer's state, while operations go on."""
+        await asyncio.to_thread(self._copies.popleft().write, folder)
 
     @operation()
     def load_optimizer(self, folder: Path) -> None:
-        """Restores what save() wrote beside the weights; the weights come with the model."""
-        import torch
-
-        self._trained.load_state_dict(torch.load(folder / OPTIMIZER_FILE, weights_only=True))
+        """Restores what was written beside the weights; the weights come with the model."""
+        self._trained.load_optimizer(folder)
 
     @operation(on_device=False)
     def checkpoint_bytes(self) -> int:
-        """What save() will write, about: weights, and two moments of what is trained."""
+        """What will be written, about: weights, and two moments of what is trained."""
         return self._trained.num_weight_bytes + 2 * self._trained.num_trained_bytes
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:
-        # Weights, gradients and two moments; activations are bounded by tokens_per_microbatch and not resident.
-        return self._trained.num_weight_bytes + 3 * self._trained.num_trained_bytes
+        return self._trained.resident_bytes
+
+    def close(self) -> None:
+        """Leaves the other ranks."""
+        self._trained.close()

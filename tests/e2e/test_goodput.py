@@ -37,5 +37,5 @@ def test_every_operation_on_a_device_has_a_bin_or_serves_no_step() -> None:
             if isinstance(kind, type) and issubclass(kind, Worker):
                 ways = {name: operation_of(kind, name) for name in dir(kind)}
                 found |= {name for name, how in ways.items() if how is not None and how.on_device}
-    assert found - set(OPERATIONS) == {"save", "load_optimizer", "memory_bytes", "close"}, "idle time"
+    assert found - set(OPERATIONS) == {"copy_checkpoint", "load_optimizer", "memory_bytes", "close"}, "idle time"
     assert set(OPERATIONS.values()) <= set(BINS)

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from interlace.algorithms import create_algorithm
 from interlace.core.training import Aggregation
@@ -48,10 +50,11 @@ class Update:
     """After the update."""
 
 
-def make_engine(setting: Setting, ranks: Ranks) -> TrainEngine:
+def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> TrainEngine:
+    """folder: a checkpoint to go on from."""
     algorithm = create_algorithm("grpo", {"kl_coefficient": 0.1, "entropy_coefficient": 0.01})
-    return TrainEngine(
-        tiny_model(setting.kind),
+    engine = TrainEngine(
+        AutoModelForCausalLM.from_pretrained(folder) if folder else tiny_model(setting.kind),
         loss=algorithm.loss,
         optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=setting.max_grad_norm),
         config=TrainConfig(
@@ -64,6 +67,9 @@ def make_engine(setting: Setting, ranks: Ranks) -> TrainEngine:
         ),
         ranks=ranks,
     )
+    if folder:
+        engine.load_optimizer(folder)
+    return engine
 
 
 def update(engine: TrainEngine) -> Update:
@@ -104,8 +110,8 @@ class EngineWorker(Worker):
         self._ranks = Ranks.join(place.url, rank=context.rank, num_ranks=context.num_ranks, device="cpu")
         self._engine: TrainEngine
 
-    def start(self, setting: Setting) -> None:
-        self._engine = make_engine(setting, self._ranks)
+    def start(self, setting: Setting, folder: Path | None = None) -> None:
+        self._engine = make_engine(setting, self._ranks, folder)
         if setting.is_local_denominator:
             own = self._engine._aggregator
             self._engine._aggregator = LocalAggregator(
@@ -122,6 +128,9 @@ class EngineWorker(Worker):
 
     def update(self) -> Update:
         return update(self._engine)
+
+    def save(self, folder: Path) -> None:
+        self._engine.copy_to_host(None).write(folder)
 
     @operation(split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:

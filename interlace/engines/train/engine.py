@@ -15,18 +15,17 @@ from pydantic import Field
 
 from interlace.core.training import Aggregation, LossFn, LossInputs
 from interlace.engines.train.aggregation import Aggregator
-from interlace.engines.train.export import ADAPTER_FOLDER, save_model
+from interlace.engines.train.export import model_files
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.minibatch import policy_values
 from interlace.engines.train.packed_engine import PackedEngine, PackingConfig, TrainedEngine, read_column
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from interlace.core.types import FloatArray, Metrics, Sample
+    from interlace.engines.train.checkpoint import Files
     from interlace.engines.train.lora import Adapter
     from interlace.engines.train.optimizer import OptimizerConfig
     from interlace.engines.train.packing import MicroBatch
@@ -104,11 +103,12 @@ class TrainEngine(TrainedEngine):
         # Beside an adapter weights never change, and what it is added to is a copy.
         return self.weights() if self._adapter else super().snapshot()
 
-    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        """Writes a Hugging Face folder of the whole model; an adapter, also alone, into ADAPTER_FOLDER of it."""
-        save_model(self.model, folder, tokenizer, weights=self.weights() if self._adapter else None)
-        if self._adapter:
-            self._adapter.save(folder / ADAPTER_FOLDER)
+    def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
+        """A Hugging Face folder of the whole model; an adapter, also alone, in ADAPTER_FOLDER of it."""
+        if self._adapter is None:
+            return super()._copy_files(tokenizer)
+        weights = {name: tensor.cpu() for name, tensor in self.weights().items()}
+        return model_files(self.model, weights, tokenizer), self._adapter.copy_to_host()
 
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch) -> None:
         dropping = self._adapter.dropping(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()

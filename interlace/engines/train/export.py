@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,14 +29,30 @@ def named_weights(model: nn.Module) -> Mapping[str, Tensor]:
     return kept
 
 
-def save_model(
-    model: PreTrainedModel,
-    path: Path,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    *,
-    weights: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Writes a folder that `from_pretrained` loads, tokenizer included. weights: others than the model's own.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ModelFiles:
+    """A folder that `from_pretrained` loads, tokenizer included."""
+
+    empty: PreTrainedModel
+    """The model without its weights, on the meta device."""
+    weights: Mapping[str, Tensor]
+    tokenizer: PreTrainedTokenizerBase | None
+
+    def write(self, folder: Path) -> None:
+        self.empty.save_pretrained(folder, state_dict={**self.weights})
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+
+
+def save_model(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    """Writes a folder that `from_pretrained` loads, tokenizer included."""
+    model_files(model, named_weights(model), tokenizer).write(path)
+
+
+def model_files(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase | None
+) -> ModelFiles:
+    """Of a model with these weights.
 
     A model that was loaded from GGUF carries a marker that makes transformers refuse to save it; it is written through
     an empty model of the same configuration without that marker.
@@ -47,6 +64,4 @@ def save_model(
         empty = type(model)(config)
     if model.can_generate():
         empty.generation_config = model.generation_config
-    empty.save_pretrained(path, state_dict=dict(model.state_dict() if weights is None else weights))
-    if tokenizer is not None:
-        tokenizer.save_pretrained(path)
+    return ModelFiles(empty=empty, weights=weights, tokenizer=tokenizer)

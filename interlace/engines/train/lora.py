@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from torch import nn
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
-from interlace.engines.train.export import named_weights
+from interlace.engines.train.checkpoint import host_copy
+from interlace.engines.train.export import ADAPTER_FOLDER, named_weights
 
 if TYPE_CHECKING:
     import peft
@@ -47,6 +49,23 @@ class LoraConfig(Config):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Of the adapter's input while training. Above 0, trained log-probs are no longer those that were sampled under,
     and the result depends on how a batch is split."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class AdapterFiles:
+    """A folder that peft's `PeftModel.from_pretrained` loads onto the base model."""
+
+    tensors: dict[str, Tensor]
+    settings: peft.LoraConfig
+
+    def write(self, folder: Path) -> None:
+        """Into ADAPTER_FOLDER of the model's folder."""
+        from safetensors.torch import save_file
+
+        own = folder / ADAPTER_FOLDER
+        own.mkdir(parents=True, exist_ok=True)
+        save_file(self.tensors, own / WEIGHTS_FILE, metadata={"format": "pt"})
+        self.settings.save_pretrained(str(own))
 
 
 class Adapter:
@@ -108,17 +127,13 @@ class Adapter:
             weights[f"{name}.weight"] = (weight + layer.get_delta_weight(NAME)).to(weight.dtype)
         return weights
 
-    def save(self, folder: Path) -> None:
-        """Writes a folder that peft's `PeftModel.from_pretrained` loads onto the base model."""
-        from safetensors.torch import save_file
-
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {f"{PREFIX}{name}": tensor.cpu().contiguous() for name, tensor in self._tensors().items()}
-        save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-        self._settings.save_pretrained(str(folder))
+    def copy_to_host(self) -> AdapterFiles:
+        """As it is now."""
+        tensors = {f"{PREFIX}{name}": host_copy(tensor).contiguous() for name, tensor in self._tensors().items()}
+        return AdapterFiles(tensors=tensors, settings=self._settings)
 
     def load(self, folder: Path) -> None:
-        """Takes what save() wrote. Raises UserError where it is of other layers or of another rank."""
+        """Takes what was written. Raises UserError where it is of other layers or of another rank."""
         from safetensors.torch import load_file
 
         found = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}

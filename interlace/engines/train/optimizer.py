@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -52,12 +52,10 @@ class OptimizerConfig(Config):
         return self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * left)
 
 
-class OptimizerState(TypedDict):
-    """What a checkpoint keeps beside the weights. Plain containers and tensors, so that torch.load reads it safely."""
-
-    adamw: dict[str, Any]
-    """torch's own layout, which is not ours to type; parameters are numbered in the model's order."""
-    step: int
+OptimizerState: TypeAlias = dict[str, "Tensor"]
+"""What a checkpoint keeps beside the weights: AdamW's own tensors, as `exp_avg.PARAMETER` and so on by the names that
+the model's parameters have, so that another number of ranks finds its part; and STEPS, the optimizer steps taken."""
+STEPS = "num_steps"
 
 
 class Optimizer:
@@ -67,7 +65,8 @@ class Optimizer:
         self.config = config
         self.step_count = 0
         """Optimizer steps taken."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        trained = [*self._named.values()]
         matrices = [parameter for parameter in trained if parameter.ndim >= 2]
         vectors = [parameter for parameter in trained if parameter.ndim < 2]
         groups = [
@@ -106,11 +105,33 @@ class Optimizer:
 
     def state_dict(self) -> OptimizerState:
         """Aliases the live tensors: copy before the next step where it is written in the background."""
-        return {"adamw": self._adamw.state_dict(), "step": self.step_count}
+        state = {
+            f"{kind}.{name}": tensor
+            for name, parameter in self._named.items()
+            for kind, tensor in self._adamw.state[parameter].items()
+        }
+        return {**state, STEPS: torch.tensor(self.step_count)}
+
+    def empty_state(self, names: Iterable[str]) -> OptimizerState:
+        """Tensors like those of a saved state, laid out over the ranks as this optimizer's are."""
+        state: OptimizerState = {STEPS: torch.tensor(0)}
+        for kind, parameter in ((name.partition(".")[0], name.partition(".")[2]) for name in names if name != STEPS):
+            # AdamW counts steps for each parameter, in a number beside it.
+            like = self._named[parameter]
+            state[f"{kind}.{parameter}"] = (
+                torch.zeros((), device=like.device) if kind == "step" else torch.zeros_like(like.detach())
+            )
+        return state
 
     def load_state_dict(self, state: OptimizerState) -> None:
-        self._adamw.load_state_dict(state["adamw"])
-        self.step_count = state["step"]
+        """Takes the tensors over."""
+        self._adamw.state.clear()
+        for key, tensor in state.items():
+            kind, _, name = key.partition(".")
+            if key == STEPS:
+                self.step_count = int(tensor)
+            else:
+                self._adamw.state[self._named[name]][kind] = tensor
 
     def tensors(self) -> Iterable[Tensor]:
         """The optimizer's own tensors (moments)."""

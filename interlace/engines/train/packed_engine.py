@@ -11,12 +11,13 @@ import torch
 from pydantic import Field
 
 from interlace.core.config import Config
-from interlace.engines.train.export import named_weights, save_model
+from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, read_optimizer
+from interlace.engines.train.export import model_files, named_weights
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
 from interlace.engines.train.optimizer import Optimizer, OptimizerConfig, OptimizerState
 from interlace.engines.train.packed_model import PackedModel
 from interlace.engines.train.packing import collate, column, placeholder, row_length, split_by_tokens
-from interlace.engines.train.ranks import Ranks
+from interlace.engines.train.ranks import Ranks, own_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,16 +175,39 @@ class TrainedEngine(PackedEngine, ABC):
         """Of the part of it that is trained."""
         return sum(parameter.nbytes for parameter in self._optimizer.parameters)
 
-    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        """Writes a Hugging Face folder."""
-        save_model(self.model, folder, tokenizer)
+    @property
+    def resident_bytes(self) -> int:
+        """Of this rank: weights, gradients and two moments. Activations come on top."""
+        weights = sum(own_part(tensor).nbytes for tensor in named_weights(self.model).values())
+        return weights + 3 * sum(own_part(parameter).nbytes for parameter in self._optimizer.parameters)
+
+    def copy_to_host(self, tokenizer: PreTrainedTokenizerBase | None) -> HostCopy:
+        """What a checkpoint holds, as it is now: to be written while training goes on. Collective."""
+        files = self._copy_files(tokenizer)
+        optimizer = {name: host_copy(tensor) for name, tensor in self.state_dict().items()}
+        return HostCopy(files=files if self._ranks.rank == 0 else (), optimizer=optimizer, ranks=self._ranks)
+
+    def load_optimizer(self, folder: Path) -> None:
+        """Restores what was written of the optimizer beside the weights, which come with the model. Collective."""
+        read_optimizer(self._optimizer, folder, self._ranks)
+
+    def close(self) -> None:
+        """Nothing is called after it."""
+        self._ranks.leave()
 
     def state_dict(self) -> OptimizerState:
-        """Optimizer, schedule and counters; the weights are saved apart. Aliases live tensors."""
+        """Of the optimizer; the weights are saved apart. Aliases live tensors."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: OptimizerState) -> None:
         self._optimizer.load_state_dict(state)
+
+    def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
+        """A Hugging Face folder."""
+        weights = self.weights()
+        if self._ranks.is_alone:  # else they are copies
+            weights = {name: host_copy(tensor) for name, tensor in weights.items()}
+        return (model_files(self.model, weights, tokenizer),)
 
     @abstractmethod
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch) -> None: ...

@@ -16,6 +16,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
@@ -24,9 +25,17 @@ T = TypeVar("T")
 class Ranks:
     """One rank's view of its group. Without arguments: a process alone, where all of it does nothing."""
 
-    def __init__(self, rank: int = 0, num_ranks: int = 1, mesh: DeviceMesh | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        num_ranks: int = 1,
+        mesh: DeviceMesh | None = None,
+        background: ProcessGroup | None = None,
+    ) -> None:
         self.rank, self.num_ranks = rank, num_ranks
         self._mesh = mesh
+        self.background = background
+        """For collectives of another thread than the one that trains, on the host."""
 
     @classmethod
     def join(cls, url: str, *, rank: int, num_ranks: int, device: str) -> Ranks:
@@ -43,7 +52,15 @@ class Ranks:
             torch.cuda.init()
         backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
         distributed.init_process_group(backend, init_method=url, rank=rank, world_size=num_ranks)
-        return cls(rank, num_ranks, init_device_mesh(where.type, (num_ranks,)))
+        mesh = init_device_mesh(where.type, (num_ranks,))
+        return cls(rank, num_ranks, mesh, distributed.new_group(backend="gloo"))
+
+    def leave(self) -> None:
+        """Ends the group, for this process."""
+        if not self.is_alone:
+            from torch import distributed
+
+            distributed.destroy_process_group()
 
     @property
     def is_alone(self) -> bool:

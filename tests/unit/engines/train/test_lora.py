@@ -105,7 +105,7 @@ def test_what_is_published_is_what_peft_merges(kind: str) -> None:
 def test_a_rollout_engine_serves_the_merged_model(tmp_path: Path) -> None:
     engine = engine_of(tiny_model(), LoraConfig(rank=4))
     train(engine)
-    engine.save(tmp_path, None)
+    engine.copy_to_host(None).write(tmp_path)
     rollout = NativeEngine(tiny_model(), max_running=4, max_tokens=256)
     rollout.update_weights(engine.weights(), 1, "recompute")
     served, saved = rollout._model.state_dict(), AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
@@ -116,7 +116,7 @@ def test_a_rollout_engine_serves_the_merged_model(tmp_path: Path) -> None:
 def test_the_adapter_is_exported_as_peft_reads_it(tmp_path: Path) -> None:
     engine = engine_of(tiny_model(), LoraConfig(rank=4))
     train(engine)
-    engine.save(tmp_path, None)
+    engine.copy_to_host(None).write(tmp_path)
     base = tiny_model()
     base.set_attn_implementation("eager")
     merged = peft.PeftModel.from_pretrained(base, tmp_path / ADAPTER_FOLDER).merge_and_unload().state_dict()
@@ -129,7 +129,7 @@ def test_a_resumed_engine_goes_on_to_the_bit(tmp_path: Path, dropout: float) -> 
     config = LoraConfig(rank=4, dropout=dropout)
     straight = engine_of(tiny_model(), config)
     train(straight, 2)
-    straight.save(tmp_path, None)
+    straight.copy_to_host(None).write(tmp_path)
     state = copy.deepcopy(straight.state_dict())
     train(straight, 2, first=2)
     resumed = engine_of(tiny_model(), config)
@@ -171,6 +171,6 @@ def test_a_layer_that_is_not_there_is_an_error_that_lists_those_that_are() -> No
 
 
 def test_an_adapter_of_another_rank_is_not_loaded(tmp_path: Path) -> None:
-    engine_of(tiny_model(), LoraConfig(rank=4)).save(tmp_path, None)
+    engine_of(tiny_model(), LoraConfig(rank=4)).copy_to_host(None).write(tmp_path)
     with pytest.raises(UserError, match=r"other layers or another rank"):
         Adapter(tiny_model(), LoraConfig(rank=2), seed=0).load(tmp_path / ADAPTER_FOLDER)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,6 +126,31 @@ def test_weights_and_moments_are_shared_out(pair: RankPair) -> None:
         )
         assert parameters < 0.6 * whole and moments == 2 * parameters
     assert sum(parameters for parameters, _ in found) == whole
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "mixtral"])
+def test_a_checkpoint_is_read_by_another_number_of_ranks(pair: RankPair, tmp_path: Path, kind: str) -> None:
+    """One saves and two go on, two save and one goes on: the steps that follow are those of an engine that went on."""
+    setting, batches = Setting(kind=kind, budget=60), [ragged_samples(6, seed=seed) for seed in range(6)]
+    engine = make_engine(setting, Ranks())
+    for batch in batches[:2]:
+        engine.accumulate(batch)
+        update(engine)
+    engine.copy_to_host(None).write(tmp_path / "one")
+    pair.start(setting, tmp_path / "one")
+    for batch in batches[2:4]:
+        engine.accumulate(batch)
+        pair.accumulate(batch)
+        expected, got = update(engine), pair.update()
+        assert same(got, expected)
+    pair.save(tmp_path / "two")
+    resumed = make_engine(setting, Ranks(), tmp_path / "two")
+    assert resumed.num_updates == 4
+    for batch in batches[4:]:
+        for each in (engine, resumed):
+            each.accumulate(batch)
+        expected, got = update(engine), update(resumed)
+        assert got.metrics["actor/loss"] == pytest.approx(expected.metrics["actor/loss"], abs=1e-5)
 
 
 @pytest.mark.slow  # two processes of its own, since it leaves one of them waiting
