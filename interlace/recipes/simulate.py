@@ -1,47 +1,29 @@
-"""A recipe on a virtual clock: the same flow, stages and schedule, with workers that only cost time."""
+"""A recipe on devices that are not there: workers only cost what a profile says."""
 
-import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from interlace.algorithms import Algorithm
-from interlace.algorithms.base import Advantages, Needs
-from interlace.core.errors import UserError
 from interlace.core.profile import Profile
-from interlace.core.training import LossInputs, LossOutputs
-from interlace.core.types import JSON, Prompt, Request, Sample, SampleGroup
-from interlace.data.stream import PromptStream
-from interlace.flows.policy import policy_optimization
-from interlace.flows.run import Ended, PolicyRun, RoleGroups, StepResult
-from interlace.observe.goodput import Ledger
-from interlace.observe.run_data import RunData, Transcript
-from interlace.recipes.assemble import assemble
+from interlace.core.types import JSON, Prompt, Request
 from interlace.recipes.compare import Outcome, names_of
 from interlace.recipes.config import Recipe
-from interlace.recipes.launch import STAGES, algorithm_of
 from interlace.recipes.load import load_recipe
-from interlace.runtime.cluster import WorkerSpec
-from interlace.runtime.group import WorkerGroup
-from interlace.runtime.sim.cluster import SimCluster
-from interlace.runtime.sim.faults import Faults
-from interlace.runtime.sim.loop import VirtualLoop
+from interlace.recipes.virtual import Simulated, SimulatedRole, run_virtually
+from interlace.runtime.sim.cluster import Around
+from interlace.runtime.sim.faults import Faults, struck_by
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
-from interlace.runtime.worker import Worker
 from interlace.schedule.placement import Device
 from interlace.simulate.lengths import ResponseLengths
 from interlace.simulate.pace import Pace
-from interlace.simulate.rollout import Length, SimulatedEngine
-from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedTrainer, zeros
-
-HANG_AFTER_S = 1e7
-"""Virtual seconds; a stall is seen at once, whatever the limit."""
+from interlace.simulate.rollout import SimulatedEngine
+from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedTrainer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,22 +35,43 @@ class Simulation:
     num_prompts: int = 8192
     """Of the data set."""
     faults: Faults = ()
-    length: Length | None = None
-    """Of each response, in place of the profile's distribution."""
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Of the virtual cluster."""
+        memory = self.profile.device_memory_bytes
+        return tuple(
+            Device(index=index, pool="sim", pool_index=index, memory_bytes=memory) for index in range(self.num_devices)
+        )
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Simulated:
-    """What came of it. Times are virtual."""
+    @property
+    def around(self) -> Around:
+        """The faults."""
+        return struck_by(self.faults)
 
-    run: RunData
-    """As read from a run's folder; nothing was written."""
-    books: Ledger
-    """Of all device-seconds, start-up included."""
-    events: Sequence[Ended]
-    """How each sample ended, in order."""
-    seconds: float
-    """From start to end."""
+    def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
+        """Prompts of the profile's mean length, without text: the recipe's own need its tokenizer."""
+        del recipe
+        ids = np.zeros(self.profile.lengths.prompt_tokens, np.int32)
+        return [Prompt(uid=f"p{n}", token_ids=ids, text="", answer="") for n in range(self.num_prompts)]
+
+    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
+        """Workers that only cost time."""
+        profile, pace = self.profile, Pace(self.profile)
+        lengths = ResponseLengths(lengths=profile.lengths, seed=recipe.seed)
+
+        def length(request: Request) -> float:
+            return lengths.of(request.uid, request.attempt, request.sample_index)
+
+        engine = partial(SimulatedEngine, costs=profile.rollout, length=length, pace=pace)
+        reference = partial(SimulatedInference, costs=profile.reference or profile.actor.inference, pace=pace)
+        return {
+            "rollout": (engine, SimulatedEngine),
+            "reward": (partial(SimulatedReward, costs=profile.reward, seed=recipe.seed), SimulatedReward),
+            "reference": (reference, SimulatedInference),
+            "critic": (partial(SimulatedTrainer, costs=profile.critic or profile.actor, pace=pace), SimulatedTrainer),
+            "actor": (partial(SimulatedTrainer, costs=profile.actor, pace=pace), SimulatedTrainer),
+        }
 
 
 def simulate(
@@ -80,15 +83,10 @@ def simulate(
     Raises UserError for what cannot work, and what a run on any other cluster raises: HangError, RemoteError,
     WorkerDiedError.
     """
-    loop = VirtualLoop()
-    # asyncio wants a current loop where futures are made without one.
-    asyncio.set_event_loop(loop)
-    try:
-        return loop.run_until_complete(_Session(recipe, simulation).run(name, timeline))
-    finally:
-        loop.on_stall = lambda: True
-        loop.close()
-        asyncio.set_event_loop(None)
+    def recorder() -> TraceFile | NoRecorder:
+        return TraceFile(timeline, simulation.devices) if timeline else NoRecorder()
+
+    return run_virtually(recipe, simulation, name=name, recorder=recorder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,159 +132,3 @@ def _variant(name: str, recipe: Recipe, simulation: Simulation, timeline: Path |
     simulated = simulate(recipe, simulation, name=name, timeline=timeline)
     cpu_s = time.process_time() - start_s
     return SimulatedVariant(outcome=Outcome.of(name, simulated.run), simulated=simulated, cpu_s=cpu_s)
-
-
-class _Session:
-    """One run, observed."""
-
-    def __init__(self, recipe: Recipe, simulation: Simulation) -> None:
-        self._recipe, self._simulation = recipe, simulation
-        self._algorithm = Timed(algorithm_of(recipe))
-        self._results: list[StepResult] = []
-        self._events: list[Ended] = []
-
-    async def run(self, name: str, timeline: Path | None) -> Simulated:
-        recipe, simulation = self._recipe, self._simulation
-        cluster = SimCluster(
-            devices_of(simulation),
-            recipe.schedule.resolved,
-            hang_after_s=HANG_AFTER_S,
-            faults=simulation.faults,
-        )
-        prompts = PromptStream(synthetic_prompts(simulation), recipe.seed)
-        try:
-            groups = await _launch(cluster, recipe, self._algorithm.needs, simulation)
-            ready = await assemble(cluster, recipe, self._algorithm, groups, prompts, self)
-            with cluster.timeline.recorded_by(TraceFile(timeline, cluster.devices) if timeline else NoRecorder()):
-                await cluster.run(_flow(ready.run))
-                books = ready.run.books()
-        finally:
-            await cluster.shutdown()
-        self._record(ready.run.finish())
-        if not self._results:
-            raise UserError("the recipe's data ended before its first step: nothing was simulated.")
-        run = RunData(
-            name=name,
-            folder=Path(),
-            rows=[result.metrics for result in self._results],
-            transcripts=[_transcript(result.step, ended) for result in self._results for ended in result.ended],
-        )
-        return Simulated(
-            run=run,
-            books=books,
-            events=self._events,
-            seconds=cluster.clock.now(),
-        )
-
-    async def on_step(self, result: StepResult) -> bool:
-        """Never stops."""
-        self._results.append(result)
-        self._record(result.ended)
-        return True
-
-    def _record(self, ended: Sequence[Ended]) -> None:
-        self._events.extend(ended)
-
-
-async def _flow(run: PolicyRun) -> None:
-    await run.start()
-    await policy_optimization(run)
-
-
-def devices_of(simulation: Simulation) -> tuple[Device, ...]:
-    """The devices of the virtual cluster."""
-    memory = simulation.profile.device_memory_bytes
-    return tuple(
-        Device(index=index, pool="sim", pool_index=index, memory_bytes=memory)
-        for index in range(simulation.num_devices)
-    )
-
-
-def synthetic_prompts(simulation: Simulation) -> list[Prompt]:
-    """Prompts of the profile's mean length, without text."""
-    token_ids = np.zeros(simulation.profile.lengths.prompt_tokens, np.int32)
-    return [Prompt(uid=f"p{n}", token_ids=token_ids, text="", answer="") for n in range(simulation.num_prompts)]
-
-
-class Timed(Algorithm):
-    """An algorithm of which only what costs time is left: what it needs, and which groups it keeps."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        super().__init__(algorithm.settings)
-        self._algorithm = algorithm
-
-    @property
-    def needs(self) -> Needs:
-        return self._algorithm.needs
-
-    @property
-    def is_group_relative(self) -> bool:
-        return self._algorithm.is_group_relative
-
-    def keeps(self, group: SampleGroup) -> bool:
-        return self._algorithm.keeps(group)
-
-    def advantages(self, group: SampleGroup) -> Advantages:
-        """Zeros."""
-        return Advantages(advantages=zeros(group.samples))
-
-    def loss(self, inputs: LossInputs) -> LossOutputs:
-        raise TypeError(f"simulated workers compute no loss, and got {inputs.num_samples} samples")
-
-
-async def _launch(cluster: SimCluster, recipe: Recipe, needs: Needs, simulation: Simulation) -> RoleGroups:
-    profile = simulation.profile
-    lengths, pace = ResponseLengths(lengths=profile.lengths, seed=recipe.seed), Pace(profile)
-
-    def length(request: Request) -> float:
-        return lengths.of(request.uid, request.attempt, request.sample_index)
-
-    async def role(name: str, make: Callable[..., Worker], kind: type[Worker]) -> list[WorkerGroup[Worker]]:
-        return [
-            await cluster.launch(
-                WorkerSpec(
-                    name=f"{name}/{number}",
-                    factory=make,
-                    worker_class=kind,
-                    devices=devices,
-                    stage=STAGES[name],
-                    preemptible=name == "rollout",
-                )
-            )
-            for number, devices in enumerate(cluster.place(name))
-        ]
-
-    engine = partial(SimulatedEngine, costs=profile.rollout, length=simulation.length or length, pace=pace)
-    reward = WorkerSpec(
-        name="reward",
-        factory=partial(SimulatedReward, costs=profile.reward, seed=recipe.seed),
-        worker_class=SimulatedReward,
-        stage=STAGES["reward"],
-    )
-    has_critic = needs.critic or needs.process_reward
-    critic = partial(SimulatedTrainer, costs=profile.critic or profile.actor, pace=pace)
-    critics = await role("critic", critic, SimulatedTrainer) if has_critic else []
-    actor = partial(SimulatedTrainer, costs=profile.actor, pace=pace)
-    reference = partial(SimulatedInference, costs=profile.reference or profile.actor.inference, pace=pace)
-    return RoleGroups(
-        rollout=await role("rollout", engine, SimulatedEngine),
-        reward=await cluster.launch(reward),
-        reference=await role("reference", reference, SimulatedInference) if needs.reference else [],
-        critic=critics[0] if critics else None,
-        actor=(await role("actor", actor, SimulatedTrainer))[0],
-    )
-
-
-def _transcript(step: int, ended: Ended) -> Transcript:
-    sample: Sample = ended.sample
-    return Transcript(
-        step=step,
-        uid=sample.prompt.uid,
-        prompt="",
-        response="",
-        num_tokens=sample.num_tokens,
-        reward=sample.reward,
-        version_min=None,
-        version_max=None,
-        event=str(ended.event),
-    )

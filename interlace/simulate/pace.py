@@ -45,7 +45,7 @@ class Pace:
         return job
 
     async def finish(self, job: Job) -> float:
-        """Waits for its end. Returns how much of it was done, in its own seconds: less than all where it was stopped."""
+        """Waits for its end. Returns how much was done, in its own seconds: less than all where it was stopped."""
         try:
             await job.ended
         finally:

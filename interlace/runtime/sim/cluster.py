@@ -2,18 +2,19 @@
 
 import asyncio
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from interlace.core.errors import HangError, RemoteError, UserError
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Ran, Rank, turn_of
-from interlace.runtime.sim.faults import Faults, FaultyRank
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+
+Around = Callable[[Rank, WorkerContext], Rank]
 
 
 class InlineRank:
@@ -49,14 +50,19 @@ class SimCluster(Cluster):
     """Must be made on a running VirtualLoop."""
 
     def __init__(
-        self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float, faults: Faults = ()
+        self,
+        devices: Sequence[Device],
+        schedule: Schedule,
+        *,
+        hang_after_s: float,
+        around: Around = lambda rank, _context: rank,
     ) -> None:
-        """faults: what is to go wrong."""
+        """around: puts something around each rank."""
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualLoop):
             raise ValueError(f"a SimCluster runs on a VirtualLoop, not on a {type(loop).__name__}")
-        self._loop, self._faults = loop, tuple(faults)
+        self._loop, self._around = loop, around
 
     def _watch(self) -> None:
         # On a virtual clock a stall is an event, seen exactly; nobody has to look now and then.
@@ -76,5 +82,4 @@ class SimCluster(Cluster):
             raise
         except Exception as error:
             raise RemoteError(context.group, context.rank, "__init__", traceback.format_exc()) from error
-        faults = [fault for fault in self._faults if fault.group == context.group]
-        return FaultyRank(rank, faults) if faults else rank
+        return self._around(rank, context)

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from interlace.core.errors import WorkerDiedError
 from interlace.runtime.group import Ran, Rank
+from interlace.runtime.sim.cluster import Around
+from interlace.runtime.worker import WorkerContext
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,16 @@ class Fault:
 
 
 Faults = Sequence[Fault]
+
+
+def struck_by(faults: Faults) -> Around:
+    """Puts the faults of its group around each rank."""
+
+    def around(rank: Rank, context: WorkerContext) -> Rank:
+        mine = [fault for fault in faults if fault.group == context.group]
+        return FaultyRank(rank, mine) if mine else rank
+
+    return around
 
 
 class FaultyRank:
