@@ -133,27 +133,31 @@ class KernelAttention:
 
     def __init__(self, pool: KVPool, store: KVStore, longest: int) -> None:
         self.library = kernels.load()
-        self._pool, self._store = pool, store
+        self.pool, self._store = pool, store
         self.name = "c++ kernel"
         self.seconds = 0.0
-        self.tokens = kernels.Tokens()
+        self._tokens = kernels.Tokens()
         self._held: tuple[Int64Array, Int64Array] | None = None
         self._scratch: dict[int, Tensor] = {}
         self._scratch_row = (longest + 15) // 8 * 8
 
     def begin(self, rows: Int64Array, positions: Int64Array) -> None:
         self._held = (rows, positions)  # keeps the memory that the pointers mean
+        self.describe(self._tokens, rows, positions)
+
+    def describe(self, tokens: kernels.Tokens, rows: Int64Array, positions: Int64Array) -> None:
+        """Makes `tokens` the kernel's view of rows and positions [T]. Valid while these live."""
         table = self._store.page_table
-        self.tokens.count = len(rows)
-        self.tokens.row, self.tokens.position = rows.ctypes.data, positions.ctypes.data
-        self.tokens.page_table, self.tokens.pages_per_row = table.ctypes.data, table.shape[1]
-        self.tokens.page_shift = self._store.page_shift
+        tokens.count = len(rows)
+        tokens.row, tokens.position = rows.ctypes.data, positions.ctypes.data
+        tokens.page_table, tokens.pages_per_row = table.ctypes.data, table.shape[1]
+        tokens.page_shift = self._store.page_shift
 
     def arguments(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, out: Tensor, traits: AttentionTraits
     ) -> kernels.Attention:
         """The kernel's view of a layer's tensors. Valid while they live and the pool is not reallocated."""
-        shape, group = self._pool.layers[layer], query.shape[1] // key.shape[1]
+        shape, group = self.pool.layers[layer], query.shape[1] // key.shape[1]
         if group not in self._scratch:
             self._scratch[group] = torch.zeros(group + 1, self._scratch_row + group)
         scratch = self._scratch[group]
@@ -162,7 +166,7 @@ class KernelAttention:
             query=query.data_ptr(), key=key.data_ptr(), value=value.data_ptr(),
             query_token=query.stride(0), query_head=query.stride(1), key_token=key.stride(0), key_head=key.stride(1),
             value_token=value.stride(0), value_head=value.stride(1), out=out.data_ptr(),
-            key_pool=self._pool.keys[layer].data_ptr(), value_pool=self._pool.values[layer].data_ptr(),
+            key_pool=self.pool.keys[layer].data_ptr(), value_pool=self.pool.values[layer].data_ptr(),
             heads=query.shape[1], kv_heads=shape.kv_heads, key_dim=shape.key_dim, value_dim=shape.value_dim,
             scale=traits.scale, softcap=traits.softcap, window=traits.window,
             sinks=None if sinks is None else sinks.data_ptr(),
@@ -171,7 +175,7 @@ class KernelAttention:
 
     def run(self, arguments: kernels.Attention) -> None:
         """Attends with prepared arguments."""
-        self.library.attention(ctypes.byref(self.tokens), ctypes.byref(arguments))
+        self.library.attention(ctypes.byref(self._tokens), ctypes.byref(arguments))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:
         start = time.perf_counter()

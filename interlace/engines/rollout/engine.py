@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Metrics, Request, SamplingParams
 from interlace.engines.rollout.counters import Counters
-from interlace.engines.rollout.fused import FusedRunner
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.limits import Limits
 from interlace.engines.rollout.live_weights import LiveWeights
@@ -169,8 +168,7 @@ class NativeEngine:
         if self._saved is None:
             return
         self._pool.allocate()
-        if isinstance(self._runner, FusedRunner):
-            self._runner.rebind()
+        self._runner.rebind()
         for row, content in self._saved.items():
             self._pool.write(self._store.cells(row, int(self._table.num_computed[row])), content)
         self._saved = None

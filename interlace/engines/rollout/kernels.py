@@ -10,14 +10,14 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).parent / "cpp" / "kernels.cpp"
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", "-std=c++17")
 
 _I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
 class Tokens(ctypes.Structure):
-    """Mirror of `Tokens` in kernels.cpp."""
+    """Mirror of `Tokens` in attention.h."""
 
     _fields_ = [
         ("count", _I64),
@@ -30,7 +30,7 @@ class Tokens(ctypes.Structure):
 
 
 class Attention(ctypes.Structure):
-    """Mirror of `Attention` in kernels.cpp."""
+    """Mirror of `Attention` in attention.h."""
 
     _fields_ = [
         *((name, _PTR) for name in ("query", "key", "value")),
@@ -46,30 +46,42 @@ class Attention(ctypes.Structure):
     ]
 
 
-class Norm(ctypes.Structure):
-    """Mirror of `Norm` in kernels.cpp."""
-
-    _fields_ = [("dim", _I64), *((name, _PTR) for name in ("residual", "add", "weight", "out")), ("epsilon", _F32)]
-
-
-class Rotary(ctypes.Structure):
-    """Mirror of `Rotary` in kernels.cpp."""
+class Layer(ctypes.Structure):
+    """Mirror of `Layer` in decoder.h."""
 
     _fields_ = [
-        *((name, _PTR) for name in ("qkv", "bias", "query_norm", "key_norm", "cos", "sin")),
-        *((name, _I64) for name in ("heads", "kv_heads", "head_dim", "rotary_dim")),
+        *((name, _PTR) for name in ("input_norm", "query", "key", "value", "out", "post_norm", "gate", "up", "down")),
+        *((name, _PTR) for name in ("query_bias", "key_bias", "value_bias", "query_norm", "key_norm", "sinks")),
+        *((name, _PTR) for name in ("key_pool", "value_pool")),
+        ("window", _I64),
+        *((name, _F32) for name in ("scale", "softcap", "epsilon", "norm_epsilon")),
+    ]
+
+
+class Decoder(ctypes.Structure):
+    """Mirror of `Decoder` in decoder.h."""
+
+    _fields_ = [
+        *((name, _I64) for name in ("num_layers", "hidden", "heads", "kv_heads")),
+        *((name, _I64) for name in ("head_dim", "inner", "vocab", "rotary_dim")),
+        *((name, _PTR) for name in ("layers", "embedding", "norm", "head", "cos", "sin")),
         ("epsilon", _F32),
     ]
 
 
-class Gate(ctypes.Structure):
-    """Mirror of `Gate` in kernels.cpp."""
+class Buffers(ctypes.Structure):
+    """Mirror of `Buffers` in decoder.h."""
 
-    _fields_ = [("dim", _I64), ("gate_up", _PTR), ("out", _PTR)]
+    _fields_ = [
+        *((name, _PTR) for name in ("residual", "normed", "qkv", "attended", "gate_up", "logits", "scratch")),
+        ("scratch_row", _I64),
+        ("inverse", _PTR),
+        ("attention_s", ctypes.c_double),
+    ]
 
 
 class Sampling(ctypes.Structure):
-    """Mirror of `Sampling` in kernels.cpp."""
+    """Mirror of `Sampling` in sampling.h."""
 
     _fields_ = [
         *((name, _I64) for name in ("count", "vocab", "stride")),
@@ -79,9 +91,7 @@ class Sampling(ctypes.Structure):
 
 _SIGNATURES: dict[str, list[type]] = {
     "attention": [_PTR, _PTR],
-    "rotary_attention": [_PTR, _PTR, _PTR],
-    "add_norm": [_PTR, _I64],
-    "silu_gate": [_PTR, _I64],
+    "decode": [_PTR, _PTR, _PTR, _PTR, _I64, _PTR],
     "sample": [_PTR],
 }
 
@@ -112,7 +122,8 @@ def load() -> ctypes.CDLL:
 def _cached_path(compiler: str) -> Path:
     """One file a source, flags, compiler and processor, below the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "interlace"
-    identity = [SOURCE.read_text(), *FLAGS, compiler, platform.machine(), _processor()]
+    sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir()) if path.suffix in (".cpp", ".h")]
+    identity = [*sources, *FLAGS, compiler, platform.machine(), _processor()]
     return cache / f"kernels-{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()[:16]}.so"
 
 

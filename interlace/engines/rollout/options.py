@@ -24,7 +24,7 @@ class EngineOptions(Config):
     """Contiguous slots, or pages."""
     prefix_cache: bool = True
     """Ended sequences leave their cells to whoever shares a prefix, until they are needed."""
-    fuse: bool = True
-    """Fused matrix products where the model has that shape; else the transformers model itself."""
+    compile_decoder: bool = True
+    """The whole forward pass in C++ where the model has the Llama shape; else the transformers model itself."""
     compile_kernels: bool = True
     """C++ kernels where there is a compiler; else torch operations."""

@@ -13,6 +13,8 @@ from interlace.engines.rollout.kv_store import Int64Array
 class PlainRunner:
     """Runs each row by itself with the model's own attention and, where that works, the model's own cache."""
 
+    invariance = "rows run alone"
+
     def __init__(self, model: PreTrainedModel, *, use_cache: bool) -> None:
         self._model, self._use_cache = model, use_cache
         self.dtype, self.name = model.dtype, "one sequence at a time"
@@ -43,6 +45,9 @@ class PlainRunner:
         )
         self._caches[row] = out.past_key_values
         return out.logits[0]
+
+    def rebind(self) -> None:
+        """Nothing to do: the model finds its own."""
 
     def clear(self) -> None:
         """Drops what is cached; every row has to start again at 0."""

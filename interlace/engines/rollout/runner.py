@@ -25,17 +25,25 @@ class Runner(Protocol):
     name: str
     dtype: torch.dtype
     """Of the weights."""
+    invariance: str
+    """What makes a row's bits independent of the other rows, where they are."""
 
     def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
-        """token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N]: tokens whose logits are returned.
+        """token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N], ascending: whose logits to return.
 
-        Returns [at least N, vocabulary]; what follows the first N rows is padding.
+        Returns [at least N, vocabulary], which the next call may overwrite; what follows the first N rows is padding.
         """
+        ...
+
+    def rebind(self) -> None:
+        """The KV pool or the model's parameters lie elsewhere now."""
         ...
 
 
 class ModelRunner:
     """The transformers model itself, its attention served by a backend."""
+
+    invariance = f"rows are padded to {PAD_ROWS}"
 
     def __init__(self, model: PreTrainedModel, hub: AttentionHub, backend: AttentionBackend, spare_row: int) -> None:
         self._model, self._hub, self._backend, self._spare_row = model, hub, backend, spare_row
@@ -56,3 +64,6 @@ class ModelRunner:
             logits_to_keep=torch.from_numpy(pad(wanted, 0)).to(device),
         )
         return out.logits[0]
+
+    def rebind(self) -> None:
+        """Nothing to do: the model finds its own."""

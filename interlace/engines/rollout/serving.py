@@ -8,13 +8,13 @@ from transformers import PreTrainedModel
 
 from interlace.engines.rollout import kernels
 from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
-from interlace.engines.rollout.fused import FusedRunner, fused_layers
+from interlace.engines.rollout.decoder import DecoderRunner, is_llama_shaped
 from interlace.engines.rollout.kv_store import KVPool, KVStore, PagedStore, SlotStore
 from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
 from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.plain import PlainRunner
 from interlace.engines.rollout.protocol import EngineReport
-from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
+from interlace.engines.rollout.runner import ModelRunner, Runner
 from interlace.engines.rollout.verify import Probe, probe_prompts, reference_logits, routing_fault
 
 _SPARE_CELLS = 16
@@ -87,10 +87,9 @@ def _serve_routed(
     store = _store(pool, config)
     attention = _attention(pool, store, config, notes)
     runners: list[Runner] = [ModelRunner(model, routed.hub, attention, config.max_running)]
-    if config.options.fuse and isinstance(attention, KernelAttention):
-        layers = fused_layers(model, routed)
-        if layers is not None:
-            runners.insert(0, FusedRunner(model, layers, attention, min(config.longest, store.longest)))
+    if config.options.compile_decoder and isinstance(attention, KernelAttention) and is_llama_shaped(model):
+        longest = min(config.longest, store.longest)
+        runners.insert(0, DecoderRunner(model, routed, attention, longest, config.options.num_threads))
     for runner in runners:
         probe = Probe(runner, store, config.max_running)
         fault = probe.logits_fault(prompts, expected)
@@ -99,8 +98,7 @@ def _serve_routed(
         if fault is None:
             report = EngineReport(
                 invariant=variance is None,
-                reason=variance
-                or f"verified on this model: rows padded to {PAD_ROWS}, chunks and company changed no bit",
+                reason=variance or f"verified on this model: chunks and company changed no bit; {runner.invariance}",
                 attention=f"{config.options.kv}, {attention.name}, {runner.name}",
                 notes=tuple(notes),
             )

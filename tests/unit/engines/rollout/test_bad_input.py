@@ -89,7 +89,7 @@ def test_diverged_weights_are_an_error_not_garbage(make_model: ModelMaker) -> No
 
 def test_a_model_without_its_engine_says_so(make_model: ModelMaker) -> None:
     model = make_model()
-    engine = NativeEngine(model, options=EngineOptions(fuse=False))
+    engine = NativeEngine(model, options=EngineOptions(compile_decoder=False))
     engine.generate([[1]], SamplingParams(max_new_tokens=2))
     import copy
 

@@ -63,7 +63,7 @@ def resumed(partial: Completion) -> Request:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["dense", "dense, transformers model", "moe", "pages"])
+@pytest.fixture(scope="module", params=["dense", "dense, two threads", "dense, transformers model", "moe", "pages"])
 def alone(
     request: pytest.FixtureRequest, tiny: Callable[[], PreTrainedModel]
 ) -> tuple[Callable[..., NativeEngine], dict[int, Answer]]:
@@ -71,11 +71,15 @@ def alone(
     kind = request.param
 
     def make(max_running: int = 64, max_tokens: int = 4096, max_batch_tokens: int = 2048) -> NativeEngine:
+        options = EngineOptions(
+            compile_decoder=kind != "dense, transformers model",
+            kv="pages" if kind == "pages" else "slots",
+            steps_per_schedule=3 if kind == "pages" else 1,
+            num_threads=2 if kind == "dense, two threads" else 1,
+        )
         return NativeEngine(
             moe_model() if kind == "moe" else tiny(), max_running=max_running, max_tokens=max_tokens,
-            max_batch_tokens=max_batch_tokens, options=EngineOptions(fuse=kind != "dense, transformers model",
-                kv="pages" if kind == "pages" else "slots", steps_per_schedule=3 if kind == "pages" else 1,
-            ),
+            max_batch_tokens=max_batch_tokens, options=options,
         )  # fmt: skip
 
     engine = make()

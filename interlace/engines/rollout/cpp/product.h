@@ -1,0 +1,147 @@
+// Matrix products x @ weight^T on one CPU thread, float32, on the weights as the model stores them.
+//
+// A sum over k is kept in the lanes of one vector, lane by lane in order of k, and its lanes are added by one tree: in the
+// same order for any number of rows, so that a row's bits do not depend on how many share the call. Weights are read
+// once for each block of rows and never packed: what few rows cost is the time to read them.
+
+#pragma once
+
+#include "vectors.h"
+
+// The tile of sums that fits the registers: 3 rows of x by `tile_width` rows of the weight.
+#ifdef __AVX512F__
+typedef float lanes __attribute__((vector_size(64)));
+typedef v8 sums;
+#else
+typedef v8 lanes;
+typedef float sums __attribute__((vector_size(16)));
+#endif
+constexpr int64_t num_lanes = sizeof(lanes) / sizeof(float), tile_width = sizeof(sums) / sizeof(float), tile_rows = 3;
+constexpr int64_t longest_part = 640;           // of k: a tile's part of the weight stays in the first-level cache
+constexpr int64_t block_floats = 96 * 1024;     // of x: what every tile of the weight meets stays in the second-level one
+
+// Holds a value in a register. Else the compiler reads it again for each product, and the loads become the limit.
+#if defined(__x86_64__)
+#define IN_REGISTER(x) asm("" : "+v"(x))
+#elif defined(__aarch64__) && !defined(__clang__)
+#define IN_REGISTER(x) asm("" : "+w"(x))
+#else
+#define IN_REGISTER(x)
+#endif
+
+static inline lanes load_lanes(const float* p, int64_t count = num_lanes) {
+  lanes r{};
+  std::memcpy(&r, p, count < num_lanes ? count * sizeof(float) : sizeof r);
+  return r;
+}
+
+#ifdef __AVX512F__
+static inline v8 fold(lanes x) {
+  return SHUFFLE(x, x, 0, 1, 2, 3, 4, 5, 6, 7) + SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+static inline sums add_lanes(const lanes* x) {
+  return pairs4(pairs2(pairs1(fold(x[0]), fold(x[1])), pairs1(fold(x[2]), fold(x[3]))),
+                pairs2(pairs1(fold(x[4]), fold(x[5])), pairs1(fold(x[6]), fold(x[7]))));
+}
+#else
+static inline sums add_lanes(const lanes* x) {
+  const v8 both = pairs2(pairs1(x[0], x[1]), pairs1(x[2], x[3]));
+  return SHUFFLE(both, both, 0, 1, 2, 3) + SHUFFLE(both, both, 4, 5, 6, 7);
+}
+#endif
+
+// found[R] = x[R, count] @ weight[tile_width, count]^T. `ahead`: of the weight, asked for meanwhile where FETCH.
+template <int R, bool FETCH>
+static inline void tile(const float* x, int64_t x_row, const float* weight, int64_t weight_row, int64_t count,
+                        const float* ahead, sums* found) {
+  lanes acc[R][tile_width];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int c = 0; c < tile_width; ++c) acc[r][c] = lanes{};
+  int64_t k = 0;
+  for (; k + num_lanes <= count; k += num_lanes) {
+    lanes a[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) a[r] = load_lanes(x + r * x_row + k);
+#pragma GCC unroll 8
+    for (int c = 0; c < tile_width; ++c) {
+      if (FETCH) __builtin_prefetch(ahead + c * weight_row + k, 0, 2);
+      lanes b = load_lanes(weight + c * weight_row + k);
+      IN_REGISTER(b);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) acc[r][c] += a[r] * b;
+    }
+  }
+  if (k < count)
+    for (int c = 0; c < tile_width; ++c)
+      for (int r = 0; r < R; ++r)
+        acc[r][c] += load_lanes(x + r * x_row + k, count - k) * load_lanes(weight + c * weight_row + k, count - k);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) found[r] = add_lanes(acc[r]);
+}
+
+// Where a product's tiles lie and where their sums go.
+struct Product {
+  const float* x;       // [count, depth], a row every x_row elements
+  int64_t x_row, count, depth;
+  const float* weight;  // [width, depth]
+  int64_t width;
+  float* out;           // [count, width], a row every out_row elements
+  int64_t out_row;
+  bool add;             // to what is in out
+};
+
+template <int R, bool FETCH>
+static inline void tile_to_out(const Product& p, int64_t row, int64_t column, int64_t k, int64_t part, const float* weight,
+                               int64_t weight_row, const float* ahead) {
+  sums found[R];
+  tile<R, FETCH>(p.x + row * p.x_row + k, p.x_row, weight, weight_row, part, ahead, found);
+  const int64_t left = p.width - column;
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    float* out = p.out + (row + r) * p.out_row + column;
+    sums old{};
+    if (left >= tile_width) {
+      if (p.add || k) std::memcpy(&old, out, sizeof old);
+      old += found[r];
+      std::memcpy(out, &old, sizeof old);
+    } else {
+      for (int c = 0; c < left; ++c) out[c] = p.add || k ? out[c] + found[r][c] : found[r][c];
+    }
+  }
+}
+
+// All rows of a block against one tile of the weight.
+static inline void rows_by_tile(const Product& p, int64_t first, int64_t last, int64_t column, int64_t k, int64_t part) {
+  const float* weight = p.weight + column * p.depth + k;
+  int64_t weight_row = p.depth;
+  float padded[tile_width * longest_part];
+  if (p.width - column < tile_width) {
+    std::memset(padded, 0, sizeof padded);
+    for (int64_t c = 0; c < p.width - column; ++c)
+      std::memcpy(padded + c * longest_part, weight + c * p.depth, part * sizeof(float));
+    weight = padded, weight_row = longest_part;
+  }
+  const bool more = p.width - column >= 3 * tile_width;
+  const float* ahead = more ? weight + 2 * tile_width * p.depth : weight;
+  int64_t row = first;
+  if (row + tile_rows <= last) tile_to_out<tile_rows, true>(p, row, column, k, part, weight, weight_row, ahead), row += tile_rows;
+  for (; row + tile_rows <= last; row += tile_rows)
+    tile_to_out<tile_rows, false>(p, row, column, k, part, weight, weight_row, ahead);
+  auto rest = row == first ? last - row == 2 ? tile_to_out<2, true> : tile_to_out<1, true>
+                           : last - row == 2 ? tile_to_out<2, false> : tile_to_out<1, false>;
+  if (row < last) rest(p, row, column, k, part, weight, weight_row, ahead);
+}
+
+static void multiply(const Product& p) {
+  const int64_t parts = (p.depth + longest_part - 1) / longest_part;
+  const int64_t part = ((p.depth + parts - 1) / parts + num_lanes - 1) / num_lanes * num_lanes;
+  const int64_t fitting = block_floats / p.depth / tile_rows * tile_rows, block = fitting < 8 * tile_rows ? 8 * tile_rows : fitting;
+  for (int64_t first = 0; first < p.count; first += block) {
+    const int64_t last = first + block < p.count ? first + block : p.count;
+    for (int64_t column = 0; column < p.width; column += tile_width)
+      for (int64_t k = 0; k < p.depth; k += part)
+        rows_by_tile(p, first, last, column, k, k + part < p.depth ? part : p.depth - k);
+  }
+}

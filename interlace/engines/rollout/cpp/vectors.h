@@ -1,0 +1,61 @@
+// Vectors of eight floats, in GCC's and Clang's own notation: one source for every processor.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+
+static inline v8 load8(const float* p) { v8 r; std::memcpy(&r, p, sizeof r); return r; }
+static inline void store8(float* p, v8 x) { std::memcpy(p, &x, sizeof x); }
+static inline v8 set8(float x) { return v8{x, x, x, x, x, x, x, x}; }
+static inline float sum8(v8 x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
+
+// exp by Cephes' polynomial (relative error about 1e-7); the argument is at most 0 here.
+static inline v8 exp8(v8 x) {
+  x = x < set8(-87.0f) ? set8(-87.0f) : x;
+  const v8 magic = set8(12582912.0f);  // 1.5 * 2^23: adding and taking it away again rounds to an integer
+  v8 n = (x * set8(1.44269504088896341f) + magic) - magic;
+  v8 r = x - n * set8(0.693359375f) - n * set8(-2.12194440e-4f);
+  v8 p = set8(1.9875691500e-4f);
+  p = p * r + set8(1.3981999507e-3f);
+  p = p * r + set8(8.3334519073e-3f);
+  p = p * r + set8(4.1665795894e-2f);
+  p = p * r + set8(1.6666665459e-1f);
+  p = p * r + set8(5.0000001201e-1f);
+  p = p * r * r + r + set8(1.0f);
+  i8 e = (__builtin_convertvector(n, i8) + 127) << 23;
+  v8 scale;
+  std::memcpy(&scale, &e, sizeof scale);
+  return p * scale;
+}
+static inline float exp1(float x) { return exp8(set8(x))[0]; }
+
+static inline float dot(const float* a, const float* b, int64_t n) {
+  v8 acc = set8(0.0f);
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) acc += load8(a + i) * load8(b + i);
+  float rest = 0.0f;
+  for (; i < n; ++i) rest += a[i] * b[i];
+  return sum8(acc) + rest;
+}
+
+static inline void add_scaled(float* out, float weight, const float* x, int64_t n) {
+  const v8 w = set8(weight);
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) store8(out + i, load8(out + i) + w * load8(x + i));
+  for (; i < n; ++i) out[i] += weight * x[i];
+}
+
+#define SHUFFLE __builtin_shufflevector
+static inline v8 pairs1(v8 a, v8 b) { return SHUFFLE(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(a, b, 1, 9, 3, 11, 5, 13, 7, 15); }
+static inline v8 pairs2(v8 a, v8 b) { return SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15); }
+static inline v8 pairs4(v8 a, v8 b) { return SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
+
+static void rms_norm(const float* x, const float* weight, float* out, int64_t dim, float epsilon) {
+  const float scale = 1.0f / std::sqrt(dot(x, x, dim) / float(dim) + epsilon);
+  for (int64_t k = 0; k < dim; ++k) out[k] = x[k] * scale * weight[k];
+}

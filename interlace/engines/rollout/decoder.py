@@ -1,0 +1,201 @@
+"""The forward pass of decoders of the Llama shape in one C++ call, on the model's own weights.
+
+It is used only where it gives the logits of the transformers model on a probe. It reads the parameters where they lie,
+so an update in place reaches both; where parameters are replaced, rebind() follows.
+"""
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from interlace.engines.rollout import kernels
+from interlace.engines.rollout.attention import AttentionTraits, KernelAttention
+from interlace.engines.rollout.kv_store import Int64Array
+from interlace.engines.rollout.model_setup import RoutedModel
+
+_FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
+_WEIGHTS = {
+    "input_norm": "input_layernorm.weight",
+    "query": "self_attn.q_proj.weight",
+    "key": "self_attn.k_proj.weight",
+    "value": "self_attn.v_proj.weight",
+    "out": "self_attn.o_proj.weight",
+    "post_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+"""The kernel's name of a weight, and the model's."""
+_OPTIONAL = {
+    "query_bias": "self_attn.q_proj.bias",
+    "key_bias": "self_attn.k_proj.bias",
+    "value_bias": "self_attn.v_proj.bias",
+    "query_norm": "self_attn.q_norm.weight",
+    "key_norm": "self_attn.k_norm.weight",
+}
+
+
+def is_llama_shaped(model: PreTrainedModel) -> bool:
+    """Whether the model's modules and parameters are those that the C++ decoder knows."""
+    decoder = dict(model.named_children()).get("model", model)
+    if {name for name, _ in decoder.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
+        return False
+    head = dict(model.named_children()).get("lm_head")
+    rotation = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if head is None or [name for name, _ in head.named_parameters()] != ["weight"] or rotation not in _FIXED_ROTATIONS:
+        return False
+    layers = list(decoder.get_submodule("layers").children())
+    shapes = {tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters()) for layer in layers}
+    contiguous = all(parameter.is_contiguous() for parameter in model.parameters())
+    return len(shapes) == 1 and contiguous and all(_is_known(layer) for layer in layers)
+
+
+def _is_known(layer: nn.Module) -> bool:
+    names = {name for name, _ in layer.named_parameters()}
+    known = set(_WEIGHTS.values())
+    if not (names >= known and names <= known | set(_OPTIONAL.values())):
+        return False
+    biased = {f"self_attn.{name}_proj.bias" in names for name in "qkv"}
+    normed = {f"self_attn.{name}_norm.weight" in names for name in "qk"}
+    epsilons = {_epsilon(layer.get_submodule(f"{name}_layernorm")) for name in ("input", "post_attention")}
+    activation = type(getattr(layer.get_submodule("mlp"), "act_fn", None)).__name__
+    if len(biased) + len(normed) + len(epsilons) > 3 or activation not in ("SiLU", "SiLUActivation"):
+        return False
+    head_dim = getattr(layer.get_submodule("self_attn"), "head_dim", -1)
+    # A norm over all heads at once (OLMo 2) is not what the kernel does.
+    return normed == {False} or layer.get_parameter("self_attn.q_norm.weight").shape == (head_dim,)
+
+
+def _epsilon(norm: nn.Module) -> float:
+    return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0)))
+
+
+class _Buffers:
+    """What one thread writes to."""
+
+    def __init__(self, rows: int, decoder: kernels.Decoder, longest: int) -> None:
+        heads, kv_heads, dim = decoder.heads, decoder.kv_heads, decoder.head_dim
+        group, scratch_row = heads // kv_heads, (longest + 15) // 8 * 8
+        self.rows = rows
+        self._held = {
+            "residual": torch.empty(rows, decoder.hidden),
+            "normed": torch.empty(rows, decoder.hidden),
+            "qkv": torch.empty(rows, (heads + 2 * kv_heads) * dim),
+            "attended": torch.empty(rows, heads * dim),
+            "gate_up": torch.empty(rows, 2 * decoder.inner),
+            "scratch": torch.empty(group, scratch_row),
+            "inverse": torch.empty(group),
+        }
+        self.arguments = kernels.Buffers(
+            scratch_row=scratch_row, **{name: tensor.data_ptr() for name, tensor in self._held.items()}
+        )
+        self.tokens = kernels.Tokens()
+
+
+class DecoderRunner:
+    """Runs a step's tokens. With several threads each takes whole rows, so the number of threads changes no bit."""
+
+    invariance = "each sum is taken in one order, for any number of rows"
+
+    def __init__(
+        self, model: PreTrainedModel, routed: RoutedModel, attention: KernelAttention, longest: int, num_threads: int
+    ) -> None:
+        """longest: tokens of a sequence."""
+        self.name, self.dtype = "c++ decoder", model.dtype
+        self._model, self._routed, self._attention, self._longest = model, routed, attention, longest
+        with torch.no_grad():
+            rotary, table = model.get_submodule("model.rotary_emb"), model.get_parameter("model.embed_tokens.weight")
+            cos, sin = rotary(table[:1], torch.arange(longest)[None])
+        self._rotation = (cos[0].contiguous(), sin[0].contiguous())
+        self._logits = torch.empty(0)
+        self.rebind()
+        self._buffers = [_Buffers(64, self._decoder, longest) for _ in range(num_threads)]
+        self._threads = ThreadPoolExecutor(num_threads - 1, "decode") if num_threads > 1 else None
+
+    def rebind(self) -> None:
+        """See Runner."""
+        layers = list(self._model.get_submodule("model.layers").children())
+        bound = zip(layers, self._routed.traits, self._attention.pool.keys, self._attention.pool.values, strict=True)
+        self._layers = (kernels.Layer * len(layers))(*(_layer(*one) for one in bound))
+        shape, cos = self._routed.shapes[0], self._rotation[0]
+        norm, first = self._model.get_submodule("model.norm"), layers[0].get_parameter
+        embedding, head = (self._model.get_parameter(f"{name}.weight") for name in ("model.embed_tokens", "lm_head"))
+        self._decoder = kernels.Decoder(
+            num_layers=len(layers), hidden=embedding.shape[1], vocab=head.shape[0],
+            heads=first(_WEIGHTS["query"]).shape[0] // shape.key_dim, kv_heads=shape.kv_heads, head_dim=shape.key_dim,
+            inner=first(_WEIGHTS["gate"]).shape[0], rotary_dim=cos.shape[1],
+            layers=ctypes.addressof(self._layers), embedding=embedding.data_ptr(), head=head.data_ptr(),
+            norm=norm.get_parameter("weight").data_ptr(), epsilon=_epsilon(norm),
+            cos=cos.data_ptr(), sin=self._rotation[1].data_ptr(),
+        )  # fmt: skip
+
+    def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
+        """See Runner."""
+        if len(wanted) > len(self._logits):
+            self._logits = torch.empty(max(len(wanted), 2 * len(self._logits)), self._decoder.vocab)
+        bounds = self._bounds(rows)
+        parts = [slice(start, end) for start, end in pairwise(bounds)]
+        firsts = np.searchsorted(wanted, bounds).tolist()
+        before = sum(buffers.arguments.attention_s for buffers in self._buffers)
+
+        def run(number: int) -> None:
+            part, mine = parts[number], slice(firsts[number], firsts[number + 1])
+            logits = self._logits[mine.start :]
+            self._run(number, token_ids[part], rows[part], positions[part], wanted[mine] - part.start, logits)
+
+        others = [self._threads.submit(run, number) for number in range(1, len(parts))] if self._threads else []
+        run(0)
+        for other in others:
+            other.result()
+        spent = sum(buffers.arguments.attention_s for buffers in self._buffers) - before
+        self._attention.seconds += spent / len(parts)
+        return self._logits
+
+    def _bounds(self, rows: Int64Array) -> list[int]:
+        """Where each thread's tokens begin, and the end: about as many each, a row's all with one thread."""
+        count, threads = len(rows), len(self._buffers)
+        if threads == 1:
+            return [0, count]
+        starts = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1]])
+        ideal = np.arange(1, threads) * count / threads
+        cuts = starts[np.abs(starts[:, None] - ideal).argmin(0)]
+        return np.unique(np.r_[0, cuts, count]).tolist()
+
+    def _run(
+        self,
+        number: int,
+        token_ids: Int64Array,
+        rows: Int64Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        logits: Tensor,
+    ) -> None:
+        """One thread's tokens."""
+        buffers = self._buffers[number]
+        if len(rows) > buffers.rows:
+            buffers = self._buffers[number] = _Buffers(max(len(rows), 2 * buffers.rows), self._decoder, self._longest)
+        buffers.arguments.logits = logits.data_ptr()
+        self._attention.describe(buffers.tokens, rows, positions)
+        self._attention.library.decode(
+            ctypes.byref(self._decoder), ctypes.byref(buffers.tokens), token_ids.ctypes.data, wanted.ctypes.data,
+            len(wanted), ctypes.byref(buffers.arguments),
+        )  # fmt: skip
+
+
+def _layer(module: nn.Module, traits: AttentionTraits, keys: Tensor, values: Tensor) -> kernels.Layer:
+    parameters = dict(module.named_parameters())
+    weights = {ours: parameters[theirs].data_ptr() for ours, theirs in _WEIGHTS.items()}
+    weights |= {ours: parameters[theirs].data_ptr() for ours, theirs in _OPTIONAL.items() if theirs in parameters}
+    normed = "query_norm" in weights
+    return kernels.Layer(
+        **weights, key_pool=keys.data_ptr(), value_pool=values.data_ptr(),
+        sinks=None if traits.sinks is None else traits.sinks.detach().data_ptr(),
+        window=traits.window, scale=traits.scale, softcap=traits.softcap,
+        epsilon=_epsilon(module.get_submodule("input_layernorm")),
+        norm_epsilon=_epsilon(module.get_submodule("self_attn.q_norm")) if normed else 0.0,
+    )  # fmt: skip
