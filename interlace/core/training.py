@@ -60,3 +60,5 @@ class WeightBundle:
 
     version: int
     tensors: Mapping[str, Tensor]
+    frozen: bool = False
+    """Whether nobody writes to these tensors again, so that an engine may serve from them instead of copying them."""

@@ -74,7 +74,7 @@ class RolloutWorker(Worker):
     @operation()
     def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
         """Swaps all weights between two decode steps."""
-        self._engine.update_weights(bundle.tensors, bundle.version, mode)
+        self._engine.update_weights(bundle.tensors, bundle.version, mode, frozen=bundle.frozen)
 
     @operation(on_device=False)
     def stop_token_ids(self) -> tuple[int, ...]:

@@ -49,7 +49,8 @@ class TrainedWorker(Worker):
     @operation()
     def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
         """All weights by name. copy: whether later updates leave them alone."""
-        return WeightBundle(version=version, tensors=self._trained.snapshot() if copy else self._trained.weights())
+        tensors = self._trained.snapshot() if copy else self._trained.weights()
+        return WeightBundle(version=version, tensors=tensors, frozen=copy)
 
     @operation()
     def copy_checkpoint(self) -> None:

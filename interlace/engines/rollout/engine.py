@@ -21,6 +21,7 @@ from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
 from interlace.engines.rollout.sampling import FloatRows, KernelSampler, PlainSampler, TorchSampler, draw
+from interlace.engines.rollout.saved_weights import SavedWeights
 from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
 from interlace.engines.rollout.serving import ServingConfig, serve
@@ -155,10 +156,28 @@ class NativeEngine:
     def resume(self) -> None:
         self._paused = False
 
-    def update_weights(self, tensors: Mapping[str, Tensor], version: int, mode: UpdateMode) -> None:
-        if mode not in ("keep", "recompute"):
-            raise UserError(f"unknown weight update mode {mode!r}. Known: keep, recompute.")
-        self._weights.update(tensors)
+    def update_weights(
+        self, tensors: Mapping[str, Tensor], version: int, mode: UpdateMode, *, frozen: bool = False
+    ) -> None:
+        _check_mode(mode)
+        self._weights.update(tensors, frozen=frozen)
+        self._updated(version, mode)
+
+    def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
+        _check_mode(mode)
+        saved = SavedWeights(folder)
+        if saved.shapes.keys() <= self._weights.names:
+            self._weights.check(saved.shapes, lambda one, other: torch.equal(saved.read(one), saved.read(other)))
+            for name, tensor in saved:
+                self._weights.replace(name, tensor, frozen=False)
+        else:  # transformers saves some architectures under other names: it knows the way back
+            loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=self._model.dtype)
+            self._weights.update(loaded.state_dict(), frozen=True)
+        self._updated(version, mode)
+
+    def _updated(self, version: int, mode: UpdateMode) -> None:
+        """What follows once the weights are new."""
+        self._runner.rebind()
         self._version = version
         if mode == "recompute":
             self._forget_computed()
@@ -324,6 +343,11 @@ class NativeEngine:
             finish_reason=reason,
             raw_logprobs=tuple(sequence.raw_logprobs),
         )
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in ("keep", "recompute"):
+        raise UserError(f"unknown weight update mode {mode!r}. Known: keep, recompute.")
 
 
 def _load(

@@ -1,11 +1,13 @@
-"""Swapping the weights of a model that serves: all or none."""
+"""Swapping the weights of a model that serves: all or none, and never with a second full copy of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from interlace.core.errors import UserError, nearest
+
+_KEPT = "The update is refused as a whole; the old weights keep serving."
 
 
 class LiveWeights:
@@ -19,38 +21,62 @@ class LiveWeights:
         parameters = {name for name, _ in model.named_parameters()}
         self._required = [name for name in dict.fromkeys(self._same_as.values()) if name in parameters]
         """Buffers may be left out: training does not change them."""
+        self._borrowed: set[str] = set()
+        """First names of tensors whose memory came with an update: others may serve from it, so nobody writes to it."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
         return sum(self._tensors[name].nbytes for name in set(self._same_as.values()))
 
-    def update(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copies all tensors in place. UserError, and no change, for a missing or unknown name or another shape."""
-        self._validate(tensors)
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                self._tensors[name].detach().copy_(tensor.detach())
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tensors, tied ones under each name."""
+        return frozenset(self._tensors)
 
-    def _validate(self, tensors: Mapping[str, Tensor]) -> None:
-        kept = "The update is refused as a whole; the old weights keep serving."
+    def update(self, tensors: Mapping[str, Tensor], *, frozen: bool) -> None:
+        """Replaces all tensors. UserError, and no change, for a missing or unknown name or another shape.
+
+        frozen: nobody writes to the given tensors again, so that those of the right kind are kept instead of copied.
+        """
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.check(shapes, lambda one, other: torch.equal(tensors[one], tensors[other]))
         for name, tensor in tensors.items():
+            self.replace(name, tensor, frozen=frozen)
+
+    def replace(self, name: str, tensor: Tensor, *, frozen: bool) -> None:
+        """Replaces one tensor of a checked update."""
+        held, given, first = self._tensors[name], tensor.detach(), self._same_as[name]
+        alike = given.dtype == held.dtype and given.device == held.device and given.is_contiguous()
+        if frozen and alike:
+            held.data = given
+            self._borrowed.add(first)
+        elif first in self._borrowed:
+            held.data = torch.empty_like(held, requires_grad=False).copy_(given)
+            self._borrowed.discard(first)
+        else:
+            held.detach().copy_(given)
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], equal: Callable[[str, str], bool]) -> None:
+        """Raises UserError for an update of tensors of these shapes that does not fit the model.
+
+        equal: whether two of them hold the same numbers; asked of names that the model ties.
+        """
+        for name, shape in shapes.items():
             if name not in self._tensors:
-                raise UserError(f"weight update: unknown name {name!r}.{nearest(name, self._tensors)} {kept}")
-            if tensor.shape != self._tensors[name].shape:
-                raise UserError(
-                    f"weight update: {name} has shape {tuple(tensor.shape)}, the model's is"
-                    f" {tuple(self._tensors[name].shape)}. {kept}"
-                )
+                raise UserError(f"weight update: unknown name {name!r}.{nearest(name, self._tensors)} {_KEPT}")
+            own = tuple(self._tensors[name].shape)
+            if shape != own:
+                raise UserError(f"weight update: {name} has shape {shape}, the model's is {own}. {_KEPT}")
         given: dict[str, str] = {}
-        for name in tensors:
+        for name in shapes:
             first = given.setdefault(self._same_as[name], name)
-            if first != name and not torch.equal(tensors[first], tensors[name]):
+            if first != name and not equal(first, name):
                 raise UserError(
                     f"weight update: {first} and {name} are one tensor in the engine's model and differ in the update:"
-                    f" one model ties them and the other does not. {kept} Load both with the same tie_word_embeddings."
+                    f" one model ties them and the other does not. {_KEPT} Load both with the same tie_word_embeddings."
                 )
         missing = [name for name in self._required if name not in given]
         if missing:
             some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-            raise UserError(f"weight update: missing {some}. {kept} Send every parameter of the model.")
+            raise UserError(f"weight update: missing {some}. {_KEPT} Send every parameter of the model.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from interlace.core.types import Completion, Metrics, Request
@@ -78,8 +79,17 @@ class RolloutEngine(Protocol):
 
     def resume(self) -> None: ...
 
-    def update_weights(self, tensors: "Mapping[str, Tensor]", version: int, mode: UpdateMode) -> None:
-        """Swaps all weights or none: UserError for a missing name or a wrong shape leaves the old ones serving."""
+    def update_weights(
+        self, tensors: "Mapping[str, Tensor]", version: int, mode: UpdateMode, *, frozen: bool = False
+    ) -> None:
+        """Swaps all weights or none: UserError for a missing name or a wrong shape leaves the old ones serving.
+
+        frozen: nobody writes to the tensors again, so that an engine may serve from them instead of copying them.
+        """
+        ...
+
+    def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
+        """update_weights() with those that a Hugging Face folder holds."""
         ...
 
     def onload(self) -> None: ...

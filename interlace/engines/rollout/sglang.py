@@ -4,7 +4,7 @@ Needs `pip install sglang`. SGLang generates in its own processes; step() waits 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -84,11 +84,29 @@ class SGLangEngine:
             self._control(None)
             self._paused = False
 
-    def update_weights(self, tensors: "Mapping[str, Tensor]", version: int, mode: UpdateMode) -> None:
+    def update_weights(
+        self,
+        tensors: "Mapping[str, Tensor]",
+        version: int,
+        mode: UpdateMode,
+        *,
+        frozen: bool = False,  # noqa: ARG002 - tensors go to SGLang's own processes
+    ) -> None:
         """SGLang checks names while it loads: where it fails, a part of the weights may be new."""
+        weights, flush = list(tensors.items()), mode == "recompute"
+        self._swap(lambda: self._engine.update_weights_from_tensor(weights, flush_cache=flush), version, mode)
+
+    def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
+        """SGLang reads the folder itself, and has to give up its KV cache to do so."""
+        if mode == "keep":
+            raise UserError("SGLang flushes its KV cache when it loads a folder: load it with mode recompute.")
+        self._swap(lambda: self._engine.update_weights_from_disk(str(folder)), version, mode)
+
+    def _swap(self, send: Callable[[], object], version: int, mode: UpdateMode) -> None:
+        """Sends weights between two steps."""
         self._control("retract" if mode == "recompute" else "in_place")
         self._collect()  # what arrived is of the old version
-        result = self._engine.update_weights_from_tensor(list(tensors.items()), flush_cache=mode == "recompute")
+        result = send()
         if not self._paused:
             self._control(None)
         if isinstance(result, tuple) and not result[0]:

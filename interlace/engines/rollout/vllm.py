@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Metrics, Request
 from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
+from interlace.engines.rollout.saved_weights import SavedWeights
 from interlace.engines.rollout.served import LiveRequests, finish_reason, request_seed
 
 if TYPE_CHECKING:
@@ -87,12 +88,24 @@ class VLLMEngine:
     def resume(self) -> None:
         self._paused = False
 
-    def update_weights(self, tensors: "Mapping[str, Tensor]", version: int, mode: UpdateMode) -> None:
+    def update_weights(
+        self,
+        tensors: "Mapping[str, Tensor]",
+        version: int,
+        mode: UpdateMode,
+        *,
+        frozen: bool = False,  # noqa: ARG002 - vLLM lays weights out its own way and so always copies
+    ) -> None:
         """VLLM checks names while it loads: a wrong one can leave a part of the weights new."""
-        weights = list(tensors.items())
+        self._swap(tensors.items(), version, mode)
 
+    def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
+        """Reads one tensor at a time."""
+        self._swap(SavedWeights(folder), version, mode)
+
+    def _swap(self, weights: "Iterable[tuple[str, Tensor]]", version: int, mode: UpdateMode) -> None:
         def load(model: _LoadsWeights) -> None:
-            model.load_weights(weights)
+            model.load_weights(iter(weights))
 
         self._engine.apply_model(load)
         self._version = version

@@ -3,11 +3,13 @@
 import copy
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, Request
@@ -103,6 +105,103 @@ def test_update_reaches_fused_and_tied_weights_and_copies(make_model: ModelMaker
             parameter.zero_()  # training goes on: the engine's weights must not follow
     for ours, theirs in zip(engine.generate(PROMPTS, SamplingParams(max_new_tokens=8)), expected, strict=True):
         assert ours.token_ids == theirs.token_ids and ours.logprobs == theirs.logprobs
+
+
+def test_frozen_tensors_are_served_from_and_never_written(make_model: ModelMaker) -> None:
+    snapshot = {name: tensor.detach().clone() for name, tensor in make_model(1).named_parameters()}
+    engines = [NativeEngine(make_model(0)) for _ in range(2)]
+    for engine in engines:
+        engine.update_weights(snapshot, 1, "recompute", frozen=True)
+    params = SamplingParams(max_new_tokens=8)
+    expected = [one.logprobs for one in NativeEngine(make_model(1)).generate(PROMPTS, params)]
+    assert [one.logprobs for one in engines[0].generate(PROMPTS, params)] == expected
+    snapshot["model.norm.weight"].mul_(0.5)
+    assert [one.logprobs for one in engines[0].generate(PROMPTS, params)] != expected, "it is the same memory"
+    snapshot["model.norm.weight"].mul_(2.0)
+    engines[0].update_weights(dict(make_model(2).named_parameters()), 2, "recompute")
+    assert [one.logprobs for one in engines[1].generate(PROMPTS, params)] == expected, "the other engine keeps its own"
+    second = [one.logprobs for one in NativeEngine(make_model(2)).generate(PROMPTS, params)]
+    assert [one.logprobs for one in engines[0].generate(PROMPTS, params)] == second
+
+
+def test_a_frozen_tensor_of_another_kind_is_copied(make_model: ModelMaker) -> None:
+    tensors = {name: tensor.detach().double() for name, tensor in make_model(1).named_parameters()}
+    engine = NativeEngine(make_model(0))
+    engine.update_weights(tensors, 1, "recompute", frozen=True)
+    expected = NativeEngine(make_model(1)).generate(PROMPTS, SamplingParams(max_new_tokens=8))
+    assert [one.logprobs for one in engine.generate(PROMPTS, SamplingParams(max_new_tokens=8))] == [
+        one.logprobs for one in expected
+    ]
+
+
+@pytest.mark.parametrize("way", ["copied", "frozen", "loaded"])
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
+def test_an_update_needs_no_second_full_copy(way: str, tmp_path: Path) -> None:
+    config = Qwen2Config(
+        vocab_size=1000, hidden_size=512, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=2048, max_position_embeddings=64,
+    )  # fmt: skip
+    engine, model = NativeEngine(Qwen2ForCausalLM(config), max_running=2, max_tokens=64), Qwen2ForCausalLM(config)
+    held = engine.memory().weights
+    assert held > 90e6
+    if way == "loaded":
+        model.save_pretrained(tmp_path)
+        grown = peak_growth(lambda: engine.load(tmp_path, 1, "keep"))
+    else:
+        tensors = dict(model.named_parameters())
+        grown = peak_growth(lambda: engine.update_weights(tensors, 1, "keep", frozen=way == "frozen"))
+    assert grown < held / 4, f"the update took {grown / 1e6:.0f} MB at its peak, the weights {held / 1e6:.0f}"
+
+
+def peak_growth(work: Callable[[], None]) -> int:
+    """Bytes of memory above what there was, at the peak of the process."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
+    before = status("VmRSS")
+    work()
+    return status("VmHWM") - before
+
+
+def status(field: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def test_load_serves_what_a_folder_holds(make_model: ModelMaker, tmp_path: Path) -> None:
+    make_model(1).save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    engine, params = NativeEngine(make_model(0)), SamplingParams(max_new_tokens=8)
+    engine.load(tmp_path, 3, "recompute")
+    assert engine.version == 3
+    expected = NativeEngine(make_model(1)).generate(PROMPTS, params)
+    assert [one.logprobs for one in engine.generate(PROMPTS, params)] == [one.logprobs for one in expected]
+
+
+def test_load_knows_the_names_that_transformers_saves_experts_under(tmp_path: Path) -> None:
+    config = MixtralConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, initializer_range=0.1, max_position_embeddings=256,
+    )  # fmt: skip
+    engine, params = NativeEngine(MixtralForCausalLM(config)), SamplingParams(max_new_tokens=8)
+    saved = MixtralForCausalLM(config)
+    saved.save_pretrained(tmp_path)
+    engine.load(tmp_path, 1, "keep")
+    expected = NativeEngine(saved).generate(PROMPTS, params)
+    assert [one.logprobs for one in engine.generate(PROMPTS, params)] == [one.logprobs for one in expected]
+
+
+def test_a_folder_that_does_not_fit_is_refused_as_a_whole(make_model: ModelMaker, tmp_path: Path) -> None:
+    engine = NativeEngine(make_model(0))
+    before = engine.generate(PROMPTS, SamplingParams(max_new_tokens=8))
+    with pytest.raises(UserError, match="there are no weights to load"):
+        engine.load(tmp_path, 1, "keep")
+    tensors = {name: tensor.detach() for name, tensor in make_model(1).named_parameters()}
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"missing model\.layers\.1\.mlp\.down_proj"):
+        engine.load(tmp_path, 1, "keep")
+    assert engine.version == 0
+    after = engine.generate(PROMPTS, SamplingParams(max_new_tokens=8))
+    assert [one.logprobs for one in after] == [one.logprobs for one in before]
 
 
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "mode", "untied"])

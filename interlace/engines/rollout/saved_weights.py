@@ -1,0 +1,44 @@
+"""The weights in a Hugging Face folder, read one tensor at a time."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SavedWeights:
+    """What the safetensors files of a folder hold."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Reads the files' headers. UserError where there are none."""
+        from safetensors import safe_open
+
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise UserError(
+                f"{folder} holds no .safetensors file: there are no weights to load. Give a folder that save_pretrained"
+                " wrote."
+            )
+        self._files: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for path in files:
+            with safe_open(path, framework="pt") as held:
+                for name in held.keys():  # noqa: SIM118 - the file is no mapping
+                    self._files[name] = path
+                    self.shapes[name] = tuple(held.get_slice(name).get_shape())
+
+    def read(self, name: str) -> "Tensor":
+        """One tensor, in host memory."""
+        from safetensors import safe_open
+
+        with safe_open(self._files[name], framework="pt") as held:
+            tensor: Tensor = held.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> "Iterator[tuple[str, Tensor]]":
+        for name in self.shapes:
+            yield name, self.read(name)
