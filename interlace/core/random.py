@@ -4,11 +4,16 @@ import hashlib
 import random
 
 Key = int | str
+_BETWEEN, _ESCAPE = "\x1f", "\x1e"
 
 
 def stable_hash(*key: Key) -> int:
     """A 63-bit non-negative hash of a key, the same in every process and on every machine."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
+    parts = [f"{type(part).__name__}:{part}" for part in key]
+    text = _BETWEEN.join(parts)
+    if _ESCAPE in text or text.count(_BETWEEN) >= len(parts):
+        # A part holds one of the two itself: spelled out, so that no two keys read alike.
+        text = _BETWEEN.join(part.replace(_ESCAPE, f"{_ESCAPE}e").replace(_BETWEEN, f"{_ESCAPE}b") for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

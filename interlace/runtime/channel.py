@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
@@ -139,6 +139,27 @@ class Channel(Generic[K, R]):
         """A row as it stands. KeyError where it has ended."""
         return self._rows[key]
 
+    async def feed(self, rows: AsyncIterable[tuple[K, R]], columns: Sequence[str]) -> None:
+        """A source, to be spawned: opens each (key, row) once there is room, with `columns`; closes after the last."""
+        async for key, row in rows:
+            await self.has_room(f"source of {self.name}")
+            self.open(key, row, columns)
+        self.close()
+
+    def fill(
+        self, column: str, needs: Sequence[str], function: Callable[[R], Awaitable[object]]
+    ) -> Coroutine[None, None, None]:
+        """A stage, to be spawned: `column` of each row is what `function` gives for it, once `needs` are there."""
+        cursor = self.subscribe(
+            column, needs
+        )  # now, and not when the stage comes to run: no row ends before it is read
+
+        async def rows() -> None:
+            async for key, row in cursor.rows():
+                self.put(key, {column: await function(row)})
+
+        return rows()
+
     def _offer_to_all(self, key: K) -> None:
         have = self._have[key]
         for cursor in self._cursors:
@@ -246,6 +267,16 @@ class Cursor(Generic[K, R]):
         while not self._ready and not self.exhausted:
             await self.changed.wait(who=self.name, what=f"rows of channel {self._channel.name}")
         return self.lease(num_rows, max_weight=max_weight, weight=weight)
+
+    async def rows(self) -> AsyncIterator[tuple[K, R]]:
+        """(key, row) after row, to the end of the stream; each is acknowledged once the loop asks for the next."""
+        while not self.exhausted:
+            if not self._ready:
+                await self.changed.wait(who=self.name, what=f"rows of channel {self._channel.name}")
+                continue
+            key = next(iter(self._ready))
+            yield key, self.lease(1)[0]
+            self.acknowledge([key])
 
     def acknowledge(self, keys: Sequence[K]) -> None:
         """Done with leased rows. Keys that ended meanwhile are ignored."""

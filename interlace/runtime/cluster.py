@@ -4,6 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from interlace.runtime.clock import Clock, LoopClock
@@ -14,7 +15,7 @@ from interlace.runtime.tracer import MakeTracer, TracedProcess, Tracer
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import Watchdog
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
-from interlace.schedule.placement import Device
+from interlace.schedule.placement import Device, resolve
 from interlace.schedule.schedule import Schedule
 
 W = TypeVar("W", bound=Worker)
@@ -59,6 +60,15 @@ class Cluster(ABC):
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
         """The devices of each instance of a role. Raises UserError where the placement names what is not there."""
         return self._schedule.placement.instances(role, self.devices)
+
+    async def start(self, name: str, worker_class: type[W], *args: object, on: str) -> WorkerGroup[W]:
+        """One worker of your own, made as `worker_class(context, *args)`.
+
+        on: its devices, as a placement names them: `all`, `0`, `50-100%`. Raises as launch() does.
+        """
+        devices = resolve(on, self.devices, role=name)
+        factory = partial(_make, worker_class=worker_class, args=args)
+        return await self.launch(WorkerSpec(name=name, factory=factory, worker_class=worker_class, devices=devices))
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
         """Starts a group. Raises RemoteError where a constructor does, UserError where memory is short."""
@@ -164,3 +174,7 @@ class Cluster(ABC):
         for group in reversed(self._groups):
             await group.close()
         self._groups.clear()
+
+
+def _make(context: WorkerContext, worker_class: type[W], args: Sequence[Any]) -> W:
+    return worker_class(context, *args)

@@ -1,6 +1,7 @@
 """A back end by its name."""
 
-from typing import Protocol, cast
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar, cast
 
 from interlace.core.plugins import builtin_module
 from interlace.recipes import clusters
@@ -8,6 +9,8 @@ from interlace.recipes.config import ClusterConfig
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+
+T = TypeVar("T")
 
 
 class BackEnd(Protocol):
@@ -25,3 +28,13 @@ class BackEnd(Protocol):
 def back_end(config: ClusterConfig) -> BackEnd:
     """The module that the config names."""
     return cast("BackEnd", builtin_module("cluster back end", clusters, config.backend))
+
+
+async def run_flow(flow: Callable[[Cluster], Awaitable[T]], *, backend: str = "local", devices: str = "auto") -> T:
+    """Runs a flow of your own on a cluster, and ends what it started. backend, devices: as in a recipe's `cluster`."""
+    config = ClusterConfig(backend=backend, devices=devices)
+    cluster = back_end(config).open_cluster(config, Schedule())
+    try:
+        return await cluster.run(flow(cluster))
+    finally:
+        await cluster.shutdown()

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from interlace.core.random import Key, keyed_random, permutation, stable_hash
 
 KEYS = st.lists(st.integers() | st.text(), min_size=1, max_size=4)
+# What is put between parts, what escapes it, and letters that look like parts.
+TRICKY = st.lists(st.text(alphabet="\x1f\x1eebstr:1", max_size=6) | st.integers(0, 1), min_size=1, max_size=3)
 
 
 def test_the_hash_is_the_same_in_every_process() -> None:
@@ -38,6 +40,13 @@ def test_the_hash_is_the_same_in_every_release() -> None:
 @given(KEYS)
 def test_the_hash_fits_a_signed_64_bit_integer(key: list[Key]) -> None:
     assert 0 <= stable_hash(*key) < 2**63
+
+
+@given(TRICKY, TRICKY)
+@example(["a\x1fstr:b"], ["a", "b"])
+@example(["a\x1e", "b"], ["a\x1eb"])
+def test_a_part_cannot_look_like_two(one: list[Key], other: list[Key]) -> None:
+    assert (stable_hash(*one) == stable_hash(*other)) == (one == other)
 
 
 @given(KEYS, KEYS)

@@ -1,6 +1,7 @@
 """Rows x fields with a cursor for each reader: nothing lost, nothing twice, counts right whatever dies."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
@@ -149,6 +150,42 @@ async def test_a_bounded_channel_refuses_and_can_be_waited_for() -> None:
     reader.acknowledge([1])
     await room
     channel.open(2, Row("b"), ["name"])
+
+
+@on_loop
+async def test_a_source_a_stage_and_a_reader_make_a_pipeline() -> None:
+    channel, held = make(max_rows=2), []
+    reader = channel.subscribe("reader", ["reward"])
+
+    async def source() -> AsyncIterator[tuple[int, Row]]:
+        for key in range(9):
+            held.append(len(channel))
+            yield key, Row(f"row {key}", length=key)
+
+    async def judge(row: Row) -> float:
+        await asyncio.sleep(0)
+        return row.length / 2
+
+    stages = asyncio.gather(channel.feed(source(), ["name", "length"]), channel.fill("reward", ["length"], judge))
+    found = [(key, row.name, row.reward) async for key, row in reader.rows()]
+    await stages
+    assert found == [(key, f"row {key}", key / 2) for key in range(9)]
+    assert max(held) == 2 and not len(channel), "the source waited for room, and every row was acknowledged"
+
+
+@on_loop
+async def test_a_row_that_ends_while_it_is_worked_on_is_passed_over() -> None:
+    channel = make()
+    reader = channel.subscribe("reader", ["name"])
+    for key in range(3):
+        channel.open(key, Row(str(key)), ["name"])
+    channel.close()
+    seen = []
+    async for key, _ in reader.rows():
+        seen.append(key)
+        channel.end(key, TerminalEvent.FAILED)
+        channel.end(1, TerminalEvent.STALE)
+    assert seen == [0, 2]
 
 
 @on_loop
