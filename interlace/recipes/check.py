@@ -14,6 +14,7 @@ from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import Demonstrations
 from interlace.engines.train.logprobs import training_temperature
 from interlace.engines.train.lora import num_lora_parameters
+from interlace.models.classifier import check_classifier, empty_classifier
 from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
 from interlace.observe import loggers
@@ -81,7 +82,10 @@ def check_recipe(recipe: Recipe) -> Derived:
     _check_algorithm(recipe, algorithm)
     _check_sizes(recipe)
     training_temperature(recipe.sampling)
-    load_reward(recipe.reward.name)
+    if recipe.reward.model is not None:
+        check_classifier(recipe.reward.model)
+    else:
+        load_reward(recipe.reward.name)
     if recipe.reward.name == "reasoning_gym" and recipe.task.reasoning_gym is None:
         raise UserError(
             "reward reasoning_gym scores prompts of a reasoning_gym dataset, but the task's come from files. "
@@ -119,7 +123,7 @@ def check_recipe(recipe: Recipe) -> Derived:
 
 def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
     """Raises UserError where a role's placement names devices that the cluster has not."""
-    for role in ("rollout", "reference", "critic", "actor"):
+    for role in ("rollout", "reference", "critic", "actor", "reward"):
         recipe.schedule.resolved.instances(role, devices)
 
 
@@ -229,6 +233,9 @@ def _forecast(
     place = partial(recipe.schedule.resolved.instances, devices=devices)
     if needs.reference and not reference_is_base(recipe, place):
         kinds.append(("reference", size.weight_bytes, "weights"))
+    if recipe.reward.model is not None:
+        weights = sum(parameter.nbytes for parameter in empty_classifier(recipe.reward.model).parameters())
+        kinds.append(("reward", weights, "weights of reward.model, whole on each"))
     if needs.critic or needs.process_reward:
         kinds.append(("critic", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
     if num_lora is None:

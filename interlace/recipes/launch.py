@@ -15,7 +15,7 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
-from interlace.workers.reward import RewardWorker
+from interlace.workers.reward import RewardModelWorker, RewardWorker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from interlace.engines.train import CriticEngine, LogprobEngine, TrainConfig, TrainEngine
     from interlace.engines.train.implicit_reward import ImplicitRewardEngine
     from interlace.models.loading import LoadedModel
+    from interlace.rewards.classifier import ModelScorer
     from interlace.workers.rollout import Serving
 
 STAGES = {"rollout": 0, "reward": 1, "reference": 2, "critic": 3, "actor": 4}
@@ -90,16 +91,32 @@ async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
     elif needs.process_reward:
         make = partial(make_process_reward_engine, reference_seat, seats.critic)
         critic = await _launch_all(cluster, "critic", ProcessRewardWorker, make)
-    spec = WorkerSpec(
-        name="reward",
-        factory=partial(RewardWorker, make_scorer=partial(Scorer, recipe.reward)),
-        worker_class=RewardWorker,
-        stage=STAGES["reward"],
-    )
-    reward = await cluster.launch(spec)
+    reward = await _launch_reward(cluster, recipe)
     return RoleGroups(
         rollout=rollout, reward=reward, reference=reference, critic=critic[0] if critic else None, actor=actor[0]
     )
+
+
+async def _launch_reward(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
+    """A model has a rank on each device of its placement; anything else scores on the host."""
+    if recipe.reward.model is None:
+        spec = WorkerSpec(
+            name="reward",
+            factory=partial(RewardWorker, make_scorer=partial(Scorer, recipe.reward)),
+            worker_class=RewardWorker,
+            stage=STAGES["reward"],
+        )
+    else:
+        devices = cluster.place("reward")[0]
+        spec = WorkerSpec(
+            name="reward",
+            factory=partial(RewardModelWorker, make_engine=partial(make_reward_model, recipe)),
+            worker_class=RewardModelWorker,
+            devices=devices,
+            num_ranks=len(devices),
+            stage=STAGES["reward"],
+        )
+    return await cluster.launch(spec)
 
 
 def reference_is_base(recipe: Recipe, place: Callable[[str], tuple[tuple[Device, ...], ...]]) -> bool:
@@ -265,6 +282,16 @@ def make_reference_engine(seat: Seat, context: WorkerContext) -> "LogprobEngine"
 
     config = train_config(seat.recipe, algorithm_of(seat.recipe))
     return LogprobEngine(_load(seat).model, config=config, device=torch_device(context))
+
+
+def make_reward_model(recipe: Recipe, context: WorkerContext) -> "ModelScorer":
+    """The model that scores, on one device."""
+    import torch
+
+    from interlace.rewards.classifier import ModelScorer
+
+    torch.set_num_threads(recipe.cluster.threads_per_worker)
+    return ModelScorer(recipe.reward, device=torch_device(context))
 
 
 def train_config(recipe: Recipe, algorithm: Algorithm) -> "TrainConfig":

@@ -9,18 +9,19 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from interlace import rewards
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_callable
 from interlace.core.types import JSON, RewardResult
+from interlace.models.config import ModelConfig
 from interlace.rewards.shaping import ShapingConfig
 
-HIDDEN = ("base", "scorer", "shaping")
+HIDDEN = ("base", "classifier", "scorer", "shaping")
 """Modules of this folder that are no rewards."""
 
 Score: TypeAlias = bool | float | Mapping[str, float]
@@ -29,13 +30,32 @@ RewardFn: TypeAlias = Callable[[str, str, str, Mapping[str, JSON]], Score]
 is the reward itself; a mapping's values are the reward's named parts, and their sum is the reward."""
 
 
+MODEL = "model"
+"""The name of the reward that a model gives."""
+
+
+class RewardModelConfig(ModelConfig):
+    """A sequence classifier with one output, and how it is shown a response."""
+
+    chat_template: bool = True
+    """Prompt and response as two turns, where its tokenizer has a chat template; else as plain text."""
+    tokens_per_batch: int = Field(default=8192, ge=1)
+    """Of one forward, padding counted. Changes memory and speed, and at most the last bits of a score."""
+
+
+def _model(value: Any) -> Any:
+    return {"path": value} if isinstance(value, str) else value
+
+
 class RewardConfig(Config):
     """Which function scores responses, and how."""
 
     name: str = "exact"
-    """A built-in (exact, math_verify, reasoning_gym), or a function of your own as package.module:function."""
+    """A built-in (exact, math_verify, reasoning_gym), a function of your own as package.module:function, or `model`."""
+    model: Annotated[RewardModelConfig, BeforeValidator(_model)] | None = None
+    """Of the reward `model`: its number is the reward. It needs devices: schedule.placement.reward."""
     correct: float = 5.0
-    """Reward of a response that a verdict calls right."""
+    """Reward of a response that a verdict calls right; held-out answers with as much or more count as right."""
     incorrect: float = -5.0
     """Reward of one it calls wrong, or that lacks the tag."""
     tag: str | None = None
@@ -49,6 +69,15 @@ class RewardConfig(Config):
     """A sample whose scoring takes longer fails, and its worker process is replaced."""
     shaping: ShapingConfig = ShapingConfig()
     """Penalties for the form of a response, and weights of the reward's parts."""
+
+    @model_validator(mode="after")
+    def _model_where_named(self) -> Self:
+        if (self.name == MODEL) != (self.model is not None):
+            given = f"reward.name = {self.name!r}, reward.model = {self.model.path if self.model else None!r}"
+            raise ValueError(
+                f"{given}: the reward `model` is given by reward.model, and no other one is; set both or none"
+            )
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,8 @@ from interlace.schedule.placement import Device, cut, resolve
 from interlace.schedule.tail import NoTail, Oversample, Tail, TailBatching
 from interlace.schedule.vocabulary import refuse_foreign_words
 
-TRAINED_ROLES = ("actor", "critic")
+WHOLE_ROLES = ("actor", "critic", "reward")
+"""Of these one instance spans all devices of the role's placement, unless it says otherwise."""
 
 Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(ge=1)]
 """How many samples a stage waits for before it asks for its devices; a number counts samples."""
@@ -24,7 +25,7 @@ class RolePlacement(Config):
 
     devices: str = "all"
     devices_per_instance: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
-    """Devices one instance spans; None is the role's own default: all of them for a trainer, one for the others."""
+    """Devices one instance spans; None is the role's own default: one for rollout and reference, else all of them."""
 
 
 def _placement(value: Any) -> Any:
@@ -41,11 +42,13 @@ class Placement(Config):
     reference: RoleDevices = RolePlacement()
     critic: RoleDevices = RolePlacement()
     actor: RoleDevices = RolePlacement()
+    reward: RoleDevices | None = None
+    """Of a reward model; None: where the reference is. Other rewards need no device."""
 
     def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
         """The devices of each instance of a role on a cluster. Raises UserError where they are not there."""
-        where: RolePlacement = getattr(self, role)
-        size = where.devices_per_instance or ("all" if role in TRAINED_ROLES else 1)
+        where: RolePlacement = getattr(self, role) or self.reference
+        size = where.devices_per_instance or ("all" if role in WHOLE_ROLES else 1)
         return cut(resolve(where.devices, devices, role=role), None if size == "all" else size, role=role)
 
 

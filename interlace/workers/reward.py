@@ -1,4 +1,4 @@
-"""Scoring: runs on the host, many samples at once."""
+"""Scoring: on the host, many samples at once, or by a model on devices."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -30,3 +30,29 @@ class RewardWorker(Worker):
     def close(self) -> None:
         """Ends the scorer's processes."""
         self._scorer.close()
+
+
+class ModelScorer(Protocol):
+    """A scorer that computes on a device."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def score(self, samples: Sequence[Sample]) -> list[RewardResult]: ...
+
+
+class RewardModelWorker(Worker):
+    """A model that scores, whole on each rank; the ranks share the samples."""
+
+    def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], ModelScorer]) -> None:
+        super().__init__(context)
+        self._scorer = make_engine(context)
+
+    @operation(split="samples", collect="concat")
+    def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
+        """One result a sample; a failure is a result too."""
+        return self._scorer.score(samples)
+
+    @operation(on_device=False)
+    def memory_bytes(self) -> int:
+        return self._scorer.num_bytes

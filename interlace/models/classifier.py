@@ -1,0 +1,98 @@
+"""Sequence classifiers with one output, as reward models are published, by transformers' Auto classes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interlace.core.errors import UserError
+from interlace.models.config import ModelConfig
+from interlace.models.loading import TINY, Origin, find_origin, first_line, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+HEAD = "ForSequenceClassification"
+"""How the name of such an architecture ends."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoadedClassifier:
+    """On the CPU, in evaluation mode."""
+
+    model: "PreTrainedModel"
+    """Its `logits` are [texts, 1]; it knows the tokenizer's pad token."""
+    tokenizer: "PreTrainedTokenizerBase"
+    context: int | None
+    """Tokens that its positions reach; None where its configuration does not say."""
+
+
+def check_classifier(config: ModelConfig) -> None:
+    """Raises what load_classifier would raise for a user's mistake, without reading weights."""
+    load_tokenizer(config)
+    _classifier_config(find_origin(config), config)
+
+
+def empty_classifier(config: ModelConfig) -> "PreTrainedModel":
+    """The model without its weights, on the meta device. Raises UserError as check_classifier."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    found = _classifier_config(find_origin(config), config)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(
+            found, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code
+        )
+    return model
+
+
+def load_classifier(config: ModelConfig) -> LoadedClassifier:
+    """Raises UserError where it is missing, is no sequence classifier, has another head or lacks weights."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    tokenizer, origin = load_tokenizer(config), find_origin(config)
+    found = _classifier_config(origin, config)
+    try:
+        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+            origin.location,
+            dtype=getattr(torch, config.dtype),
+            local_files_only=origin.is_local,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"reward model {config.path!r} cannot be loaded: {first_line(error)}") from error
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(
+            f"reward model {config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
+            "random: is this the whole model, with its head?"
+        )
+    model.config.get_text_config().pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
+    context = getattr(found.get_text_config(), "max_position_embeddings", None)
+    return LoadedClassifier(model=model.eval(), tokenizer=tokenizer, context=context)
+
+
+def _classifier_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":
+    from transformers import AutoConfig
+
+    if config.path.startswith(TINY):
+        raise UserError(f"reward model {config.path!r}: tiny models have no classification head. Give a trained one.")
+    try:
+        found = AutoConfig.from_pretrained(
+            origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"reward model {config.path!r} has no readable configuration: {first_line(error)}") from error
+    given = found.architectures or []
+    if not any(name.endswith(HEAD) for name in given) and "AutoModel" + HEAD not in getattr(found, "auto_map", {}):
+        what = ", ".join(given) or found.model_type
+        raise UserError(
+            f"reward model {config.path!r} is no sequence classifier: its configuration says {what}. Give one that "
+            f"AutoModel{HEAD} loads, with one label."
+        )
+    if found.num_labels != 1:
+        raise UserError(
+            f"reward model {config.path!r} has num_labels={found.num_labels}: a reward is one number. Give a model "
+            "with one label, or wrap this one in a reward function of your own (package.module:function)."
+        )
+    return found

@@ -1,0 +1,81 @@
+"""Rewards by a model: a sequence classifier with one output reads prompt and response."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from interlace.core.types import RewardResult, Sample
+from interlace.models.classifier import load_classifier
+from interlace.rewards.base import RewardConfig
+from interlace.rewards.shaping import shaped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PART = "model"
+"""The part that holds the model's own number."""
+
+
+class ModelScorer:
+    """Scores samples by the configured model, many in one forward."""
+
+    def __init__(self, config: RewardConfig, *, device: str) -> None:
+        """Raises UserError where the model cannot be had, or has another head. device: as torch names it."""
+        if config.model is None:
+            raise ValueError(f"reward {config.name!r} is no model")
+        self._config, self._settings, self._device = config, config.model, device
+        loaded = load_classifier(config.model)
+        self._model, self._tokenizer, self._context = loaded.model, loaded.tokenizer, loaded.context
+        self._model.to(device)  # type: ignore[arg-type]  # transformers' own stub
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return sum(tensor.nbytes for tensor in self._model.state_dict().values())
+
+    def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
+        """One result a sample, in their order. One that is longer than the model's context fails alone."""
+        ids = [self._token_ids(sample) for sample in samples]
+        fitting = [row for row, tokens in enumerate(ids) if self._context is None or len(tokens) <= self._context]
+        found = [
+            RewardResult(failure=f"{len(tokens)} tokens, and the reward model reads {self._context}") for tokens in ids
+        ]
+        for rows in _batches(fitting, [len(tokens) for tokens in ids], self._settings.tokens_per_batch):
+            for row, number in zip(rows, self._forward([ids[row] for row in rows]).tolist(), strict=True):
+                found[row] = RewardResult(reward=number, parts={PART: number})
+        return [
+            shaped(result, sample.token_ids, self._config.shaping)
+            for result, sample in zip(found, samples, strict=True)
+        ]
+
+    def _token_ids(self, sample: Sample) -> list[int]:
+        prompt, response = sample.prompt.text, sample.text
+        if not (self._settings.chat_template and self._tokenizer.chat_template):
+            return list(self._tokenizer(prompt + response)["input_ids"])
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+        # As text first: the template writes the special tokens itself.
+        text = str(self._tokenizer.apply_chat_template(turns, tokenize=False))
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _forward(self, rows: Sequence[Sequence[int]]) -> "Tensor":
+        """[texts] the model's numbers, in float32."""
+        import torch
+
+        width, pad = max(map(len, rows)), self._tokenizer.pad_token_id
+        ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=self._device)
+        sizes = torch.tensor([len(row) for row in rows], device=self._device)
+        mask = torch.arange(width, device=self._device) < sizes[:, None]
+        with torch.inference_mode():
+            logits: Tensor = self._model(ids, attention_mask=mask.long(), use_cache=False).logits
+        return logits[:, 0].float().cpu()
+
+
+def _batches(rows: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Rows of similar length together, longest first; at most `budget` tokens a batch, padding counted."""
+    batch: list[int] = []
+    for row in sorted(rows, key=lambda row: -lengths[row]):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch

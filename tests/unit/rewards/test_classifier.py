@@ -1,0 +1,103 @@
+"""A model as the reward: its number for a text is the one that it gives alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from interlace.core.errors import UserError
+from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.models.classifier import check_classifier, load_classifier
+from interlace.rewards.base import RewardConfig
+from interlace.rewards.classifier import ModelScorer
+from tests.support.reward_model import CONTEXT, write_model
+
+TEXTS = (("2+2=", "4"), ("name a colour: ", "green, and then blue"), ("", "x"), ("long " * 8, "!"), ("a", "b"))
+TEMPLATE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
+
+
+def samples(texts: tuple[tuple[str, str], ...] = TEXTS) -> list[Sample]:
+    return [
+        Sample(
+            key=SampleKey(index, 0),
+            prompt=Prompt(uid=str(index), token_ids=np.zeros(1, np.int32), text=prompt, answer=""),
+            token_ids=np.arange(len(response), dtype=np.int32),
+            text=response,
+        )
+        for index, (prompt, response) in enumerate(texts)
+    ]
+
+
+def scorer(path: str, **settings: object) -> ModelScorer:
+    return ModelScorer(RewardConfig.parse({"name": "model", "model": {"path": path, **settings}}), device="cpu")
+
+
+@torch.no_grad()
+def alone(path: str, text: str) -> float:
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    return float(model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits[0, 0])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+@pytest.mark.parametrize("budget", [1, 60, 8192])
+def test_a_batch_gives_each_text_the_number_it_gets_alone(tmp_path: Path, kind: str, budget: int) -> None:
+    path = write_model(tmp_path, kind=kind)
+    results = scorer(path, tokens_per_batch=budget).score(samples())
+    expected = [alone(path, prompt + response) for prompt, response in TEXTS]
+    assert [result.reward for result in results] == pytest.approx(expected, abs=1e-5)
+    assert len(set(expected)) == len(TEXTS)
+    assert all(result.parts == {"model": result.reward} for result in results)
+
+
+def test_a_chat_template_makes_two_turns(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    [with_template] = scorer(path).score(samples(TEXTS[:1]))
+    [without] = scorer(path, chat_template=False).score(samples(TEXTS[:1]))
+    assert with_template.reward == pytest.approx(alone(path, "[user]2+2=[assistant]4"), abs=1e-5)
+    assert without.reward == pytest.approx(alone(path, "2+2=4"), abs=1e-5)
+
+
+def test_what_the_model_cannot_read_fails_alone(tmp_path: Path) -> None:
+    results = scorer(write_model(tmp_path)).score(samples((("a", "b"), ("a" * CONTEXT, "b"))))
+    assert results[0].failure is None
+    assert results[1].failure == f"{CONTEXT + 1} tokens, and the reward model reads {CONTEXT}"
+
+
+def test_shaping_is_added_to_the_models_number(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    config = RewardConfig.parse({"name": "model", "model": path, "shaping": {"overlong_limit": 1}})
+    plain, shaped = (ModelScorer(c, device="cpu").score(samples()) for c in (config.model_copy(
+        update={"shaping": RewardConfig().shaping}), config))  # fmt: skip
+    lengths = [len(response) for _, response in TEXTS]
+    for before, after, length in zip(plain, shaped, lengths, strict=True):
+        assert after.reward == pytest.approx(before.reward - (length > 1))
+
+
+def test_another_head_is_refused(tmp_path: Path) -> None:
+    config = RewardConfig.parse({"name": "model", "model": write_model(tmp_path, labels=3)}).model
+    assert config is not None
+    for refuse in (check_classifier, load_classifier):
+        with pytest.raises(UserError, match=r"num_labels=3: a reward is one number"):
+            refuse(config)
+
+
+def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    given = RewardConfig.parse({"name": "model", "model": str(tmp_path)}).model
+    assert given is not None
+    with pytest.raises(UserError, match=r"no sequence classifier: its configuration says Qwen2ForCausalLM"):
+        check_classifier(given)
+
+
+@pytest.mark.parametrize("given", [{"name": "model"}, {"name": "exact", "model": "somewhere"}])
+def test_name_and_model_go_together(given: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=r"set both or none"):
+        RewardConfig.parse(given)
