@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from interlace.recipes.session import TrainReport
 
 ROOT = Path("runs")
-CHANGEABLE = ("steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging")
+CHANGEABLE = (
+    "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster", "actor.ranks", "critic.ranks",
+)  # fmt: skip
 """What a resumed run may do otherwise without becoming another run."""
 
 
@@ -74,7 +76,7 @@ def _resumed(spec: str, overrides: list[str], name: str | None) -> "tuple[Recipe
     folder = RunFolder.resume(ROOT, name or latest_name(ROOT, Path(spec).stem))
     started_with = load_recipe(str(folder.config))
     for override in overrides:
-        may_change = override_key(override).partition(".")[0] in CHANGEABLE
+        may_change = f"{override_key(override)}.".startswith(tuple(f"{key}." for key in CHANGEABLE))
         # The command that started the run, with --resume behind it, changes nothing.
         if not may_change and load_recipe(str(folder.config), [override]) != started_with:
             raise UserError(

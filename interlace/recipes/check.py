@@ -1,5 +1,6 @@
 """Everything that can be known to be wrong with a recipe before work starts, and the numbers that follow from it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -21,6 +22,7 @@ from interlace.observe import loggers
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
 from interlace.recipes.launch import algorithm_of, reference_is_base
+from interlace.recipes.ranks import num_ranks
 from interlace.rewards.base import load_reward
 from interlace.schedule.placement import Device
 
@@ -122,9 +124,10 @@ def check_recipe(recipe: Recipe) -> Derived:
 
 
 def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
-    """Raises UserError where a role's placement names devices that the cluster has not."""
+    """Raises UserError where a role's placement names devices that the cluster has not, or its ranks do not fit."""
     for role in ("rollout", "reference", "critic", "actor", "reward"):
-        recipe.schedule.resolved.instances(role, devices)
+        for instance in recipe.schedule.resolved.instances(role, devices):
+            num_ranks(recipe, role, instance)
 
 
 def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
@@ -244,11 +247,14 @@ def _forecast(
         how = f"weights, of {num_lora:,} in an adapter gradients and two moments"
         shared = ", also the reference" if needs.reference and reference_is_base(recipe, place) else ""
         kinds.append(("actor", size.weight_bytes + ADAM_COPIES * LORA_BYTES * num_lora, how + shared))
-    return tuple(
-        WorkerMemory(worker=f"{role}/{number}", devices=instance, num_bytes=num_bytes, how=how)
-        for role, num_bytes, how in kinds
-        for number, instance in enumerate(recipe.schedule.resolved.instances(role, devices))
-    )
+    found = []
+    for role, num_bytes, how in kinds:
+        for number, instance in enumerate(recipe.schedule.resolved.instances(role, devices)):
+            ranks = num_ranks(recipe, role, instance)
+            shared = how if ranks == 1 else f"1/{ranks} of {how}"
+            worker, share = f"{role}/{number}", math.ceil(num_bytes / ranks)
+            found.append(WorkerMemory(worker=worker, devices=instance, num_bytes=share, how=shared))
+    return tuple(found)
 
 
 def _check_memory(memory: Sequence[WorkerMemory]) -> None:

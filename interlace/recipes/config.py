@@ -108,6 +108,9 @@ class RolloutConfig(Config):
 class ActorConfig(Config):
     """The trained policy."""
 
+    ranks: int | None = Field(default=None, ge=1)
+    """Data-parallel processes, a device or more each: weights, gradients and moments are cut into as many parts. None
+    takes one for each GPU of its placement, and one on CPU cores."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward: less memory, about a third more time."""
     lora: LoraConfig | None = None
@@ -139,6 +142,8 @@ class CriticConfig(Config):
     A value model starts as the policy's body with a new head, a process reward model as the reference.
     """
 
+    ranks: int | None = Field(default=None, ge=1)
+    """As the actor's."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
     value_clip: float | None = Field(default=0.5, gt=0)
     """A new value counts as at most this far from the one the advantages were made with; None leaves it free."""

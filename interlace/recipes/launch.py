@@ -1,7 +1,7 @@
 """From a recipe to the workers of its roles."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from interlace.algorithms import Algorithm, create_algorithm
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.recipes.config import Recipe
+from interlace.recipes.ranks import num_ranks
 from interlace.rewards.scorer import Scorer
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from interlace.engines.train import CriticEngine, LogprobEngine, TrainConfig, TrainEngine
     from interlace.engines.train.implicit_reward import ImplicitRewardEngine
+    from interlace.engines.train.ranks import Ranks
     from interlace.models.loading import LoadedModel
     from interlace.rewards.classifier import ModelScorer
     from interlace.workers.rollout import Serving
@@ -70,27 +72,27 @@ async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
     from interlace.workers.rollout import RolloutWorker
 
     recipe = seats.recipe
-    needs = algorithm_of(recipe).needs
+    needs, launch = algorithm_of(recipe).needs, _Launcher(cluster=cluster, recipe=recipe).all
     seat, reference_seat = (
         Seat(recipe=recipe, model=seats.policy),
         Seat(recipe=recipe, model=recipe.reference.model or seats.initial),
     )
-    rollout = await _launch_all(cluster, "rollout", RolloutWorker, partial(make_rollout_engine, seat), preemptible=True)
+    rollout = await launch("rollout", RolloutWorker, partial(make_rollout_engine, seat), preemptible=True)
     base = Seat(recipe=recipe, model=seats.initial, adapter=seats.adapter)
     make_actor = partial(make_actor_engine, base if recipe.actor.lora else seat)
-    actor = await _launch_all(cluster, "actor", ActorWorker, make_actor)
+    actor = await launch("actor", ActorWorker, make_actor)
     reference: list[WorkerGroup[Any]] = []
     if needs.reference and reference_is_base(recipe, cluster.place):
         reference = actor[:1]
     elif needs.reference:
         make_reference = partial(make_reference_engine, reference_seat)
-        reference = await _launch_all(cluster, "reference", ReferenceWorker, make_reference)
+        reference = await launch("reference", ReferenceWorker, make_reference)
     critic: list[WorkerGroup[Any]] = []
     if needs.critic:
-        critic = await _launch_all(cluster, "critic", CriticWorker, partial(make_critic_engine, seat, seats.critic))
+        critic = await launch("critic", CriticWorker, partial(make_critic_engine, seat, seats.critic))
     elif needs.process_reward:
         make = partial(make_process_reward_engine, reference_seat, seats.critic)
-        critic = await _launch_all(cluster, "critic", ProcessRewardWorker, make)
+        critic = await launch("critic", ProcessRewardWorker, make)
     reward = await _launch_reward(cluster, recipe)
     return RoleGroups(
         rollout=rollout, reward=reward, reference=reference, critic=critic[0] if critic else None, actor=actor[0]
@@ -132,12 +134,13 @@ async def launch_warmup(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
     """The worker that is trained on examples, where the actor will be."""
     from interlace.workers.actor import ActorWorker
 
-    make = partial(make_warmup_engine, Seat(recipe=recipe, model=recipe.model))
+    make, devices = partial(make_warmup_engine, Seat(recipe=recipe, model=recipe.model)), cluster.place("actor")[0]
     spec = WorkerSpec(
         name="warmup",
         factory=partial(ActorWorker, make_engine=make),
         worker_class=ActorWorker,
-        devices=cluster.place("actor")[0],
+        devices=devices,
+        num_ranks=num_ranks(recipe, "actor", devices),
         stage=STAGES["actor"],
     )
     return await cluster.launch(spec)
@@ -148,39 +151,38 @@ async def launch_actor(cluster: Cluster, seats: Seats, number: int, devices: tup
     from interlace.workers.actor import ActorWorker
 
     make = partial(make_actor_engine, Seat(recipe=seats.recipe, model=seats.policy))
-    return await _launch_one(cluster, "actor", number, devices, worker=ActorWorker, make_engine=make)
+    spec = _spec("actor", number, devices, worker=ActorWorker, make_engine=make)
+    return await cluster.launch(replace(spec, num_ranks=num_ranks(seats.recipe, "actor", devices)))
 
 
-async def _launch_all(
-    cluster: Cluster, role: str, worker: type[Worker], make_engine: Callable[..., object], *, preemptible: bool = False
-) -> list[WorkerGroup[Any]]:
-    return [
-        await _launch_one(
-            cluster, role, number, devices, worker=worker, make_engine=make_engine, preemptible=preemptible
-        )
-        for number, devices in enumerate(cluster.place(role))
-    ]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Launcher:
+    """Starts the workers of a role, where the schedule places it."""
+
+    cluster: Cluster
+    recipe: Recipe
+
+    async def all(
+        self, role: str, worker: type[Worker], make_engine: Callable[..., object], *, preemptible: bool = False
+    ) -> list[WorkerGroup[Any]]:
+        groups = []
+        for number, devices in enumerate(self.cluster.place(role)):
+            spec = _spec(role, number, devices, worker=worker, make_engine=make_engine)
+            ranks = num_ranks(self.recipe, role, devices)
+            groups.append(await self.cluster.launch(replace(spec, num_ranks=ranks, preemptible=preemptible)))
+        return groups
 
 
-async def _launch_one(
-    cluster: Cluster,
-    role: str,
-    number: int,
-    devices: tuple[Device, ...],
-    *,
-    worker: type[Worker],
-    make_engine: Callable[..., object],
-    preemptible: bool = False,
-) -> WorkerGroup[Any]:
-    spec = WorkerSpec(
+def _spec(
+    role: str, number: int, devices: tuple[Device, ...], *, worker: type[Worker], make_engine: Callable[..., object]
+) -> WorkerSpec:
+    return WorkerSpec(
         name=f"{role}/{number}",
         factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # of a Worker with an engine
         worker_class=worker,
         devices=devices,
         stage=STAGES[role],
-        preemptible=preemptible,
     )
-    return await cluster.launch(spec)
 
 
 def make_rollout_engine(seat: Seat, context: WorkerContext) -> "Serving":
@@ -216,6 +218,7 @@ def make_actor_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine,
         optimizer=recipe.optimizer,
         config=train_config(recipe, algorithm),
         device=torch_device(context),
+        ranks=join_ranks(context),
         adapter=adapter,
     )
     return engine, loaded.tokenizer
@@ -230,7 +233,12 @@ def make_warmup_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine
         raise ValueError("the recipe has no warm-up")
     config, loaded = TrainConfig(tokens_per_microbatch=seat.recipe.tokens_per_microbatch), _load(seat)
     engine = TrainEngine(
-        loaded.model, loss=sft_loss, optimizer=warmup.optimizer, config=config, device=torch_device(context)
+        loaded.model,
+        loss=sft_loss,
+        optimizer=warmup.optimizer,
+        config=config,
+        device=torch_device(context),
+        ranks=join_ranks(context),
     )
     return engine, loaded.tokenizer
 
@@ -253,7 +261,8 @@ def make_critic_engine(seat: Seat, folder: Path | None, context: WorkerContext) 
         gradient_checkpointing=settings.gradient_checkpointing,
         value_clip=settings.value_clip,
     )
-    return CriticEngine(model, optimizer=settings.optimizer, config=config, device=torch_device(context))
+    device, ranks = torch_device(context), join_ranks(context)
+    return CriticEngine(model, optimizer=settings.optimizer, config=config, device=device, ranks=ranks)
 
 
 def make_process_reward_engine(seat: Seat, folder: Path | None, context: WorkerContext) -> "ImplicitRewardEngine":
@@ -273,7 +282,8 @@ def make_process_reward_engine(seat: Seat, folder: Path | None, context: WorkerC
         success_reward=settings.success_reward,
         temperature=training_temperature(recipe.sampling),
     )
-    return ImplicitRewardEngine(model, optimizer=settings.optimizer, config=config, device=torch_device(context))
+    device, ranks = torch_device(context), join_ranks(context)
+    return ImplicitRewardEngine(model, optimizer=settings.optimizer, config=config, device=device, ranks=ranks)
 
 
 def make_reference_engine(seat: Seat, context: WorkerContext) -> "LogprobEngine":
@@ -315,6 +325,16 @@ def torch_device(context: WorkerContext) -> str:
     """The device a rank computes on, as torch names it."""
     name = context.devices[0] if context.devices else "cpu"
     return "cpu" if name.startswith("cpu") else name
+
+
+def join_ranks(context: WorkerContext) -> "Ranks":
+    """A trained worker's group, met by all of its ranks at once."""
+    from interlace.engines.train.ranks import Ranks
+
+    if context.rendezvous is None:
+        return Ranks()
+    place, device = context.rendezvous, torch_device(context)
+    return Ranks.join(place.url, rank=context.rank, num_ranks=context.num_ranks, device=device)
 
 
 def _load(seat: Seat) -> "LoadedModel":

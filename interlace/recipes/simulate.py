@@ -83,6 +83,7 @@ def simulate(
     Raises UserError for what cannot work, and what a run on any other cluster raises: HangError, RemoteError,
     WorkerDiedError.
     """
+
     def recorder() -> TraceFile | NoRecorder:
         return TraceFile(timeline, simulation.devices) if timeline else NoRecorder()
 

@@ -86,6 +86,26 @@ def test_roles_that_the_algorithm_does_not_need_are_not_in_the_forecast(check: C
     assert "critic/0" in {worker.worker for worker in check("algorithm=ppo").memory}
 
 
+def test_ranks_share_what_a_trained_worker_holds(check: Check) -> None:
+    whole, shared = ({worker.worker: worker for worker in check(*more).memory} for more in ((), ("actor.ranks=2",)))
+    assert shared["actor/0"].num_bytes == whole["actor/0"].num_bytes / 2
+    assert shared["actor/0"].how == "1/2 of weights, gradients, two moments"
+    assert shared["rollout/0"].num_bytes == whole["rollout/0"].num_bytes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["actor.ranks=3"], r"actor.ranks=3, but .* gives it 2 .*\(cpu:0, cpu:1\).* Set actor.ranks to 1 or 2"),
+        (["actor.ranks=2", "schedule.placement.actor=0"], r"actor.ranks=2, but .* gives it 1 .* Set actor.ranks to 1,"),
+        (["critic.ranks=2", "cluster.devices=cpu:3"], r"critic.ranks=2, but .* 3 of .* Set critic.ranks to 1 or 3"),
+    ],
+)
+def test_ranks_that_do_not_fit_their_devices_are_refused(check: Check, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check(*overrides)
+
+
 def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> None:
     assert check("evaluation.num_prompts=2").num_heldout_prompts == 2
     assert check("task.reasoning_gym.heldout_size=0").num_heldout_prompts == 0

@@ -1,0 +1,73 @@
+"""Whole runs whose trained roles have two ranks, at toy size."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.support.training import SMALL, final_weights, metrics, run, samples
+
+TRAINED = ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/kl", "actor/ratio_mean", "actor/clip_fraction")
+
+
+def assert_same(root: Path, ours: str, theirs: str, names: tuple[str, ...] = TRAINED) -> None:
+    """The same samples, and the same training to the tolerance of sums in another order."""
+    for one, other in zip(metrics(root, ours), metrics(root, theirs), strict=True):
+        assert {name: one[name] for name in names} == pytest.approx({name: other[name] for name in names}, abs=1e-5)
+    tokens = [[(row["uid"], row["index"], row["token_ids"]) for row in samples(root, name)] for name in (ours, theirs)]
+    assert tokens[0] == tokens[1]
+
+
+def test_two_ranks_train_as_one_and_take_turns_with_one_at_a_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path, "one")
+    assert run(tmp_path, "turns", ["actor.ranks=2"], stop_after=2).was_stopped
+    checkpoint = tmp_path / "turns" / "checkpoints" / "step_2"
+    AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert len(list((checkpoint / "optimizer").glob("*.distcp"))) == 2, "each rank wrote its own"
+    run(tmp_path, "turns", resume=True)
+    assert_same(tmp_path, "turns", "one")
+    assert run(tmp_path, "back", stop_after=2).was_stopped
+    run(tmp_path, "back", ["actor.ranks=2"], resume=True)
+    assert_same(tmp_path, "back", "one")
+
+
+@pytest.mark.slow  # eight processes that import torch
+def test_every_trained_role_may_have_ranks(tmp_path: Path) -> None:
+    """With a reference, proximal log-probs and several minibatches; weights are exported while training goes on."""
+    plain = [override for override in SMALL if not override.startswith("algorithm")]
+    settings = ["algorithm=ppo", "algorithm.kl_coefficient=0.1", "critic.optimizer.lr=1e-3", "steps=3"]
+    names = (*TRAINED, "critic/loss", "critic/grad_norm", "critic/explained_variance")
+    run(tmp_path, "one", settings, base=plain)
+    run(tmp_path, "two", [*settings, "actor.ranks=2", "critic.ranks=2"], base=plain)
+    assert_same(tmp_path, "two", "one", names)
+
+
+def train(folder: Path, name: str, *options: str) -> str:
+    command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "train", "quickstart", "--name", name]
+    done = subprocess.run(
+        [*command, *SMALL, "steps=3", "checkpoint_every=1", f"model.cache_dir={folder / 'cache'}", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_the_command_runs_on_both_clusters_to_the_same_bits(tmp_path: Path) -> None:
+    for backend in ("local", "ray"):
+        train(tmp_path, backend, f"cluster.backend={backend}", "actor.ranks=2")
+    root = tmp_path / "runs"
+    assert metrics(root, "local") == metrics(root, "ray")
+    ours, theirs = final_weights(root, "local"), final_weights(root, "ray")
+    assert all((ours[name] == theirs[name]).all() for name in ours)
+    # Goes on elsewhere, with one process less.
+    train(tmp_path, "ray", "--resume", "cluster.backend=local", "actor.ranks=1", "steps=4")
+    assert len(metrics(root, "ray")) == 4
