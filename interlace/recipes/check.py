@@ -251,9 +251,9 @@ def _forecast(
     for role, num_bytes, how in kinds:
         for number, instance in enumerate(recipe.schedule.resolved.instances(role, devices)):
             ranks = num_ranks(recipe, role, instance)
-            shared = how if ranks == 1 else f"1/{ranks} of {how}"
             worker, share = f"{role}/{number}", math.ceil(num_bytes / ranks)
-            found.append(WorkerMemory(worker=worker, devices=instance, num_bytes=share, how=shared))
+            what = how if ranks == 1 else f"1/{ranks} of {how}"
+            found.append(WorkerMemory(worker=worker, devices=instance, num_bytes=share, how=what))
     return tuple(found)
 
 
