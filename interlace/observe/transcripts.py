@@ -37,6 +37,7 @@ def _row(step: int, ended: EndedSample) -> Mapping[str, object]:
     sample = ended.sample
     row = {
         "step": step,
+        "group": sample.key.gid,
         "uid": sample.prompt.uid,
         "index": sample.key.index,
         "prompt": sample.prompt.text,

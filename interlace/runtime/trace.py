@@ -40,8 +40,9 @@ class TraceFile:
 
     def keep(self, records: Records) -> None:
         """Appends what ended."""
+        finished = {served.span: _finished(served) for served in records.served}
         for span in sorted(records.spans, key=lambda span: span.start_s):
-            self._write(self._span(span, span.end_s))
+            self._write(self._span(span, span.end_s, finished.get(span, ())))
         for served in records.served:
             self._arrows.generated(served, self._tracks.place_of(served.span))
             self._write(_counters(served))
@@ -61,7 +62,7 @@ class TraceFile:
         self._file.write("\n]\n")
         self._file.close()
 
-    def _span(self, span: Span, end_s: float) -> Iterator[Event]:
+    def _span(self, span: Span, end_s: float, finished: Sequence[JSON] = ()) -> Iterator[Event]:
         start_us, end_us = _us(span.start_s), _us(end_s)
         event: Event = {
             "ph": "X",
@@ -69,7 +70,7 @@ class TraceFile:
             "cat": span.role,
             "ts": start_us,
             "dur": round(end_us - start_us, 3),
-            "args": _arguments(span),
+            "args": _arguments(span) | ({"finished": finished} if finished else {}),
         }
         for device in span.devices:
             names, track = self._tracks.lane(DEVICE_PROCESS, self._devices[device].name, start_us, end_us)
@@ -165,12 +166,21 @@ def _arguments(span: Span) -> dict[str, JSON]:
     found: dict[str, JSON] = {"cause": span.cause or span.operation, "step": span.step, "version": span.version}
     if span.end_s == float("inf"):
         found["unfinished"] = True
-    if names := _names(span.given):
+    if names := names_of(span.given):
         found["samples"] = names
     return found
 
 
-def _names(given: Sequence[object]) -> list[JSON]:
+def _finished(served: Served) -> list[JSON]:
+    """[group, sample, response tokens, finish reason] of each sample of the flow that the call finished."""
+    return [
+        [request.key.gid, request.key.index, len(done.token_ids), str(done.finish_reason)]
+        for done in (response.completion for response in served.responses)
+        if (request := done.request).key.gid >= 0 and done.finish_reason != FinishReason.ABORTED
+    ]
+
+
+def names_of(given: Sequence[object]) -> list[JSON]:
     """`uid [indices]` of each group, samples of no group (an evaluation's) by their uid."""
     groups: dict[str, list[int]] = {}
     for item in given:

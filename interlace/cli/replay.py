@@ -1,0 +1,22 @@
+"""`interlace replay`: a recorded run again, on the virtual clock."""
+
+from typing import Annotated
+
+import typer
+
+from interlace.cli.train import ROOT
+
+
+def replay(
+    run: Annotated[str, typer.Argument(help="The name of a run under runs/.")],
+) -> None:
+    """Let the controller see what it saw, when it saw it: the same order of admission and completion, or where not."""
+    from interlace.core.errors import InterlaceError
+    from interlace.observe.run_folder import RunFolder
+    from interlace.recipes.replay import replay as replay_run
+
+    again = replay_run(RunFolder.resume(ROOT, run))
+    print(f"admission:  {len(again.admitted)} groups, {again.admission_difference or 'in the recorded order'}")
+    print(f"completion: {len(again.completed)} samples, {again.completion_difference or 'in the recorded order'}")
+    if not again.is_same:
+        raise InterlaceError("the replay went another way than the run.")
