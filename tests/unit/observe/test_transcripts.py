@@ -46,6 +46,7 @@ def test_one_object_a_sample_in_order_of_admission(tmp_path: Path) -> None:
     ]
     assert read[1] == {
         "step": 12,
+        "group": 0,
         "uid": "sort/0",
         "index": 1,
         "prompt": "3 1 2",
