@@ -1,20 +1,22 @@
 """Runs the quick start under every preset and writes what came of it into the presets' pages.
 
     python docs/presets/measure.py local [NAME ...]     # or ray; all presets, or some; then writes the pages
-    python docs/presets/measure.py pages                # writes the pages from measured/*.json
+    python docs/presets/measure.py pages                # writes the pages, and docs/schedules.md, from what there is
 
 A run's figures go to measured/CLUSTER.json, by preset, so presets can be measured a few at a time. In each page the
-text between the two `measured` comments is written by this script, and nothing else of it.
+text between two comments of one name (`measured`, `fields`, `words`) is written by this script, and nothing else of it.
 """
 
 import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import yaml
 
 from interlace.core.types import JSON
 from interlace.observe.checkpoints import Checkpoints
@@ -24,13 +26,14 @@ from interlace.observe.run_folder import RunFolder
 from interlace.recipes.compare import Outcome
 from interlace.recipes.state import RunState
 from interlace.schedule.presets import preset_names
+from interlace.schedule.schedule import Schedule
+from interlace.schedule.vocabulary import Vocabulary, vocabulary
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "measured"
 OVERVIEW = HERE.parent / "schedules.md"
 CLUSTERS = ("local", "ray")
 STEPS, PARTS = 40, 8
-BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 SHOWN_SHARE = 0.005
 """Goodput bins below this are left out of a page's table."""
 
@@ -80,11 +83,20 @@ def figures(name: str, folder: Path) -> dict[str, JSON]:
 
 
 def write_pages() -> None:
-    """Brings the measured part of every page, and of docs/schedules.md, up to date."""
+    """Brings what this script writes of every page, and of docs/schedules.md, up to date."""
+    for path in (*sorted(HERE.glob("*.md")), OVERVIEW):
+        path.write_text(rendered(path))
+
+
+def rendered(path: Path) -> str:
+    """A page as it should be."""
     told = {cluster: read(cluster) for cluster in CLUSTERS}
-    for path in sorted(HERE.glob("*.md")):
-        replace(path, "\n\n".join(block(path.stem, cluster, told[cluster]) for cluster in CLUSTERS))
-    replace(OVERVIEW, "\n\n".join(overview(told[cluster]) for cluster in CLUSTERS if told[cluster]))
+    text = path.read_text()
+    if path != OVERVIEW:
+        return replaced(text, "measured", [block(path.stem, cluster, told[cluster]) for cluster in CLUSTERS])
+    text = replaced(text, "measured", [overview(told[cluster]) for cluster in CLUSTERS if told[cluster]])
+    words = vocabulary()
+    return replaced(replaced(text, "fields", list(field_sections(words))), "words", list(word_sections(words)))
 
 
 def read(cluster: str) -> Mapping[str, Any]:
@@ -93,12 +105,34 @@ def read(cluster: str) -> Mapping[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def replace(path: Path, text: str) -> None:
-    """What stands between the two comments."""
-    head, begin, rest = path.read_text().partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if begin and end:
-        path.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}")
+def replaced(text: str, name: str, paragraphs: Sequence[str]) -> str:
+    """A text with other paragraphs between the two comments of that name."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    head, found, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"no {begin} ... {end} in: {text[:60]!r}")
+    return "\n".join([head + begin, "\n\n".join(paragraphs), end + tail]) if paragraphs else text
+
+
+def field_sections(words: Vocabulary) -> Iterator[str]:
+    """The fields of a schedule, precisely."""
+    for name, entry in words.fields.items():
+        default = yaml.safe_dump(Schedule().model_dump(mode="json")[name], default_flow_style=True, width=10**6)
+        values = "\n".join(f"- {one if ' ' in one else f'`{one}`'}: {means}" for one, means in entry.values.items())
+        written = entry.default or default.removesuffix("\n...\n").strip().replace("null", "none")
+        yield f"### `{name}`\n\n{entry.meaning}\n\n{values}\n\nDefault: `{written}`."
+    yield f"### Units of staleness\n\n{words.staleness}"
+
+
+def word_sections(words: Vocabulary) -> Iterator[str]:
+    """Other systems' words for them."""
+    rows = [
+        [f"`{name}`", alias.system, alias.unit or "", f"`{alias.here}`", alias.convert]
+        for name, found in words.aliases.items()
+        for alias in found
+    ]
+    yield "\n".join(table(["word", "system", "unit", "here", "how to convert"], rows))
 
 
 def block(name: str, cluster: str, told: Mapping[str, Any]) -> str:

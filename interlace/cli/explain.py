@@ -41,7 +41,7 @@ def _field(name: str, words: "Vocabulary") -> Iterator[str]:
     entry = words.fields[name]
     yield f"schedule.{name}, a field of a schedule"
     yield from _meaning(entry)
-    yield f"default: {_shown(Schedule().model_dump(mode='json')[name])}"
+    yield f"default: {entry.default or _shown(Schedule().model_dump(mode='json')[name])}"
     users: dict[str, list[str]] = {}
     for preset in preset_names():
         value = load_schedule(preset).model_dump(mode="json")[name]

@@ -17,6 +17,8 @@ class FieldMeaning(Config):
     meaning: str
     values: Mapping[str, str]
     """Value, or kind of value -> what it means."""
+    default: str | None = None
+    """In words, where the value itself says little."""
     counts_versions: bool = False
     """Whether it is a staleness, which other systems count in several units."""
 
