@@ -1,0 +1,164 @@
+"""Predicted against measured step time: a recipe profiled, simulated and run under several schedules, in one go.
+
+For each cluster back end: the workers are profiled, then every schedule is trained for some steps, then the workers are
+profiled again; the prediction is the mean of what the simulator makes of the two profiles, so a machine whose load
+drifts drifts in both. The learning rate is next to nothing, so that lengths stay what they were when profiled.
+The first steps fill the pipeline and are left out of both sides; of the rest the slowest and quickest tenth too.
+
+    python benchmarks/calibration.py [--recipe quickstart] [--clusters local,ray] [--devices 2] [--schedules ...]
+        [--steps 14] [--rounds 1] [--json calibration.json]
+"""
+
+import argparse
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+from interlace.core.profile import Profile
+from interlace.observe.progress import QuietProgress
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.recipes.check import check_recipe
+from interlace.recipes.config import Recipe
+from interlace.recipes.load import load_recipe
+from interlace.recipes.profile import profile_recipe
+from interlace.recipes.session import train
+from interlace.recipes.simulate import Simulation, simulate
+
+SCHEDULES = (
+    "verl-colocated", "rlinf-disaggregated", "one-step-off", "areal", "streamrl-async", "pipelinerl", "async-colocated",
+)  # fmt: skip
+PARTS = ("rollout", "train")
+"""Of a step, whose busy seconds are shown beside: `timing_s/...`."""
+FILLING, CUT_SHARE, GOOD = 4, 0.1, 0.15
+STILL = ("optimizer={lr: 1e-12}", "evaluation={num_prompts: 1, samples_per_prompt: 0}", "logging.loggers=[]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One schedule on one cluster. Seconds of a step."""
+
+    cluster: str
+    schedule: str
+    measured_s: float
+    predicted_s: float
+    error: float
+    """predicted / measured - 1."""
+    parts: Mapping[str, tuple[float, float]]
+    """(measured, predicted) busy seconds a step of each part."""
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Without the largest and smallest tenth."""
+    ordered = sorted(values)
+    cut = int(CUT_SHARE * len(ordered))
+    return fmean(ordered[cut : len(ordered) - cut])
+
+
+def seconds_of(run: RunData) -> dict[str, float]:
+    """Of the step and its parts, once the pipeline is full."""
+    return {name: trimmed_mean(run.values(f"timing_s/{name}")[FILLING:]) for name in ("step", *PARTS)}
+
+
+def measured(recipe: Recipe, root: Path) -> dict[str, float]:
+    folder = RunFolder.create(root, f"run-{len(list(root.iterdir()))}")
+    folder.write_config(recipe)
+    train(recipe, folder, resume=False, progress=QuietProgress(), stop=StopSignal(lambda: None))
+    return seconds_of(RunData.read(folder))
+
+
+def mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: fmean(each[name] for each in parts) for name in parts[0]}
+
+
+def calibrate(args: argparse.Namespace, cluster: str, root: Path) -> tuple[list[Row], list[Profile]]:
+    """One round on one back end."""
+    settings = [*STILL, f"steps={args.steps}", f"cluster={{backend: {cluster}, devices: cpu:{args.devices}}}"]
+    recipes = {
+        name: load_recipe(args.recipe, [*settings, *args.set, f"schedule={name}"]) for name in args.schedules.split(",")
+    }
+    for recipe in recipes.values():
+        check_recipe(recipe)
+    first = next(iter(recipes.values()))
+    profiles = [profile_recipe(first, QuietProgress(), budget_s=args.budget)]
+    found = {name: measured(recipe, root) for name, recipe in recipes.items()}
+    profiles.append(profile_recipe(first, QuietProgress(), budget_s=args.budget))
+    rows = []
+    for name, recipe in recipes.items():
+        simulations = [Simulation(profile=profile, num_devices=args.devices) for profile in profiles]
+        predicted = mean([seconds_of(simulate(recipe, each).run) for each in simulations])
+        rows.append(
+            Row(
+                cluster=cluster,
+                schedule=name,
+                measured_s=found[name]["step"],
+                predicted_s=predicted["step"],
+                error=predicted["step"] / found[name]["step"] - 1,
+                parts={part: (found[name][part], predicted[part]) for part in PARTS},
+            )
+        )
+    return rows, profiles
+
+
+@contextlib.contextmanager
+def one_ray(clusters: Sequence[str]) -> Iterator[None]:
+    """Ray is started once, not for every run: each run then joins it."""
+    if "ray" not in clusters:
+        yield
+        return
+    from interlace.recipes.clusters.local import this_machine
+    from interlace.runtime.ray.session import RaySession
+
+    session = RaySession.open(None, this_machine())
+    try:
+        yield
+    finally:
+        session.close()
+
+
+def show(rows: Sequence[Row]) -> None:
+    print(f"{'cluster':8}{'schedule':24}{'measured':>10}{'predicted':>10}{'error':>8}", end="")
+    print("".join(f"{part:>18}" for part in PARTS))
+    for row in rows:
+        parts = "".join(f"{real:>9.3f}/{said:<8.3f}" for real, said in row.parts.values())
+        print(
+            f"{row.cluster:8}{row.schedule:24}{row.measured_s:>10.3f}{row.predicted_s:>10.3f}{row.error:>+8.0%}{parts}"
+        )
+    good = sum(abs(row.error) <= GOOD for row in rows)
+    print(f"{good} of {len(rows)} within {GOOD:.0%}; mean absolute error {fmean(abs(row.error) for row in rows):.0%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="quickstart")
+    parser.add_argument("--clusters", default="local,ray")
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--schedules", default=",".join(SCHEDULES))
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds of each profile")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the recipe to change")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    clusters = args.clusters.split(",")
+    rows: list[Row] = []
+    profiles: list[Profile] = []
+    with tempfile.TemporaryDirectory() as folder, one_ray(clusters):
+        for _ in range(args.rounds):
+            for cluster in clusters:
+                found, made = calibrate(args, cluster, Path(folder))
+                rows += found
+                profiles += made
+    show(rows)
+    if args.json:
+        written = {"rows": [asdict(row) for row in rows], "profiles": [each.model_dump() for each in profiles]}
+        args.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
