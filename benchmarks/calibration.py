@@ -66,6 +66,7 @@ def seconds_of(run: RunData) -> dict[str, float]:
 
 
 def measured(recipe: Recipe, root: Path) -> dict[str, float]:
+    """Of a real run."""
     folder = RunFolder.create(root, f"run-{len(list(root.iterdir()))}")
     folder.write_config(recipe)
     train(recipe, folder, resume=False, progress=QuietProgress(), stop=StopSignal(lambda: None))
@@ -73,6 +74,7 @@ def measured(recipe: Recipe, root: Path) -> dict[str, float]:
 
 
 def mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each name."""
     return {name: fmean(each[name] for each in parts) for name in parts[0]}
 
 
@@ -122,6 +124,7 @@ def one_ray(clusters: Sequence[str]) -> Iterator[None]:
 
 
 def show(rows: Sequence[Row]) -> None:
+    """As a table; of parts, measured/predicted."""
     print(f"{'cluster':8}{'schedule':24}{'measured':>10}{'predicted':>10}{'error':>8}", end="")
     print("".join(f"{part:>18}" for part in PARTS))
     for row in rows:
@@ -134,6 +137,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def main() -> None:
+    """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="quickstart")
     parser.add_argument("--clusters", default="local,ray")

@@ -44,7 +44,9 @@ class RolloutCosts(StateCosts):
     context_token_s: float = Field(default=0.0, ge=0)
     """Seconds a step for each cached token that attention reads."""
     call_s: float = Field(default=0.0, ge=0)
-    """Seconds of a serve call beside its decode steps."""
+    """Seconds of a serve call beside its decode steps. One returns whenever a sequence ends."""
+    intake_s: float = Field(default=0.0, ge=0)
+    """Seconds more of a serve call that takes requests in, however few and short."""
     sequence_s: float = Field(default=0.0, ge=0)
     """Seconds of a serve call for each request that it takes in, its response on the way back included."""
     prefill_token_s: float = Field(default=0.0, ge=0)

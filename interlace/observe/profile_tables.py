@@ -45,7 +45,8 @@ def _rollout_rows(table: Table, costs: RolloutCosts) -> None:
     table.add_row("rollout", "decode", _rate(costs.step_s(largest) / largest), f"with {largest} sequences, no context")
     table.add_row("", "context", _time(costs.context_token_s), "a step for each cached token")
     table.add_row("", "prefill", _rate(costs.prefill_token_s), "")
-    table.add_row("", "serve call", _time(costs.call_s), f"and {_time(costs.sequence_s)} for each request")
+    taken = f"with requests {_time(costs.intake_s)} more, and {_time(costs.sequence_s)} for each"
+    table.add_row("", "serve call", _time(costs.call_s), taken)
     table.add_row("", "update", _time(costs.update_s), "all weights")
     _state_row(table, costs)
 

@@ -83,7 +83,7 @@ class _Measurement:
         self._sampling = sampling = await self._resolved_sampling()
         drawn = await draw_samples(engine, prompts.train, sampling, recipe, budget_s=budget_s)
         budget_s = self._begin("rollout")
-        rollout = await measure_rollout(engine, groups.actor, recipe, prompts.train, budget_s=budget_s)
+        rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=budget_s)
         budget_s = self._begin("reward")
         reward = await measure_reward(groups.reward, drawn, recipe, budget_s=budget_s)
         self._samples = drawn[: recipe.prompts_per_step * recipe.samples_per_prompt]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from interlace.core.profile import RolloutCosts
-from interlace.core.types import Prompt, Request, Response, SamplingParams
+from interlace.core.types import Prompt, Request, Response, Sample, SamplingParams
 from interlace.models.size import model_size
 from interlace.recipes.config import Recipe
 from interlace.recipes.profile_fit import fit, medians
@@ -19,17 +19,31 @@ FEW, MANY = 2, 24
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """A serve call: so many sequences, each with a prompt of so many tokens, decode so many steps."""
+    """Requests that are served together: one for each number of steps, each with a prompt of so many tokens."""
 
-    batch: int
     prompt_tokens: int
-    steps: int
+    steps: tuple[int, ...]
+
+    @classmethod
+    def even(cls, batch: int, prompt_tokens: int, steps: int) -> "Cell":
+        """All end at the same step, so that one call serves them."""
+        return cls(prompt_tokens=prompt_tokens, steps=(steps,) * batch)
+
+    @property
+    def batch(self) -> int:
+        """Sequences at the start."""
+        return len(self.steps)
+
+    @property
+    def num_calls(self) -> int:
+        """A call returns when a sequence ends."""
+        return len(set(self.steps))
 
 
 class Requests:
     """New requests without end, each with a name of its own and a prompt of given length.
 
-    Their prompts are cut from one another's tokens at random: an engine that knows a prompt would not compute it again.
+    Prompts are drawn from real ones' tokens at random: an engine that knows a prompt does not compute it again.
     """
 
     def __init__(self, prompts: Sequence[Prompt], temperature: float) -> None:
@@ -39,14 +53,17 @@ class Requests:
         self._number = 0
 
     def draw(self, cell: Cell) -> list[Request]:
-        """The requests of a cell. They end nowhere but at its number of steps."""
-        params = SamplingParams(max_new_tokens=cell.steps, temperature=self._temperature)
-        return [self._one(cell.prompt_tokens, params) for _ in range(cell.batch)]
+        """The requests of a cell. They end nowhere but at their number of steps."""
+        return [self._one(cell.prompt_tokens, steps) for steps in cell.steps]
 
-    def _one(self, length: int, params: SamplingParams) -> Request:
+    def _one(self, length: int, steps: int) -> Request:
         self._number += 1
-        ids = self._random.choice(self._tokens, length).tolist()
-        return Request(uid=f"profile/{self._number}", sample_index=0, prompt_ids=ids, params=params)
+        return Request(
+            uid=f"profile/{self._number}",
+            sample_index=0,
+            prompt_ids=self._random.choice(self._tokens, length).tolist(),
+            params=SamplingParams(max_new_tokens=steps, temperature=self._temperature),
+        )
 
 
 async def serve_all(engine: WorkerGroup[Any], requests: Sequence[Request]) -> list[Response]:
@@ -62,11 +79,11 @@ async def serve_all(engine: WorkerGroup[Any], requests: Sequence[Request]) -> li
 
 
 async def measure_rollout(
-    engine: WorkerGroup[Any], actor: WorkerGroup[Any], recipe: Recipe, prompts: Sequence[Prompt], *, budget_s: float
+    engine: WorkerGroup[Any], actor: WorkerGroup[Any], recipe: Recipe, samples: Sequence[Sample], *, budget_s: float
 ) -> RolloutCosts:
-    """Costs of one instance. budget_s: seconds for decoding; weights and switches are few calls more."""
-    requests = Requests(prompts, recipe.sampling.temperature)
-    cells = grid(recipe, prompts)
+    """Costs of one instance. samples: of the policy. budget_s: seconds for decoding; the rest is few calls more."""
+    requests = Requests([sample.prompt for sample in samples], recipe.sampling.temperature)
+    cells = grid(recipe, samples)
 
     def call(cell: Cell) -> Callable[[], Awaitable[object]]:
         return lambda: serve_all(engine, requests.draw(cell))
@@ -76,36 +93,40 @@ async def measure_rollout(
     return costs.model_copy(update={**await _state(engine, recipe), "update_s": await _update_s(engine, actor)})
 
 
-def grid(recipe: Recipe, prompts: Sequence[Prompt]) -> list[Cell]:
-    """Batches up to what runs at once, contexts up to what the recipe's samples reach, few steps and many."""
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    reach = longest + recipe.sampling.max_new_tokens
-    steps = max(FEW + 1, min(MANY, recipe.sampling.max_new_tokens))
-    short, long = max(1, min(longest, reach - steps)), max(1, reach - steps)
-    largest = max(1, min(recipe.rollout.max_running, recipe.rollout.max_tokens // (long + steps)))
+def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
+    """Batches up to what runs at once: with few steps and many, with contexts as long as the recipe's reach, and as the
+    policy's own responses end, one after another.
+    """
+    prompt = max(len(sample.prompt.token_ids) for sample in samples)
+    reach = prompt + recipe.sampling.max_new_tokens
+    many = max(FEW + 1, min(MANY, recipe.sampling.max_new_tokens))
+    long = max(1, reach - many)
+    largest = max(1, min(recipe.rollout.max_running, recipe.rollout.max_tokens // (long + many)))
     batches = [2**power for power in range(largest.bit_length()) if 2**power < largest] + [largest]
+    lengths = [max(1, sample.num_tokens) for sample in samples]
     return [
-        Cell(batch=batch, prompt_tokens=length, steps=count)
+        cell
         for batch in batches
-        for length in dict.fromkeys((short, long))
-        for count in (FEW, steps)
+        for cell in (
+            Cell.even(batch, prompt, FEW),
+            Cell.even(batch, prompt, many),
+            Cell.even(batch, long, many),
+            Cell(
+                prompt_tokens=prompt, steps=tuple(np.resize(lengths[:: max(1, len(lengths) // batch)], batch).tolist())
+            ),
+        )
     ]
 
 
 def fit_rollout(cells: Sequence[Cell], seconds: Sequence[float], *, kv_tokens: int, max_running: int) -> RolloutCosts:
-    """The costs that explain the calls' times best.
+    """The costs that explain the times best.
 
-    A call of b sequences with prompts of p tokens and n steps takes `call_s + b sequence_s + b p prefill_token_s +
-    n step_s(b) + context_token_s (sum over steps of cached tokens)`.
+    Serving b requests with prompts of p tokens takes `intake_s + b sequence_s + b p prefill_token_s`, `call_s` for each
+    call, and for each decode step `step_s(running) + context_token_s (cached tokens)`.
     """
     batches = sorted({cell.batch for cell in cells})
-
-    def row(cell: Cell) -> list[float]:
-        read = cell.batch * (cell.steps * cell.prompt_tokens + cell.steps * (cell.steps + 1) / 2)
-        steps = [float(cell.steps) if cell.batch == batch else 0.0 for batch in batches]
-        return [1.0, cell.batch, cell.batch * cell.prompt_tokens, read, *steps]
-
-    call_s, sequence_s, prefill_token_s, context_token_s, *steps = fit([row(cell) for cell in cells], seconds)
+    rows = [_row(cell, batches) for cell in cells]
+    call_s, intake_s, sequence_s, prefill_token_s, context_token_s, *steps = fit(rows, seconds)
     # A larger batch is not faster: where it seems to be, that is noise.
     floor, rising = 1e-9, []
     for batch, step_s in zip(batches, steps, strict=True):
@@ -115,11 +136,21 @@ def fit_rollout(cells: Sequence[Cell], seconds: Sequence[float], *, kv_tokens: i
         steps=tuple(rising),
         context_token_s=float(context_token_s),
         call_s=float(call_s),
+        intake_s=float(intake_s),
         sequence_s=float(sequence_s),
         prefill_token_s=float(prefill_token_s),
         kv_tokens=kv_tokens,
         max_running=max_running,
     )
+
+
+def _row(cell: Cell, batches: Sequence[int]) -> list[float]:
+    """What each cost is to be multiplied by; a step between two batches is so much of the one and of the other."""
+    lengths = np.asarray(cell.steps)
+    running = np.asarray([(lengths >= step).sum() for step in range(1, int(lengths.max()) + 1)])
+    read = float((running * (cell.prompt_tokens + np.arange(1, len(running) + 1))).sum())
+    shares = [np.interp(running, batches, np.eye(len(batches))[place]).sum() for place in range(len(batches))]
+    return [cell.num_calls, 1.0, cell.batch, cell.batch * cell.prompt_tokens, read, *shares]
 
 
 async def _state(engine: WorkerGroup[Any], recipe: Recipe) -> dict[str, float]:

@@ -73,6 +73,8 @@ class SimulatedEngine(Worker):
         responses = [self._aborted(found) for request_id in aborts if (found := self._take_out(request_id))]
         self._waiting.extend(self._sequence(request) for request in submissions)
         self._due_s += self._costs.call_s + len(submissions) * self._costs.sequence_s
+        if submissions:
+            self._due_s += self._costs.intake_s
         num_new_tokens = num_running = num_preemptions = 0
         kv_use = 0.0
         while not self._interrupted:

@@ -45,7 +45,7 @@ class SimulatedReward(Worker):
             heapq.heapreplace(self._free_s, begin_s + latency_s)
             end_s = max(end_s, begin_s + latency_s)
             results.append(result)
-        await asyncio.sleep(end_s - now)
+        await asyncio.sleep(end_s - now + self._costs.call_s)
         return results
 
     def _judge(self, sample: Sample) -> tuple[float, RewardResult]:
