@@ -145,6 +145,30 @@ def test_the_least_recently_used_leaves_when_the_next_does_not_fit(run: Run) -> 
     run(body)
 
 
+def test_a_group_says_how_its_state_leaves_and_is_told_when_it_has(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        first, second = [await launch(cluster, name, memory=60) for name in "ab"]
+        told: list[str] = []
+        first.unload_arguments, first.on_unload = ("dropped",), lambda: told.append("gone")
+        await first.work("x")
+        await second.work("y")
+        assert told == ["gone"]
+        assert await first.history() == ["onload", "x", "dropped"]
+
+    run(body)
+
+
+def test_a_worker_of_ones_own_starts_where_a_placement_says(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await cluster.start("own", Recorder, 30, on="0")
+        assert await group.work("x") == 0
+        assert cluster.lock.loaded_bytes(0) == 30
+        with pytest.raises(UserError, match=r"placement.other = '9' names device 9"):
+            await cluster.start("other", Recorder, 30, on="9")
+
+    run(body)
+
+
 def test_what_cannot_fit_alone_is_refused_at_launch(run: Run) -> None:
     async def body(cluster: Cluster) -> None:
         with pytest.raises(UserError, match="smaller model"):

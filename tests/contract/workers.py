@@ -26,8 +26,8 @@ class Recorder(Worker):
     def onload(self) -> None:
         self.log.append("onload")
 
-    def offload(self) -> None:
-        self.log.append("offload")
+    def offload(self, what: str = "offload") -> None:
+        self.log.append(what)
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:

@@ -1,11 +1,20 @@
-"""The examples run as their first lines say."""
+"""The examples run as their first lines say, and what the documents show runs too."""
 
+import ast
+import asyncio
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from interlace.recipes.clusters.base import run_flow
+from interlace.runtime.channel import Channel
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.worker import Worker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -24,3 +33,41 @@ def test_proposer_and_judge_both_learn(places: tuple[str, str]) -> None:
 
 def test_the_flow_is_as_short_as_it_says() -> None:
     assert len((EXAMPLES / "proposer_judge.py").read_text(encoding="utf-8").splitlines()) < 80
+
+
+def blocks() -> list[str]:
+    """What docs/extending.md shows of Python."""
+    text = (EXAMPLES.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+class Comparer(Worker):
+    def act(self, pairs: list[tuple[int, int]]) -> list[bool]:
+        return [first > second for first, second in pairs]
+
+
+@dataclass(frozen=True)
+class Pair:
+    key: int
+    pairs: tuple[int, int]
+    judged: bool | None = None
+
+
+def test_the_stage_that_is_spelled_out_runs() -> None:
+    names: dict[str, Callable[..., Coroutine[None, None, None]]] = {}
+    exec(next(block for block in blocks() if "async def judged" in block), names)
+
+    async def flow(cluster: Cluster) -> list[bool | None]:
+        judge = await cluster.start("judge", Comparer, on="all")
+        channel = Channel[int, Pair]("pairs", Pair, cluster.waits)
+        for key in range(20):
+            channel.open(key, Pair(key, (key, 10)), ["key", "pairs"])
+        channel.close()
+        cluster.spawn(names["judged"](channel, judge), name="judge")
+        return [row.judged async for _, row in channel.subscribe("reader", ["judged"]).rows()]
+
+    assert asyncio.run(run_flow(flow, devices="cpu:1")) == [key > 10 for key in range(20)]
+
+
+def test_every_block_of_python_is_python() -> None:
+    assert len([ast.parse(block) for block in blocks()]) >= 5
