@@ -94,8 +94,10 @@ class CostRollout(Worker):
     async def _sleep(self, seconds: float) -> int:
         loop = asyncio.get_running_loop()
         start = loop.time()
+        # Not wait_for(), which in Python 3.11 may swallow a cancellation that comes with the interrupt.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._interrupt.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._interrupt.wait()
         self._interrupt.clear()
         steps = round((loop.time() - start) / self._costs.decode)
         for state in self._running.values():

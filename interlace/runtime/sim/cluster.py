@@ -69,6 +69,8 @@ class SimCluster(Cluster):
         self._loop.on_stall = self._stalled
 
     def _stalled(self) -> bool:
+        if self._failed.done():
+            return False  # the tasks of a run that has failed do not end
         try:
             return self.watchdog.resolve_or_raise()
         except HangError as error:

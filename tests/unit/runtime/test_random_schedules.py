@@ -7,22 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.random_schedules import random_schedule, random_workload
-from tests.support.sim_run import Record, Workload, simulate
-
-
-def check(record: Record, work: Workload, bound: int) -> None:
-    assert max(record.staleness, default=0) <= bound
-    gids = {key.gid for key in record.ended}
-    assert len(record.ended) >= len(gids) * work.samples_per_prompt, "a sample has no terminal event"
-    assert record.num_opened == len(record.ended)
-    uids = [uid for step in record.trained for uid in step]
-    assert len(uids) == len(set(uids)), "a prompt was trained twice"
-    whole = len(uids) == work.prompts_per_step * work.num_steps
-    may_be_short = work.num_prompts is not None or work.refill_rounds < 10
-    assert whole or may_be_short, "ended early with data left"
-    assert len(record.results) == work.num_steps or work.num_prompts is not None
-    for device in record.cluster.devices:
-        assert record.cluster.lock.loaded_bytes(device.index) <= device.memory_bytes
+from tests.support.sim_run import check, simulate
 
 
 def run_one(seed: int) -> None:

@@ -1,0 +1,253 @@
+"""Each rule of the schedule taken out, one at a time: what the runtime would do without it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from interlace.core.random import keyed_random
+from interlace.core.types import Request, SamplingParams
+from interlace.runtime.channel import Cursor
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.stages import train
+from interlace.runtime.stages.admission import Admission
+from interlace.runtime.stages.driver import EngineDriver
+from interlace.runtime.stages.factory import StageFactory
+from interlace.runtime.stages.generate import Generator
+from interlace.runtime.stages.map import MapStage
+from interlace.runtime.stages.publish import Publisher
+from interlace.runtime.stages.rounds import Rounds
+from interlace.schedule.arbiter import Arbiter, Claim, Decision
+from interlace.schedule.batcher import Batcher, Ticket
+from interlace.schedule.gate import Gate
+from tests.support import cost_workers
+from tests.support.cost_workers import Costs
+
+Mutation = Sequence[tuple[object, str, object]]
+"""(owner, name, what stands there instead)."""
+
+
+def slots_at_consumption() -> Mutation:
+    """Slots of the gate come back when a group is taken, not at the publication."""
+    consume = Admission.consume
+
+    def consumed(self: Admission, need: int, step: int) -> tuple[list[Ticket], int]:
+        taken = consume(self, need, step)
+        if taken[0]:
+            self._pump_soon()
+        return taken
+
+    def room(self: Gate) -> int:
+        return min(self.consumed + self.capacity, self.total) - (self.admitted - self.returned)
+
+    return [(Gate, "room", property(room)), (Admission, "consume", consumed)]
+
+
+def no_slot_for_a_tombstone() -> Mutation:
+    """A dropped group keeps its slot."""
+
+    def keep(self: Admission, ticket: Ticket) -> None:
+        del self._live[ticket.gid]
+        self.batcher.drop(ticket)
+
+    return [(Admission, "_return_slot", keep)]
+
+
+def no_deadlines() -> Mutation:
+    """The batcher takes the first that arrived, whoever is due."""
+
+    def oldest(self: Batcher, step: int) -> Any:
+        waiting = [queue for queue in self._ready.values() if queue]
+        return min(waiting, key=lambda queue: queue[0][0]) if waiting else None
+
+    return [(Batcher, "_allowed_queue", oldest)]
+
+
+def suspended_for_ever() -> Mutation:
+    """What used up its budget is never resumed."""
+    return [(Generator, "resume", lambda self, gids=None: False)]
+
+
+def not_resumed_when_due() -> Mutation:
+    """What used up its budget waits for a publication or a stall, though no slack is left."""
+    resume = Generator.resume
+    return [(Generator, "resume", lambda self, gids=None: gids is None and resume(self))]
+
+
+def not_resumed_at_a_publication() -> Mutation:
+    """What used up its budget waits until it is due, or for a stall."""
+    publish, resume = Publisher.publish, Generator.resume
+
+    async def published(self: Publisher, step: int) -> bool:
+        generator = self._generator
+        generator.resume = lambda gids=None: gids is not None and resume(generator, gids)  # type: ignore[method-assign]
+        try:
+            return await publish(self, step)
+        finally:
+            del generator.resume
+
+    return [(Publisher, "publish", published)]
+
+
+def no_stall_rule() -> Mutation:
+    """At a stall nobody is asked to move anything."""
+    return [(StageFactory, "watch_stalls", lambda self: None)]
+
+
+def full_granules_only() -> Mutation:
+    """A stage waits for a whole granule though nothing more can come."""
+    return [(Cursor, "starved", property(lambda self: False))]
+
+
+def one_device_at_a_time() -> Mutation:
+    """A claim keeps each device that it can get."""
+
+    def decide(self: Arbiter) -> Decision:
+        granted: list[Claim] = []
+        for entry in list(self._waiting):
+            claim = entry[2]
+            for device in claim.devices:
+                self._holders[device] = self._holders[device] or claim
+            if all(self._holders[device] is claim for device in claim.devices):
+                granted.append(claim)
+                self._waiting.remove(entry)
+        return Decision(granted=tuple(granted), yields=())
+
+    return [(Arbiter, "decide", decide)]
+
+
+def no_reservations() -> Mutation:
+    """A claim that waits holds nothing back."""
+
+    def decide(self: Arbiter) -> Decision:
+        granted: list[Claim] = []
+        for entry in list(self._waiting):
+            claim = entry[2]
+            if all(self._holders[device] is None for device in claim.devices):
+                for device in claim.devices:
+                    self._holders[device] = claim
+                granted.append(claim)
+                self._waiting.remove(entry)
+        return Decision(granted=tuple(granted), yields=())
+
+    return [(Arbiter, "decide", decide)]
+
+
+def upstream_first() -> Mutation:
+    """Claims are served first come, first served."""
+
+    def request(self: Arbiter, claim: Claim) -> None:
+        self._sequence += 1
+        self._waiting.append((0, self._sequence, claim))
+
+    return [(Arbiter, "request", request)]
+
+
+def devices_before_the_granule() -> Mutation:
+    """A stage takes its devices, and then waits for samples."""
+
+    async def serve(self: MapStage, replica: WorkerGroup[Any]) -> None:
+        while True:
+            async with replica.hold(self._name):
+                if not await self._granule_released(replica):
+                    return
+                rows = self._cursor.lease(self._released.popleft())
+                results = await getattr(replica, self._operation)(rows)
+            self._write(rows, results)
+
+    return [(MapStage, "_serve", serve)]
+
+
+def new_sequences_with_old_weights() -> Mutation:
+    """An engine with a pending update goes on starting new sequences."""
+    return [(EngineDriver, "starts_new", property(lambda self: True))]
+
+
+def swaps_not_awaited() -> Mutation:
+    """`all_at_once` waits for the commit only."""
+    create = Publisher.__init__
+
+    def init(self: Publisher, *args: Any) -> None:
+        create(self, *args)
+        self._waits_for_swap = False
+
+    return [(Publisher, "__init__", init)]
+
+
+def minibatches_by_arrival() -> Mutation:
+    """Minibatches are slices in the order in which groups finished."""
+    return [(train, "_in_order", lambda groups: groups)]
+
+
+def replacements_for_later_steps() -> Mutation:
+    """A group that replaces a filtered one belongs to whichever step is being filled with prompts."""
+    pump = Admission._pump_groups
+
+    def pumped(self: Admission) -> Any:
+        self._vacancies.clear()
+        return pump(self)
+
+    return [(Admission, "_pump_groups", pumped)]
+
+
+def batches_not_awaited() -> Mutation:
+    """Training starts with the first granule, whatever the algorithm says it needs."""
+    create = train.TrainStage.__init__
+
+    def init(self: train.TrainStage, *args: Any, **given: Any) -> None:
+        create(self, *args, **given)
+        self._whole_batch = False
+
+    return [(train.TrainStage, "__init__", init)]
+
+
+def slow_prompts_are_lost() -> Mutation:
+    """A prompt whose group was not needed does not come again."""
+    return [(Rounds, "too_slow", lambda self, prompt: None)]
+
+
+def no_age_cap() -> Mutation:
+    """A round of long prompts is held only once there are enough of them."""
+    return [(Rounds, "_is_long_due", lambda self: len(self._waiting) >= self._prompts_per_step)]
+
+
+def sets_iterated() -> Mutation:
+    """What is resumed together goes in the order of a set."""
+
+    def resume(self: Generator, gids: Sequence[int] | None = None) -> bool:
+        chosen = [key for key in self._suspended if gids is None or key.gid in gids]
+        jobs = {job.request.id: job for job in (self._suspended.pop(key) for key in chosen)}
+        self._dispatch([jobs[name] for name in set(jobs)])
+        return bool(chosen)
+
+    return [(Generator, "resume", resume)]
+
+
+def noise_by_arrival() -> Mutation:
+    """Sampling noise is drawn in the order in which requests reach an engine."""
+    runs: list[tuple[SamplingParams, dict[str, int]]] = []
+
+    def length_of(request: Request, costs: Costs) -> int:
+        if not runs or runs[-1][0] is not request.params:
+            runs.append((request.params, {}))
+        number = runs[-1][1].setdefault(request.noise_key, len(runs[-1][1]))
+        draw = keyed_random("length", number).lognormvariate(0, 0.8)
+        return max(1, min(request.params.max_new_tokens, round(costs.median_tokens * draw)))
+
+    return [(cost_workers, "length_of", length_of)]
+
+
+def a_denominator_for_each_piece() -> Mutation:
+    """What is accumulated is a mean over its own tokens."""
+    import torch
+
+    from interlace.engines.train.aggregation import Aggregator
+
+    return [
+        (Aggregator, "weights", lambda self, lengths, device: torch.full((sum(lengths),), 1 / sum(lengths))),
+        (Aggregator, "denominator", lambda self, lengths: 1.0),
+    ]
+
+
+def apply(mutation: Mutation) -> None:
+    """For good: in a process of its own."""
+    for owner, name, instead in mutation:
+        setattr(owner, name, instead)
