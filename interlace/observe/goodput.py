@@ -9,7 +9,7 @@ PREFIX = "goodput/"
 USEFUL = ("train", "generate", "score", "inference")
 GOVERNED_BY: Mapping[str, str] = {
     "decode_underfilled": "dispatch (which engine gets what), or fewer rollout devices (placement)",
-    "re_prefill": "on_update (keep computes nothing twice), or a larger rollout_budget",
+    "re_prefill": "on_update (keep computes nothing twice), a larger rollout_budget, or kv_on_switch: offload",
     "discarded": "tail (surplus) or on_straggler (stale); for filtered groups, the algorithm's filter",
     "weight_sync": "sync_every (fewer publications), or publish: background",
     "switch": "placement (roles that share devices), or min_hold",
