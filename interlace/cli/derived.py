@@ -36,6 +36,14 @@ def _counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
     yield DerivedNumber(name="tokens a step", value=f"<= {short(derived.max_tokens_per_step)}", how=f"<= {longest}")
     yield DerivedNumber(name="optimizer updates", value=str(derived.num_updates), how=f"{recipe.steps} steps")
     yield DerivedNumber(name="versions", value=str(derived.num_versions), how=f"schedule {recipe.schedule.preset}")
+    ahead = derived.steps_ahead  # in the units that other systems bound
+    yield DerivedNumber(
+        name="staleness",
+        value=f"<= {derived.staleness_bound} versions" if derived.staleness_bound else "0",
+        how=f"generation at most {ahead:g} steps ahead, {round(ahead * derived.samples_per_step)} samples"
+        if ahead
+        else "generation waits for training",
+    )
 
 
 def _memory(derived: "Derived") -> Iterator[DerivedNumber]:

@@ -72,6 +72,10 @@ class Derived:
     """Optimizer updates of the run."""
     num_versions: int
     """Publications of the run."""
+    staleness_bound: int
+    """Versions that any sample may lag."""
+    steps_ahead: float
+    """Steps that generation may run ahead."""
     memory: tuple[WorkerMemory, ...]
 
 
@@ -119,6 +123,8 @@ def check_recipe(recipe: Recipe) -> Derived:
         max_tokens_per_step=samples * (longest + recipe.sampling.max_new_tokens),
         num_updates=recipe.steps * recipe.minibatches,
         num_versions=recipe.schedule.resolved.num_versions(recipe.steps),
+        staleness_bound=recipe.schedule.resolved.staleness_bound,
+        steps_ahead=recipe.schedule.resolved.steps_ahead,
         memory=memory,
     )
 

@@ -149,6 +149,11 @@ class Schedule(Config):
         """The devices of each instance of a role on a cluster. Raises UserError where they are not there."""
         return self.placement.instances(role, devices)
 
+    @property
+    def steps_ahead(self) -> float:
+        """Steps that generation may run ahead."""
+        return self.depth * self.sync_every
+
     def num_versions(self, num_steps: int) -> int:
         """Publications in so many steps."""
         return num_steps // self.sync_every

@@ -30,6 +30,8 @@ def test_every_number_is_shown_with_what_it_follows_from() -> None:
         max_tokens_per_step=5120,
         num_updates=20,
         num_versions=10,
+        staleness_bound=1,
+        steps_ahead=2.0,
         memory=(WorkerMemory(worker="actor/0", devices=(device,), num_bytes=3 * 2**20, how="weights"),),
     )
     rows = {row.name: (row.value, row.how) for row in derived_numbers(recipe, derived)}
@@ -41,5 +43,6 @@ def test_every_number_is_shown_with_what_it_follows_from() -> None:
         "tokens a step": ("<= 5.1k", "<= 8 + 32 tokens a sample"),
         "optimizer updates": ("20", "10 steps"),
         "versions": ("10", "schedule verl-colocated"),
+        "staleness": ("<= 1 versions", "generation at most 2 steps ahead, 256 samples"),
         "actor/0": ("3 MiB", "on cpu:0: weights"),
     }
