@@ -50,8 +50,8 @@ static inline sums add_lanes(const lanes* x) {
 }
 #endif
 
-// found[R] = x[R, count] @ weight[tile_width, count]^T. `ahead`: of the weight, asked for meanwhile where FETCH.
-template <int R, bool FETCH>
+// found[R] = x[R, count] @ weight[tile_width, count]^T. F * count floats from `ahead` on are asked for meanwhile.
+template <int R, int F>
 static inline void tile(const float* x, int64_t x_row, const float* weight, int64_t weight_row, int64_t count,
                         const float* ahead, sums* found) {
   lanes acc[R][tile_width];
@@ -65,8 +65,9 @@ static inline void tile(const float* x, int64_t x_row, const float* weight, int6
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) a[r] = load_lanes(x + r * x_row + k);
 #pragma GCC unroll 8
+    for (int f = 0; f < F; ++f) __builtin_prefetch(ahead + F * k + f * num_lanes, 0, 2);
+#pragma GCC unroll 8
     for (int c = 0; c < tile_width; ++c) {
-      if (FETCH) __builtin_prefetch(ahead + c * weight_row + k, 0, 2);
       lanes b = load_lanes(weight + c * weight_row + k);
       IN_REGISTER(b);
 #pragma GCC unroll 4
@@ -92,46 +93,62 @@ struct Product {
   bool add;             // to what is in out
 };
 
-template <int R, bool FETCH>
-static inline void tile_to_out(const Product& p, int64_t row, int64_t column, int64_t k, int64_t part, const float* weight,
-                               int64_t weight_row, const float* ahead) {
+// One tile of the weight: where it lies, and the one that is asked for while it is worked on.
+struct Tile {
+  int64_t column, k, part;
+  const float *weight, *ahead;
+  int64_t weight_row;
+};
+
+template <int R, int F>
+static void tile_to_out(const Product& p, const Tile& t, int64_t row, int64_t pass) {
   sums found[R];
-  tile<R, FETCH>(p.x + row * p.x_row + k, p.x_row, weight, weight_row, part, ahead, found);
-  const int64_t left = p.width - column;
+  tile<R, F>(p.x + row * p.x_row + t.k, p.x_row, t.weight, t.weight_row, t.part, t.ahead + F * pass * t.part, found);
+  const int64_t left = p.width - t.column;
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    float* out = p.out + (row + r) * p.out_row + column;
+    float* out = p.out + (row + r) * p.out_row + t.column;
     sums old{};
     if (left >= tile_width) {
-      if (p.add || k) std::memcpy(&old, out, sizeof old);
+      if (p.add || t.k) std::memcpy(&old, out, sizeof old);
       old += found[r];
       std::memcpy(out, &old, sizeof old);
     } else {
-      for (int c = 0; c < left; ++c) out[c] = p.add || k ? out[c] + found[r][c] : found[r][c];
+      for (int c = 0; c < left; ++c) out[c] = p.add || t.k ? out[c] + found[r][c] : found[r][c];
     }
   }
 }
 
-// All rows of a block against one tile of the weight.
-static inline void rows_by_tile(const Product& p, int64_t first, int64_t last, int64_t column, int64_t k, int64_t part) {
-  const float* weight = p.weight + column * p.depth + k;
-  int64_t weight_row = p.depth;
+// All rows of a block against one tile. Each pass asks for F rows' worth of the floats to come, in the order of memory:
+// were all asked for at once, the first pass would wait for memory and the others leave it idle.
+template <int F>
+static void pass_over(const Product& p, const Tile& t, int64_t first, int64_t last) {
+  int64_t row = first, pass = 0;
+  for (; row + tile_rows <= last && F * pass < tile_width; row += tile_rows, ++pass)
+    tile_to_out<tile_rows, F>(p, t, row, pass);
+  for (; row + tile_rows <= last; row += tile_rows) tile_to_out<tile_rows, 0>(p, t, row, 0);
+  const bool more = F * pass < tile_width;
+  if (row + 2 == last) more ? tile_to_out<2, F>(p, t, row, pass) : tile_to_out<2, 0>(p, t, row, 0);
+  if (row + 1 == last) more ? tile_to_out<1, F>(p, t, row, pass) : tile_to_out<1, 0>(p, t, row, 0);
+}
+
+static void block_by_tile(const Product& p, int64_t first, int64_t last, int64_t column, int64_t k, int64_t part) {
+  Tile t{column, k, part, p.weight + column * p.depth + k, nullptr, p.depth};
+  // Rows of the weight are neighbours, so the parts of a column's tiles ask in turn for the parts of one stretch.
+  t.ahead = p.weight + (column + 2 * tile_width) * p.depth + tile_width * k;
   float padded[tile_width * longest_part];
   if (p.width - column < tile_width) {
     std::memset(padded, 0, sizeof padded);
     for (int64_t c = 0; c < p.width - column; ++c)
-      std::memcpy(padded + c * longest_part, weight + c * p.depth, part * sizeof(float));
-    weight = padded, weight_row = longest_part;
+      std::memcpy(padded + c * longest_part, t.weight + c * p.depth, part * sizeof(float));
+    t.weight = padded, t.weight_row = longest_part;
   }
-  const bool more = p.width - column >= 3 * tile_width;
-  const float* ahead = more ? weight + 2 * tile_width * p.depth : weight;
-  int64_t row = first;
-  if (row + tile_rows <= last) tile_to_out<tile_rows, true>(p, row, column, k, part, weight, weight_row, ahead), row += tile_rows;
-  for (; row + tile_rows <= last; row += tile_rows)
-    tile_to_out<tile_rows, false>(p, row, column, k, part, weight, weight_row, ahead);
-  auto rest = row == first ? last - row == 2 ? tile_to_out<2, true> : tile_to_out<1, true>
-                           : last - row == 2 ? tile_to_out<2, false> : tile_to_out<1, false>;
-  if (row < last) rest(p, row, column, k, part, weight, weight_row, ahead);
+  const int64_t passes = (last - first + tile_rows - 1) / tile_rows;
+  if (passes >= tile_width) pass_over<1>(p, t, first, last);
+  else if (passes >= 4) pass_over<(tile_width + 3) / 4>(p, t, first, last);
+  else if (passes == 3) pass_over<(tile_width + 2) / 3>(p, t, first, last);
+  else if (passes == 2) pass_over<tile_width / 2>(p, t, first, last);
+  else pass_over<tile_width>(p, t, first, last);
 }
 
 static void multiply(const Product& p) {
@@ -142,6 +159,6 @@ static void multiply(const Product& p) {
     const int64_t last = first + block < p.count ? first + block : p.count;
     for (int64_t column = 0; column < p.width; column += tile_width)
       for (int64_t k = 0; k < p.depth; k += part)
-        rows_by_tile(p, first, last, column, k, k + part < p.depth ? part : p.depth - k);
+        block_by_tile(p, first, last, column, k, k + part < p.depth ? part : p.depth - k);
   }
 }

@@ -4,7 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedModel
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from interlace.engines.rollout import NativeEngine, SamplingParams, kernels
 
@@ -42,3 +43,25 @@ def test_a_failing_compiler_is_quoted(fresh: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kernels, "SOURCE", broken)
     with pytest.raises(kernels.KernelsUnavailable, match="failed"):
         kernels.load()
+
+
+@pytest.mark.parametrize(("hidden", "inner", "vocab"), [(40, 52, 101), (64, 1300, 96), (720, 700, 97), (8, 4, 3)])
+def test_products_of_any_size_are_right_and_invariant(hidden: int, inner: int, vocab: int) -> None:
+    """Sizes that leave rests of vectors, of tiles and of cache blocks; the engine compares with the model at start."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=hidden, intermediate_size=inner, vocab_size=vocab, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.05,
+    )  # fmt: skip
+    report = NativeEngine(LlamaForCausalLM(config), max_running=70, max_tokens=2048).report()
+    assert "c++ decoder" in report.attention and report.invariant, report
+
+
+def test_other_processors_get_another_library(fresh: Path, monkeypatch: pytest.MonkeyPatch, make_model) -> None:
+    """The tiles of processors without AVX-512, where this machine can run them."""
+    if not any(name in kernels._processor() for name in (" avx2 ", " avx512f ")):
+        pytest.skip("no x86 processor with AVX2")
+    flags = tuple("-march=haswell" if flag == "-march=native" else flag for flag in kernels.FLAGS)
+    monkeypatch.setattr(kernels, "FLAGS", flags)
+    report = NativeEngine(make_model(), max_running=40).report()
+    assert "c++ decoder" in report.attention and report.invariant, report
