@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from interlace.core.config import Config, explain
 from interlace.core.errors import UserError, nearest
 from interlace.recipes.config import Recipe, task_of
+from interlace.schedule.vocabulary import lesson
 
 FOLDER = Path(__file__).parent
 FORM = "Overrides are written key=value, such as steps=10 or optimizer.lr=1e-4."
@@ -119,12 +120,14 @@ def _value(override: str) -> Any:
 
 
 def _elsewhere(error: ValidationError) -> Iterator[str]:
-    """For an unknown key that is one of another section: which."""
+    """For an unknown key that is one of another section, or of another system: which, and what to write."""
     for detail in error.errors():
         if detail["type"] == "extra_forbidden":
             places = [key for key in _keys(Recipe) if key.endswith(f".{detail['loc'][-1]}")]
             if places:
                 yield f"{detail['loc'][-1]!r} is a key of other sections: {', '.join(places)}."
+            if told := lesson(str(detail["loc"][-1])):
+                yield told
 
 
 def _keys(cls: type[Config], prefix: str = "") -> Iterator[str]:

@@ -54,15 +54,19 @@ def vocabulary() -> Vocabulary:
 def refuse_foreign_words(unknown: Iterable[str]) -> None:
     """Raises UserError for the first that is another system's word for something: what to write instead."""
     for name in unknown:
-        found = vocabulary().aliases.get(name)
-        if found:
-            lessons = "\n".join(_lesson(alias) for alias in found)
-            raise UserError(
-                f"schedule.{name} is another system's word and no setting here.\n{lessons}\n"
-                f"More: interlace presets --explain {name}"
-            )
+        if told := lesson(name):
+            raise UserError(f"schedule.{told}")
 
 
-def _lesson(alias: Alias) -> str:
+def lesson(name: str) -> str | None:
+    """What to write instead of another system's word; None for a word of nobody."""
+    found = vocabulary().aliases.get(name)
+    if not found:
+        return None
+    ways = "\n".join(_way(alias) for alias in found)
+    return f"{name} is another system's word and no setting here.\n{ways}\nMore: interlace presets --explain {name}"
+
+
+def _way(alias: Alias) -> str:
     unit = f" (in: {alias.unit})" if alias.unit else ""
     return f"{alias.system}{unit}: write {alias.here}. {alias.convert}"

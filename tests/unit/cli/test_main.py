@@ -96,8 +96,14 @@ def test_a_word_of_nobody_is_refused_with_the_nearest() -> None:
     assert done.returncode == 2 and "Did you mean 'staleness_threshold'?" in done.stderr
 
 
-def test_another_systems_word_is_no_setting() -> None:
-    done = python(
-        "from interlace.cli.main import app; app()", "train", "quickstart", "schedule.staleness_threshold=0.5"
-    )
-    assert done.returncode == 2 and "write schedule.max_staleness" in done.stderr
+@pytest.mark.parametrize(
+    ("setting", "instead"),
+    [
+        ("schedule.staleness_threshold=0.5", "write schedule.max_staleness"),
+        ("max_head_offpolicyness=4", "write schedule.max_staleness"),
+        ("train_batch_size=64", "write prompts_per_step"),
+    ],
+)
+def test_another_systems_word_is_no_setting(setting: str, instead: str) -> None:
+    done = python("from interlace.cli.main import app; app()", "train", "quickstart", setting)
+    assert done.returncode == 2 and instead in done.stderr
