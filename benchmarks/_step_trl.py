@@ -132,7 +132,8 @@ def make_trainer(folder: Path, kind: str, generation: str, clock: Clock) -> Any:
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             if RANK == 0:
                 answer([])
-            next_turn(clock)
+            if not next_turn(clock):
+                raise SystemExit
 
         def on_step_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
             clock.tokens += sum(response_lengths(kind, clock.step))

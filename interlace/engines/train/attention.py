@@ -23,6 +23,8 @@ ALWAYS_TOGETHER = 16
 """Sequences up to this long share a block whatever their lengths: a block more costs more than the padding."""
 MIN_FILL = 0.7
 """Above that, a sequence shorter than this share of its block's longest opens a new block."""
+ALONE_FROM = 64
+"""On a CPU, from this length on only sequences of one length share a block: there padding costs more than a call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +59,7 @@ class PackedLayout:
         """sizes: tokens of each sequence, in row order; best sorted."""
         blocks, first, start = [], 0, 0
         for index in range(1, len(sizes) + 1):
-            if index < len(sizes) and not _opens_block(sizes[first], sizes[index]):
+            if index < len(sizes) and not _opens_block(sizes[first], sizes[index], device):
                 continue
             blocks.append(_block(start, sizes[first:index], device))
             start, first = blocks[-1].stop, index
@@ -99,7 +101,10 @@ def packed_attention(  # noqa: PLR0913 # house: the signature is that of transfo
     if packed_layout.on_call:
         packed_layout.on_call(sliding_window)
     kernel = _Kernel(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
-    outputs = [_attend_block(kernel, block, query[0], key[0], value[0]) for block in packed_layout.blocks]
+    # Split, not sliced: the backward of a split is one concatenation, that of each slice a tensor as large as the row.
+    sizes = [block.stop - block.start for block in packed_layout.blocks]
+    parts = zip(*(tensor[0].transpose(0, 1).split(sizes) for tensor in (query, key, value)), strict=True)
+    outputs = [_attend_block(kernel, block, *rows) for block, rows in zip(packed_layout.blocks, parts, strict=True)]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0), None
 
 
@@ -168,8 +173,8 @@ class _Scatter(torch.autograd.Function):
 
 
 def _attend_block(kernel: _Kernel, block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """query, key, value: [heads, tokens, D] -> [block's tokens, heads, value dim]."""
-    dense = [_to_dense(block, tensor.transpose(0, 1)[block.start : block.stop]) for tensor in (query, key, value)]
+    """query, key, value: [block's tokens, heads, D] -> [block's tokens, heads, value dim]."""
+    dense = [_to_dense(block, rows) for rows in (query, key, value)]
     out = kernel(*dense).transpose(1, 2).flatten(0, 1)
     return out if block.to_row is None else _Scatter.apply(out, block.to_row)
 
@@ -181,8 +186,10 @@ def _to_dense(block: Block, rows: Tensor) -> Tensor:
     return rows.unflatten(0, (block.num_sequences, block.length)).transpose(1, 2)
 
 
-def _opens_block(first: int, size: int) -> bool:
+def _opens_block(first: int, size: int, device: torch.device) -> bool:
     longest, shortest = max(first, size), min(first, size)
+    if device.type == "cpu" and longest >= ALONE_FROM and shortest < longest:
+        return True
     return longest > ALWAYS_TOGETHER and shortest < MIN_FILL * longest
 
 
