@@ -11,6 +11,7 @@ from rich.text import Text
 
 from interlace.cli.libraries import hush_libraries
 from interlace.cli.train import ROOT
+from interlace.core.errors import UserError
 from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ def compare(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, for all: `cluster=ray eval_every=0`."),
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, for all: `eval_every=0 seed=1`."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="local or ray. Default: the recipe's. For a virtual clock: `interlace simulate`.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Of each run. Default: the recipe's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -36,10 +40,16 @@ def compare(
     from interlace.observe.jsonl import to_line
     from interlace.observe.progress import open_progress
     from interlace.observe.stop import StopSignal
-    from interlace.recipes.compare import load_variants, run_variants
+    from interlace.recipes.compare import load_variants, run_variants, write_comparison
 
     hush_libraries()
-    variants = load_variants(recipe, overrides or [], schedules, steps)
+    if cluster == "sim":
+        raise UserError(
+            "--cluster sim trains nothing, so it needs what the workers cost: interlace simulate "
+            f"{recipe} --schedule {schedules} --profile PROFILE prints the same table."
+        )
+    chosen = [f"cluster={cluster}"] if cluster else []
+    variants = load_variants(recipe, [*(overrides or []), *chosen], schedules, steps)
     console = Console()
     num_steps = next(iter(variants.values())).steps
     with (
@@ -47,13 +57,15 @@ def compare(
         StopSignal(lambda: progress.say("Stopping at the end of this step. Ctrl-C again stops at once.")) as stop,
     ):
         outcomes = run_variants(variants, ROOT, Path(recipe).stem, progress=progress, stop=stop)
+    if not outcomes:
+        return
+    report = write_comparison(outcomes)
     if as_json:
         rows = [outcome.row(outcomes[0]) for outcome in outcomes]
-        print(to_line({"recipe": recipe, "schedules": rows}), end="")
-    elif outcomes:
+        print(to_line({"recipe": recipe, "report": str(report), "schedules": rows}), end="")
+    else:
         console.print(comparison_table(outcomes))
-        names = " ".join(outcome.folder.name for outcome in outcomes)
-        console.print(f"To see more: interlace report {names}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"All of them, laid over each other: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
 def comparison_table(outcomes: Sequence["Outcome"], *, title: str = "The same recipe under each schedule") -> Table:

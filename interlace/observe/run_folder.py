@@ -2,11 +2,12 @@
 
 config.yaml      resolved
 metrics.jsonl    one flat object a step
-timeline.json    Chrome trace format
+timeline.json    Chrome trace format; of the process that ran last
 samples/         step_*.jsonl, one object a sample
 checkpoints/     step_*/
 tensorboard/     event files, where TensorBoard is installed
 report.html      of `interlace report`
+comparison.html  of `interlace compare`, in the first run's folder
 profile/         N/, torch profiler traces of a running job, one file a process
 process.json     which process trains it, while one does
 """

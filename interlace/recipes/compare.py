@@ -10,6 +10,7 @@ from interlace.core.types import JSON
 from interlace.observe.goodput import Ledger, ledger_of
 from interlace.observe.lengths import LengthBias
 from interlace.observe.progress import ProgressView
+from interlace.observe.report.page import write_report
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, default_name
 from interlace.observe.stop import StopSignal
@@ -127,3 +128,10 @@ def run_variants(
         if stop.requested:
             break
     return outcomes
+
+
+def write_comparison(outcomes: Sequence[Outcome]) -> Path:
+    """One report of all runs, in the first one's folder. Returns its path."""
+    path = outcomes[0].folder / "comparison.html"
+    write_report([RunFolder(path=outcome.folder) for outcome in outcomes], path)
+    return path

@@ -2,11 +2,14 @@
 
 The format is that of the Trace Event Format document (JSON array form, whose closing bracket may be missing): a track
 a device, a track a worker rank, a track of steps; an arrow from where a group's last sample was generated to where the
-group is trained on; counters. Events are written at step boundaries: the file grows with the run, memory does not.
+group is trained on; counters. Operations of a rank that overlap (rewards scored at once) stand beside its track, as
+asynchronous events. All is written at step boundaries: the file grows with the run, memory does not.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TextIO
 
@@ -19,7 +22,6 @@ RUN_PROCESS, DEVICE_PROCESS, WORKER_PROCESS = 1, 2, 3
 """Numbers of the groups of tracks."""
 MAX_ORIGINS = 1 << 16
 """Groups whose generation is remembered for an arrow; those that were dropped are never asked for."""
-Event = dict[str, JSON]
 
 
 class TraceFile:
@@ -28,133 +30,172 @@ class TraceFile:
     def __init__(self, path: Path, devices: Sequence[Device]) -> None:
         """Replaces a file of that name."""
         self._file: TextIO = path.open("w", encoding="utf-8")
-        self._file.write("[\n")
-        self._separator = ""
-        self._tracks = _Tracks()
-        self._arrows = _Arrows()
-        self._write(_process_names())
-        for device in devices:
-            self._write(self._tracks.reserve(DEVICE_PROCESS, device.name, device.index))
-        self._write(self._tracks.reserve(RUN_PROCESS, "steps", 0))
         self._devices = tuple(devices)
+        self._lines: list[str] = []
+        self._num_beside = 0
+        self._tracks = _Tracks(self._lines)
+        self._arrows = _Arrows(self._lines)
+        self._counters = _Counters(self._lines)
+        for process, name in ((RUN_PROCESS, "run"), (DEVICE_PROCESS, "devices"), (WORKER_PROCESS, "workers")):
+            _name(self._lines, "process_name", process, 0, name)
+        for device in devices:
+            self._tracks.reserve(DEVICE_PROCESS, device.name, device.index)
+        self._tracks.reserve(RUN_PROCESS, "steps", 0)
+        self._file.write("[\n" + self._text())
 
     def keep(self, records: Records) -> None:
         """Appends what ended."""
-        finished = {served.span: _finished(served) for served in records.served}
-        for span in sorted(records.spans, key=lambda span: span.start_s):
-            self._write(self._span(span, span.end_s, finished.get(span, ())))
-        for served in records.served:
-            self._arrows.generated(served, self._tracks.place_of(served.span))
-            self._write(_counters(served))
-        # After what was generated, some of which the same stretch trains on.
-        for span in records.spans:
-            self._write(self._arrows.to(span, self._tracks.place_of(span)))
-        for step in records.steps:
-            self._write(_step(step))
-        self._tracks.forget_places()
-        self._file.flush()
+        self._append(records)
+        if text := self._text():
+            self._file.write(",\n" + text)
+            self._file.flush()
 
     def close(self, records: Records) -> None:
         """Appends the rest. What never ended is drawn until now, and says so."""
-        self.keep(records)
+        self._append(records)
         for span in records.running:
-            self._write(self._span(span, records.end_s))
-        self._file.write("\n]\n")
+            self._draw(span, records.end_s)
+        text = self._text()
+        self._file.write(f",\n{text}\n]\n" if text else "\n]\n")
         self._file.close()
 
-    def _span(self, span: Span, end_s: float, finished: Sequence[JSON] = ()) -> Iterator[Event]:
-        start_us, end_us = _us(span.start_s), _us(end_s)
-        event: Event = {
-            "ph": "X",
-            "name": f"{span.role}.{span.operation}",
-            "cat": span.role,
-            "ts": start_us,
-            "dur": round(end_us - start_us, 3),
-            "args": _arguments(span) | ({"finished": finished} if finished else {}),
+    def _append(self, records: Records) -> None:
+        finished = {served.span: _finished(served) for served in records.served}
+        workers = {
+            span: self._draw(span, span.end_s, finished.get(span, "")) for span in sorted(records.spans, key=_start)
         }
-        for device in span.devices:
-            names, track = self._tracks.lane(DEVICE_PROCESS, self._devices[device].name, start_us, end_us)
-            yield from names
-            yield {**event, "pid": DEVICE_PROCESS, "tid": track}
-        names, track = self._tracks.lane(WORKER_PROCESS, f"{span.group} rank {span.rank}", start_us, end_us)
-        yield from names
-        self._tracks.remember(span, track)
-        yield {**event, "pid": WORKER_PROCESS, "tid": track}
+        for served in records.served:
+            if served.span in workers:
+                self._arrows.generated(served, workers[served.span])
+            self._counters.served(served)
+        # After what was generated, some of which the same stretch trains on.
+        for span, track in workers.items():
+            self._arrows.end_at(span, track)
+        for step in records.steps:
+            self._step(step)
 
-    def _write(self, events: "Iterator[Event] | Sequence[Event]") -> None:
-        for event in events:
-            self._file.write(self._separator + json.dumps(event, separators=(",", ":")))
-            self._separator = ",\n"
+    def _draw(self, span: Span, end_s: float, finished: str = "") -> int:
+        """Returns the number of its worker's track."""
+        start_us, end_us = _us(span.start_s), _us(end_s)
+        arguments = f'"args":{{{_arguments(span)}{finished}}}'
+        for device in span.devices:
+            self._slice(DEVICE_PROCESS, self._devices[device].name, span, (start_us, end_us), arguments)
+        return self._slice(WORKER_PROCESS, f"{span.group} rank {span.rank}", span, (start_us, end_us), arguments)
+
+    def _slice(self, process: int, track_name: str, span: Span, when_us: tuple[float, float], arguments: str) -> int:
+        start_us, end_us = when_us
+        track, is_free = self._tracks.place(process, track_name, start_us, end_us)
+        operation = f'"name":{_quoted(f"{span.role}.{span.operation}")},"cat":{_quoted(span.role)}'
+        where = f'"pid":{process},"tid":{track}'
+        if is_free:
+            dur = round(end_us - start_us, 3)
+            self._lines.append(f'{{"ph":"X",{operation},{where},"ts":{start_us},"dur":{dur},{arguments}}}')
+        else:
+            self._num_beside += 1
+            both = f'{operation},{where},"id":{self._num_beside}'
+            self._lines.append(f'{{"ph":"b",{both},"ts":{start_us},{arguments}}},\n{{"ph":"e",{both},"ts":{end_us}}}')
+        return track
+
+    def _step(self, step: StepRecord) -> None:
+        start_us, end_us = _us(step.start_s), _us(step.end_s)
+        self._lines.append(
+            f'{{"ph":"X","name":"step {step.step}","cat":"step","pid":{RUN_PROCESS},"tid":0,"ts":{start_us},'
+            f'"dur":{round(end_us - start_us, 3)},"args":{{"step":{step.step}}}}}'
+        )
+        for name, value in step.counts.items():
+            self._counters.count(name, step.end_s, value)
+
+    def _text(self) -> str:
+        text = ",\n".join(self._lines)
+        self._lines.clear()
+        return text
 
 
 class _Tracks:
-    """Numbers of tracks. Operations of one rank that overlap go to lanes of their own: slices of a track may not."""
+    """Numbers of tracks, and until when each is taken: slices of a track must not overlap."""
 
-    def __init__(self) -> None:
-        self._lanes: dict[tuple[int, str], list[tuple[int, float]]] = {}
-        self._next = 1000
-        self._places: dict[Span, int] = {}
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+        self._tracks: dict[tuple[int, str], tuple[int, float]] = {}
 
-    def reserve(self, process: int, name: str, number: int) -> list[Event]:
-        """A track with a number of its own choice."""
-        self._lanes[process, name] = [(number, 0.0)]
-        return [_thread_name(process, number, name)]
+    def reserve(self, process: int, name: str, number: int) -> None:
+        """A track that is there before anything is on it."""
+        self._tracks[process, name] = (number, 0.0)
+        _name(self._lines, "thread_name", process, number, name)
 
-    def lane(self, process: int, name: str, start_us: float, end_us: float) -> tuple[list[Event], int]:
-        """The first lane that is free then: (what names it, where it is new; its number)."""
-        lanes = self._lanes.setdefault((process, name), [])
-        for place, (number, reach_us) in enumerate(lanes):
-            if reach_us <= start_us:
-                lanes[place] = (number, end_us)
-                return [], number
-        self._next += 1
-        lanes.append((self._next, end_us))
-        shown = name if len(lanes) == 1 else f"{name}, lane {len(lanes)}"
-        return [_thread_name(process, self._next, shown)], self._next
-
-    def remember(self, span: Span, track: int) -> None:
-        """Where a span was drawn."""
-        self._places[span] = track
-
-    def place_of(self, span: Span) -> int | None:
-        """The worker track of a span of this stretch; None where it is of another."""
-        return self._places.get(span)
-
-    def forget_places(self) -> None:
-        """The stretch is over."""
-        self._places.clear()
+    def place(self, process: int, name: str, start_us: float, end_us: float) -> tuple[int, bool]:
+        """The track of that name, and whether a slice has room there; if not, it is drawn as an event beside it."""
+        if (process, name) not in self._tracks:
+            self.reserve(process, name, len(self._tracks))
+        number, reach_us = self._tracks[process, name]
+        if reach_us > start_us:
+            return number, False
+        self._tracks[process, name] = (number, end_us)
+        return number, True
 
 
 class _Arrows:
     """From the call that finished a group's last sample to the first operation of each role that trains on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
         self._origins: dict[int, tuple[int, float]] = {}
         self._number = 0
 
-    def generated(self, served: Served, track: int | None) -> None:
+    def generated(self, served: Served, track: int) -> None:
         """Remembers where groups come from."""
         span = served.span
-        if track is None:
-            return
-        inside_us = max(_us(span.start_s), _us(span.end_s) - 1.0)
+        inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
         for response in served.responses:
-            key = response.completion.request.key
-            if response.completion.finish_reason != FinishReason.ABORTED and key.gid >= 0 and key.index >= 0:
-                self._origins[key.gid] = (track, inside_us)
+            gid, index = response.completion.request.key
+            if response.completion.finish_reason != FinishReason.ABORTED and gid >= 0 and index >= 0:
+                self._origins[gid] = (track, inside_us)
         while len(self._origins) > MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
 
-    def to(self, span: Span, track: int | None) -> Iterator[Event]:
-        """The arrows that end at a span; none unless it trains."""
-        if OPERATIONS.get(span.operation) != "train" or track is None:
+    def end_at(self, span: Span, track: int) -> None:
+        """Draws the arrows that end at a span; none unless it trains."""
+        if OPERATIONS.get(span.operation) != "train":
             return
         for gid in dict.fromkeys(sample.key.gid for sample in span.given if isinstance(sample, Sample)):
             if origin := self._origins.get(gid):
                 self._number += 1
-                base: Event = {"name": "trained on", "cat": "sample", "id": self._number, "pid": WORKER_PROCESS}
-                yield {**base, "ph": "s", "tid": origin[0], "ts": origin[1], "args": {"group": gid}}
-                yield {**base, "ph": "f", "bp": "e", "tid": track, "ts": _us(span.start_s)}
+                base = f'"name":"trained on","cat":"sample","id":{self._number},"pid":{WORKER_PROCESS}'
+                self._lines.append(
+                    f'{{"ph":"s",{base},"tid":{origin[0]},"ts":{origin[1]},"args":{{"group":{gid}}}}},\n'
+                    f'{{"ph":"f","bp":"e",{base},"tid":{track},"ts":{_us(span.start_s)}}}'
+                )
+
+
+class _Counters:
+    """Numbers over time, each written where it changes."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._lines = lines
+        self._last: dict[str, float] = {}
+
+    def served(self, served: Served) -> None:
+        """An engine's, as the call began and after it."""
+        span = served.span
+        moments = (
+            (span.start_s, served.batch, served.kv_use),
+            (span.end_s, served.num_running, served.kv_use if served.num_running else 0.0),
+        )
+        for at_s, num_running, kv_use in moments:
+            self.count(f"running sequences {span.group}", at_s, num_running)
+            self.count(f"KV use {span.group}", at_s, round(kv_use, 3))
+        self.count(f"queued requests {span.group}", span.start_s, served.num_queued)
+
+    def count(self, name: str, at_s: float, value: float) -> None:
+        """One number."""
+        if self._last.get(name) != value:
+            self._last[name] = value
+            head = f'{{"ph":"C","name":{_quoted(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_us(at_s)}'
+            self._lines.append(f'{head},"args":{{"value":{value}}}}}')
+
+
+def _start(span: Span) -> float:
+    return span.start_s
 
 
 def _us(seconds: float) -> float:
@@ -162,73 +203,41 @@ def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _arguments(span: Span) -> dict[str, JSON]:
-    found: dict[str, JSON] = {"cause": span.cause or span.operation, "step": span.step, "version": span.version}
-    if span.end_s == float("inf"):
-        found["unfinished"] = True
-    if names := names_of(span.given):
-        found["samples"] = names
-    return found
+def _arguments(span: Span) -> str:
+    parts = [f'"cause":{_quoted(span.cause or span.operation)},"step":{span.step},"version":{span.version}']
+    if span.end_s == math.inf:
+        parts.append('"unfinished":true')
+    if span.given and (names := names_of(span.given)):
+        parts.append(f'"samples":{json.dumps(names)}')
+    return ",".join(parts)
 
 
-def _finished(served: Served) -> list[JSON]:
+def _finished(served: Served) -> str:
     """[group, sample, response tokens, finish reason] of each sample of the flow that the call finished."""
-    return [
-        [request.key.gid, request.key.index, len(done.token_ids), str(done.finish_reason)]
+    found = [
+        [*done.request.key, len(done.token_ids), str(done.finish_reason)]
         for done in (response.completion for response in served.responses)
-        if (request := done.request).key.gid >= 0 and done.finish_reason != FinishReason.ABORTED
+        if done.request.serial >= 0 and done.finish_reason != FinishReason.ABORTED
     ]
+    return f',"finished":{json.dumps(found)}' if found else ""
 
 
 def names_of(given: Sequence[object]) -> list[JSON]:
     """`uid [indices]` of each group, samples of no group (an evaluation's) by their uid."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[str]] = {}
     for item in given:
         if isinstance(item, Sample):
-            groups.setdefault(item.prompt.uid, []).append(item.key.index)
+            groups.setdefault(item.prompt.uid, []).append(str(item.key.index))
         elif isinstance(item, Request):
-            groups.setdefault(item.uid, []).append(item.sample_index)
-    return [f"{uid} [{','.join(map(str, indices))}]" for uid, indices in groups.items()]
+            groups.setdefault(item.uid, []).append(str(item.sample_index))
+    return [f"{uid} [{','.join(indices)}]" for uid, indices in groups.items()]
 
 
-def _counters(served: Served) -> Iterator[Event]:
-    """As the call began, and after it."""
-    span = served.span
-    moments = (
-        (span.start_s, served.batch, served.num_queued, served.kv_use),
-        (span.end_s, served.num_running, served.num_queued, served.kv_use if served.num_running else 0.0),
-    )
-    for at_s, num_running, num_queued, kv_use in moments:
-        yield _counter(f"running sequences {span.group}", at_s, num_running)
-        yield _counter(f"queued requests {span.group}", at_s, num_queued)
-        yield _counter(f"KV use {span.group}", at_s, round(kv_use, 4))
+@lru_cache(maxsize=4096)
+def _quoted(text: str) -> str:
+    return json.dumps(text)
 
 
-def _step(step: StepRecord) -> Iterator[Event]:
-    start_us = _us(step.start_s)
-    yield {
-        "ph": "X",
-        "name": f"step {step.step}",
-        "cat": "step",
-        "pid": RUN_PROCESS,
-        "tid": 0,
-        "ts": start_us,
-        "dur": round(_us(step.end_s) - start_us, 3),
-        "args": {"step": step.step},
-    }
-    for name, value in step.counts.items():
-        yield _counter(name, step.end_s, value)
-
-
-def _counter(name: str, at_s: float, value: float) -> Event:
-    return {"ph": "C", "name": name, "pid": RUN_PROCESS, "tid": 0, "ts": _us(at_s), "args": {"value": value}}
-
-
-def _thread_name(process: int, thread: int, name: str) -> Event:
-    return {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _process_names() -> Iterator[Event]:
-    for process, name in ((RUN_PROCESS, "run"), (DEVICE_PROCESS, "devices"), (WORKER_PROCESS, "workers")):
-        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+def _name(lines: list[str], kind: str, process: int, thread: int, name: str) -> None:
+    args = f'"args":{{"name":{_quoted(name)}}}'
+    lines.append(f'{{"ph":"M","name":"{kind}","pid":{process},"tid":{thread},{args}}}')

@@ -70,10 +70,8 @@ class Recording:
         ends: dict[Call, deque[float]] = defaultdict(deque)
         serves: dict[str, list[float]] = defaultdict(list)
         finishes: list[tuple[float, SampleKey, Finish]] = []
-        calls = [event for event in events if event["ph"] == "X" and event["pid"] == WORKER_PROCESS]
-        for event in sorted(calls, key=lambda event: event["ts"]):
+        for event, end_s in _calls(events):
             group = tracks[WORKER_PROCESS, event["tid"]].partition(" rank ")[0]
-            end_s = (event["ts"] + event["dur"]) / 1e6
             given = tuple(event["args"].get("samples", ()))
             ends[group, event["name"].partition(".")[2], given].append(end_s)
             if event["name"] == "rollout.serve":
@@ -110,6 +108,15 @@ def _events(folder: RunFolder) -> list[dict[str, Any]]:
     except json.JSONDecodeError as error:
         raise UserError(f"{folder.timeline} cannot be read: {error}") from error
     return found
+
+
+def _calls(events: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
+    """(call of a worker, when it ended), in order of their beginnings."""
+    workers = [event for event in events if event["pid"] == WORKER_PROCESS]
+    beside = {(event["cat"], event["id"]): event["ts"] for event in workers if event["ph"] == "e"}
+    calls = [(event, (event["ts"] + event["dur"]) / 1e6) for event in workers if event["ph"] == "X"]
+    calls += [(event, beside[event["cat"], event["id"]] / 1e6) for event in workers if event["ph"] == "b"]
+    return sorted(calls, key=lambda call: float(call[0]["ts"]))
 
 
 def _transcripts(folder: RunFolder) -> Sequence[dict[str, Any]]:

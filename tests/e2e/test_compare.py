@@ -38,10 +38,11 @@ def test_two_schedules_side_by_side(tmp_path: Path) -> None:
         assert row["length_mean_shift"] == pytest.approx(row["length_trained_mean"] - row["length_generated_mean"])
         assert (tmp_path / row["folder"] / "metrics.jsonl").exists()
     names = [Path(row["folder"]).name for row in (first, second)]
-    result = CliRunner().invoke(app, ["report", *names])
-    assert result.exit_code == 0, result.stderr
-    page = (tmp_path / first["folder"] / "report.html").read_text()
+    page = (tmp_path / told["report"]).read_text()
     assert all(page.count(f'aria-label="{name}"') == 3 for name in names), "ledger, steps and Gantt chart of each"
+    result = CliRunner().invoke(app, ["report", names[1]])
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.strip().endswith("report.html")
 
 
 def test_a_report_of_what_is_no_run_is_refused() -> None:
@@ -53,9 +54,11 @@ def test_a_report_of_what_is_no_run_is_refused() -> None:
     ("arguments", "sentence"),
     [
         (["--schedules", "verl-colocated,areol"], "Did you mean 'areal'"),
-        (["--schedules", "areal,areal"], "a schedule is named twice"),
+        (["--schedules", "areal,areal"], "one is named twice"),
         (["schedule=areal", "--schedules", "areal"], "both name the schedule"),
-        (["--schedules", ","], "no schedule to compare"),
+        (["--cluster", "sim", "--schedules", "areal"], "interlace simulate quickstart --schedule areal"),
+        (["--cluster", "rya", "--schedules", "areal"], "Did you mean 'ray'"),
+        (["--schedules", ","], "no schedule is named"),
     ],
 )
 def test_a_mistake_is_refused_before_anything_runs(tmp_path: Path, arguments: list[str], sentence: str) -> None:

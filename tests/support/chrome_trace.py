@@ -22,7 +22,7 @@ def check_trace(events: list[Event]) -> None:
     assert len(set(tracks.values())) == len(tracks), "two tracks of one name"
     slices = defaultdict(list)
     for event in events:
-        assert event["ph"] in ("M", "X", "s", "f", "C"), event
+        assert event["ph"] in ("M", "X", "b", "e", "s", "f", "C"), event
         assert event["pid"] in processes and isinstance(event["tid"], int)
         if event["ph"] == "M":
             continue
@@ -36,7 +36,16 @@ def check_trace(events: list[Event]) -> None:
             slices[event["pid"], event["tid"]].append((event["ts"], round(event["ts"] + event["dur"], 3)))
     for found in slices.values():
         assert all(before[1] <= after[0] for before, after in pairwise(sorted(found))), "slices overlap"
+    _check_pairs(events)
     _check_arrows(events, slices)
+
+
+def _check_pairs(events: list[Event]) -> None:
+    begins, ends = ({(e["cat"], e["id"]): e for e in events if e["ph"] == kind} for kind in "be")
+    assert len(begins) + len(ends) == sum(e["ph"] in "be" for e in events), "two of one number"
+    assert begins.keys() == ends.keys(), "a begin without an end, or an end without a begin"
+    for number, begin in begins.items():
+        assert begin["name"] == ends[number]["name"] and begin["ts"] <= ends[number]["ts"]
 
 
 def _check_arrows(events: list[Event], slices: dict[tuple[int, int], list[tuple[float, float]]]) -> None:

@@ -65,18 +65,20 @@ def records(spans: list[Span], running: list[Span], end_s: float) -> Records:
     return Records(spans=spans, running=running, served=[], steps=[], num_dropped_tokens=0, end_s=end_s)
 
 
-def test_what_overlaps_has_a_lane_of_its_own_and_what_never_ended_is_shown(tmp_path: Path) -> None:
+def test_what_overlaps_stands_beside_its_track_and_what_never_ended_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     trace = TraceFile(path, DEVICES[:1])
     trace.keep(records([span(1, 3), span(0, 2), span(3, 4)], [], 4.0))
     half = DeviceTimeline.read(path)
-    assert half is not None and len(half.bars) == 3, "a run that goes on can be looked at"
-    trace.close(records([], [span(3.5)], 5.0))
+    assert half is not None and len(half.bars) == 2, "a run that goes on can be looked at"
+    trace.close(records([], [span(4.5)], 6.0))
     events = events_of(path)
     check_trace(events)
-    assert set(tracks_of(events, "workers").values()) == {"reward rank 0", "reward rank 0, lane 2"}
+    assert list(tracks_of(events, "workers").values()) == ["reward rank 0"]
+    beside = [(event["ph"], event["ts"]) for event in events if event["ph"] in "be" and event["pid"] == 3]
+    assert beside == [("b", 1e6), ("e", 3e6)]
     [unfinished] = [event for event in events if event["pid"] == 3 and event.get("args", {}).get("unfinished")]
-    assert (unfinished["ts"], unfinished["dur"]) == (3.5e6, 1.5e6)
+    assert (unfinished["ts"], unfinished["dur"]) == (4.5e6, 1.5e6)
 
 
 def test_a_file_that_ends_in_the_middle_of_a_line_is_read_up_to_there(tmp_path: Path) -> None:
