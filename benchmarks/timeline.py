@@ -8,8 +8,11 @@ Steps take turns, in random order within each block of three:
 
 Compared is the CPU time of the whole process from one step's start to the next one's, since other work on the machine
 lengthens the clock's time. A line is the median over blocks of a step's time against its block's `off`, with the
-quartiles of the blocks and a 95 % interval of the median (bootstrap). Beside it stands what the recorder itself took,
-timed from inside: `Recorder.keep`, the rendering and writing, as a share of the steps in which it ran.
+quartiles of the blocks and a 95 % interval of the median (bootstrap).
+
+Steps of the quick start differ by more than the timeline costs, so its cost is also timed from inside, which resolves
+it: CPU seconds in `begin`, `end`, `serve`, `take` with its recorder, and the ledger, the timers' own included, as a
+share of the steps in which they ran. That is the number to go by; the ratio shows that nothing is hidden elsewhere.
 
 On the virtual clock nothing computes but the runtime itself, so this is the share of the runtime's own work.
 
@@ -34,6 +37,7 @@ from interlace.observe.stop import StopSignal
 from interlace.recipes.load import load_recipe
 from interlace.recipes.session import train
 from interlace.recipes.simulate import Simulation, simulate
+from interlace.runtime.goodput import Accountant
 from interlace.runtime.timeline import Recorder, Records, Served, Span, Timeline
 from interlace.simulate.profiles import load_profile
 
@@ -51,7 +55,7 @@ class Step:
     arm: str
     wall_s: float
     cpu_s: float
-    keep_s: float
+    inside_s: float
     num_spans: int
 
 
@@ -65,52 +69,63 @@ class Switched(Timeline):
     _order: random.Random = field(default_factory=lambda: random.Random(0))
     _num_takes: int = 0
     _since: tuple[float, float] = (0.0, 0.0)
-    _keep_s: float = 0.0
+    _inside_s: float = 0.0
     _num_spans: int = 0
 
     def begin(self, span: Span) -> None:
         if self._arm != "off":
-            super().begin(span)
+            with self.timed():
+                super().begin(span)
 
     def end(self, span: Span, start_s: float, end_s: float) -> None:
         self._num_spans += 1
         if self._arm != "off" or span in self._running:
             self._running[span] = None  # begun while it was off
-            super().end(span, start_s, end_s)
+            with self.timed():
+                super().end(span, start_s, end_s)
         else:
             span.start_s, span.end_s = start_s, end_s
 
     def serve(self, served: Served) -> None:
         if self._arm != "off":
-            super().serve(served)
+            with self.timed():
+                super().serve(served)
 
     def take(self) -> Records:
-        records = super().take()
+        with self.timed():
+            records = super().take()
         self._num_takes += 1
         if self._num_takes % 2:  # one take ends a step, the next begins another
             self._turn()
         return records
 
     @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Counts as the timeline's work."""
+        start_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self._inside_s += time.thread_time() - start_s
+
+    @contextmanager
     def recorded_by(self, recorder: Recorder) -> Iterator[None]:
         with super().recorded_by(_Gated(recorder, self)):
             yield
 
-    def keep(self, recorder: Recorder, records: Records) -> None:
-        """What a recorder is told, and for how long it works."""
-        if self._arm == "written":
-            start_s = time.thread_time()
-            recorder.keep(records)
-            self._keep_s += time.thread_time() - start_s
+    @property
+    def is_written(self) -> bool:
+        """Whether a recorder is told of this step."""
+        return self._arm == "written"
 
     def _turn(self) -> None:
         now = time.perf_counter(), time.process_time()
         if self._num_takes > 1:
             wall_s, cpu_s = (after - before for before, after in zip(self._since, now, strict=True))
-            self.steps.append(Step(self._arm, wall_s, cpu_s, self._keep_s, self._num_spans))
+            self.steps.append(Step(self._arm, wall_s, cpu_s, self._inside_s, self._num_spans))
         if not self._block:
             self._block = self._order.sample(ARMS, len(ARMS))
-        self._arm, self._since, self._keep_s, self._num_spans = self._block.pop(), now, 0.0, 0
+        self._arm, self._since, self._inside_s, self._num_spans = self._block.pop(), now, 0.0, 0
 
 
 class _Gated:
@@ -120,7 +135,8 @@ class _Gated:
         self._recorder, self._timeline = recorder, timeline
 
     def keep(self, records: Records) -> None:
-        self._timeline.keep(self._recorder, records)
+        if self._timeline.is_written:
+            self._recorder.keep(records)
 
     def close(self, records: Records) -> None:
         self._recorder.close(records)
@@ -134,7 +150,18 @@ def measured(run: Callable[[], object]) -> list[Step]:
         made.append(Switched(**given))  # type: ignore[arg-type]
         return made[-1]
 
-    with patch("interlace.runtime.cluster.Timeline", make):
+    def timed(method: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **kwargs: object) -> object:
+            with made[-1].timed():
+                return method(*args, **kwargs)
+
+        return call
+
+    with (
+        patch("interlace.runtime.cluster.Timeline", make),
+        patch.object(Accountant, "step", timed(Accountant.step)),
+        patch.object(Accountant, "between", timed(Accountant.between)),
+    ):
         run()
     steps = made[-1].steps[WARM_STEPS - WARM_STEPS % len(ARMS) :]
     return steps[: len(steps) - len(steps) % len(ARMS)]
@@ -175,8 +202,8 @@ class Result:
     wall_ratio: float
     step_ms: float
     """CPU time of a step of this arm, median."""
-    keep_share: float
-    """Of the steps' CPU time, what the recorder took."""
+    inside_share: float
+    """Of the steps' CPU time, timed from inside."""
     spans_a_step: float
 
 
@@ -199,7 +226,7 @@ def results_of(where: str, steps: list[Step]) -> list[Result]:
                 interval=_interval(ratios),
                 wall_ratio=statistics.median(block[arm].wall_s / block["off"].wall_s for block in blocks),
                 step_ms=1e3 * statistics.median(step.cpu_s for step in mine),
-                keep_share=sum(step.keep_s for step in mine) / sum(step.cpu_s for step in mine),
+                inside_share=sum(step.inside_s for step in mine) / sum(step.cpu_s for step in mine),
                 spans_a_step=statistics.mean(step.num_spans for step in mine),
             )
         )
@@ -216,13 +243,13 @@ def table(results: list[Result]) -> str:
     """A line an arm."""
     lines = [
         f"{'':14}{'against off':14}{'ratio':>8}{'quartiles':>16}{'95 %':>16}{'by clock':>10}"
-        f"{'step, ms':>10}{'spans':>7}{'writing':>9}"
+        f"{'step, ms':>10}{'spans':>7}{'inside':>9}"
     ]
     for each in results:
         quartiles, interval = (f"{low:.3f}-{high:.3f}" for low, high in (each.quartiles, each.interval))
         lines.append(
             f"{each.where:14}{each.arm:14}{each.ratio:>8.3f}{quartiles:>16}{interval:>16}{each.wall_ratio:>10.3f}"
-            f"{each.step_ms:>10.1f}{each.spans_a_step:>7.0f}{each.keep_share:>9.2%}"
+            f"{each.step_ms:>10.1f}{each.spans_a_step:>7.0f}{each.inside_share:>9.2%}"
         )
     return "\n".join(lines)
 

@@ -48,10 +48,8 @@ class StepMeter:
         timeline = self._cluster.timeline
         records = timeline.take()
         spans, end_s = records.touching, records.end_s
-        staleness_mean, staleness_max = (
-            sum(batch.staleness) / max(1, len(batch.staleness)),
-            max(batch.staleness, default=0),
-        )
+        staleness_mean = sum(batch.staleness) / max(1, len(batch.staleness))
+        staleness_max = max(batch.staleness, default=0)
         drawn = {"staleness mean": staleness_mean, "staleness max": staleness_max, "samples in flight": num_in_flight}
         timeline.end_step(StepRecord(step=batch.step + 1, start_s=self._start_s, end_s=end_s, counts=drawn))
         samples = [sample for sample, event in ended if event in SCORED]
@@ -99,13 +97,18 @@ class StepMeter:
         def union(chosen: list[Span]) -> float:
             return busy_seconds(chosen, self._start_s, end_s)
 
+        roles: dict[str, list[Span]] = {}
+        sync: list[Span] = []
+        switch: list[Span] = []
+        for span in spans:
+            apart = (
+                sync if span.operation in SYNC_OPERATIONS else switch if span.operation in SWITCH_OPERATIONS else None
+            )
+            (roles.setdefault(span.role, []) if apart is None else apart).append(span)
+
         def of(role: str, operations: tuple[str, ...] | None = None) -> list[Span]:
-            apart = (*SYNC_OPERATIONS, *SWITCH_OPERATIONS)
-            return [
-                s
-                for s in spans
-                if s.role == role and (s.operation in operations if operations else s.operation not in apart)
-            ]
+            mine = roles.get(role, [])
+            return [span for span in mine if span.operation in operations] if operations else mine
 
         return {
             "timing_s/step": step_s,
@@ -114,8 +117,8 @@ class StepMeter:
             "timing_s/reference": union(of("reference") + of("actor", ("base_logprobs",))),
             "timing_s/values": union(of("critic", ("values", "process_rewards"))),
             "timing_s/train": union(of("actor", TRAINING_OPERATIONS) + of("critic", TRAINING_OPERATIONS)),
-            "timing_s/weight_sync": union([span for span in spans if span.operation in SYNC_OPERATIONS]),
-            "timing_s/switch": union([span for span in spans if span.operation in SWITCH_OPERATIONS]),
+            "timing_s/weight_sync": union(sync),
+            "timing_s/switch": union(switch),
         }
 
     def _busy(self, spans: Sequence[Span], end_s: float) -> float:

@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from interlace.observe.goodput import BINS, Ledger
+from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.device_lock import DeviceLock, Hold
 from interlace.runtime.timeline import Records, Served, Span, by_device
 
 Interval = tuple[float, float]
-UNDERFILLED_SHARE = 0.25
-"""A decode batch below this share of the largest one that its engine has run counts as under-filled."""
 OPERATIONS: Mapping[str, str] = {
     "accumulate": "train",
     "optimizer_step": "train",
@@ -64,7 +63,10 @@ def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> 
     free = [window] if window[1] > window[0] else []
     seconds = dict.fromkeys(BINS, 0.0)
     for name, intervals in layers:
-        rest = without(free, union(_clipped(intervals, window)))
+        taken = union(_clipped(intervals, window))
+        if not taken:
+            continue
+        rest = without(free, taken)
         seconds[name] += max(0.0, _length(free) - _length(rest))
         free = rest
     seconds["idle"] += _length(free)
@@ -79,19 +81,19 @@ class Accountant:
         self._lock = lock
         self._num_devices, self._rollout_devices = num_devices, frozenset(rollout_devices)
         self._start_s = 0.0
-        self._largest_batch: dict[str, int] = {}
+        self._curves: dict[str, DecodeCurve] = {}
         self._num_dropped_tokens = 0
         self._lost_share = 0.0
 
     def startup(self, records: Records) -> Ledger:
         """Everything until now, before the first step."""
-        self._note_batches(records)
+        self._note_calls(records)
         window = self._next_window(records)
         return Ledger(seconds=fill_each([fill(window, [("startup", [window])])] * self._num_devices))
 
     def step(self, records: Records, num_trained_tokens: int, num_lost_tokens: int) -> Ledger:
         """A step that ends now: response tokens of samples that ended in it, trained and otherwise."""
-        self._note_batches(records)
+        self._note_calls(records)
         lost, self._num_dropped_tokens = num_lost_tokens + self._num_dropped_tokens, 0
         self._lost_share = lost / (lost + num_trained_tokens) if lost else 0.0
         return self._close(records)
@@ -101,7 +103,7 @@ class Accountant:
 
         evaluated: whether held-out prompts were answered; then nothing that engines did in it counts as generation.
         """
-        self._note_batches(records)
+        self._note_calls(records)
         ledger = self._close(records)
         if not evaluated:
             return ledger
@@ -131,11 +133,10 @@ class Accountant:
         start_s, self._start_s = self._start_s, records.end_s
         return start_s, self._start_s
 
-    def _note_batches(self, records: Records) -> None:
+    def _note_calls(self, records: Records) -> None:
         self._num_dropped_tokens += records.num_dropped_tokens
         for call in records.served:
-            group = call.span.group
-            self._largest_batch[group] = max(call.batch, self._largest_batch.get(group, 0))
+            self._curves.setdefault(call.span.group, DecodeCurve()).observe(call)
 
     def _split_generation(self, seconds: dict[str, float], served: Sequence[Served], window: Interval) -> None:
         """Divides what a device served among the bins of generation, by the calls that ended in the window."""
@@ -146,7 +147,7 @@ class Accountant:
             again = call_s * call.num_repeated_tokens / tokens if tokens else 0.0
             whole += call_s
             repeated += again
-            if call.batch < UNDERFILLED_SHARE * self._largest_batch[call.span.group]:
+            if self._curves[call.span.group].is_underfilled(call.batch):
                 underfilled += call_s - again
         served_s = seconds["generate"]
         if whole > 0:

@@ -1,0 +1,48 @@
+"""Whether a batch is too small is read off what the engine has shown."""
+
+from collections.abc import Callable
+
+from interlace.runtime.decode_curve import DecodeCurve
+from interlace.runtime.timeline import Served, Span
+
+
+def call(batch: int, seconds: float, *, steps: int = 10, prompt_tokens: int = 0) -> Served:
+    span = Span(
+        start_s=0.0, end_s=seconds, devices=(0,), group="rollout/0", rank=0, operation="serve", cause="generate",
+        step=1, version=0,
+    )  # fmt: skip
+    return Served(
+        span=span, devices=(0,), batch=batch, num_new_tokens=batch * steps, num_prompt_tokens=prompt_tokens,
+        num_repeated_tokens=0,
+    )  # fmt: skip
+
+
+def underfilled(step_s: Callable[[int], float], batches: list[int]) -> list[int]:
+    """Of an engine whose decode step takes so long at a batch."""
+    curve = DecodeCurve()
+    for _ in range(3):
+        for batch in batches:
+            curve.observe(call(batch, 10 * step_s(batch)))
+    return [batch for batch in batches if curve.is_underfilled(batch)]
+
+
+def test_where_a_step_costs_the_same_at_any_batch_half_of_the_largest_is_the_limit() -> None:
+    assert underfilled(lambda _: 0.01, [1, 2, 4, 8, 16, 32, 64]) == [1, 2, 4, 8, 16]
+
+
+def test_where_computing_is_the_limit_from_a_batch_of_four_on_only_less_is_too_small() -> None:
+    assert underfilled(lambda batch: 0.01 * max(1.0, batch / 4), [1, 2, 4, 8, 16, 32, 64]) == [1]
+
+
+def test_where_a_step_costs_by_the_sequence_no_batch_is_too_small() -> None:
+    assert underfilled(lambda batch: 0.01 * batch, [1, 8, 64]) == []
+
+
+def test_an_outlier_and_what_mostly_read_prompts_prove_nothing() -> None:
+    curve = DecodeCurve()
+    for _ in range(3):
+        curve.observe(call(4, 1.0))
+        curve.observe(call(64, 0.001, prompt_tokens=10_000))
+    curve.observe(call(32, 0.001))
+    assert not curve.is_underfilled(4) and curve.tokens_per_s(64) is None
+    assert not curve.is_underfilled(64), "nothing is known of it"
