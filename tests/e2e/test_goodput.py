@@ -8,20 +8,31 @@ from pathlib import Path
 import pytest
 
 from interlace import workers
-from interlace.observe.goodput import BINS, PREFIX
+from interlace.observe.goodput import BINS
 from interlace.runtime.goodput import OPERATIONS
 from interlace.runtime.worker import Worker, operation_of
+from interlace.schedule.presets import preset_names
+from tests.support.ledgers import check_books
 from tests.support.training import run
 
+QUICK = ("verl-colocated", "areal", "rlinf-hybrid", "async-colocated")
+"""Presets that every run of the tests trains under; the others are slow only because they are many."""
 
-@pytest.mark.parametrize("schedule", ["verl-colocated", "areal"])
-def test_every_device_second_of_a_real_run_is_in_one_bin(tmp_path: Path, schedule: str) -> None:
-    report = run(tmp_path, "run", [f"schedule={schedule}"])
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        shares = [row[PREFIX + name] for name in BINS]
-        assert min(shares) >= 0 and sum(shares) == pytest.approx(1, abs=1e-6)
-        assert row["goodput/train"] > 0 and row["goodput/trained_tokens_per_device_s"] > 0
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The warmed-up model is made once."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.mark.parametrize(
+    "schedule", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in preset_names()]
+)
+def test_every_device_second_of_a_real_run_is_in_one_bin(root: Path, schedule: str) -> None:
+    report = run(root, schedule, [f"schedule={schedule}"])
+    check_books(root / schedule, report)
+    rows = [json.loads(line) for line in (root / schedule / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["goodput/train"] > 0 and row["goodput/trained_tokens_per_device_s"] > 0 for row in rows)
     assert any(row["goodput/generate"] > 0 for row in rows)
     steps_s = 2 * sum(row["timing_s/step"] for row in rows)
     assert report.books.total_s > steps_s

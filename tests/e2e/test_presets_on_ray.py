@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from interlace.observe.goodput import BINS, PREFIX
 from interlace.schedule.presets import load_schedule, preset_names
+from tests.support.ledgers import check_books
 from tests.support.training import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -23,8 +23,6 @@ def test_a_preset_trains_on_processes(root: Path, preset: str) -> None:
     report = run(root, preset, [f"schedule={preset}", "cluster.backend=ray", "steps=4"])
     assert report.done_steps == 4 and report.after is not None
     rows = [json.loads(line) for line in (root / preset / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        shares = [row[PREFIX + name] for name in BINS]
-        assert min(shares) >= 0 and sum(shares) == pytest.approx(1, abs=1e-6)
+    check_books(root / preset, report)
     assert any(row["goodput/generate"] > 0 for row in rows) and all(row["goodput/train"] > 0 for row in rows)
     assert max(row["sched/staleness_max"] for row in rows) <= load_schedule(preset).staleness_bound

@@ -1,0 +1,45 @@
+"""The ledger of a run that is over, checked against what else the run wrote."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from interlace.observe.goodput import BINS, PREFIX
+from interlace.observe.run_folder import RunFolder
+from interlace.recipes.session import TrainReport
+from tests.support.chrome_trace import Event, check_trace, events_of, tracks_of
+
+TOLERANCE = 1e-3
+"""Of the device time: 0.1 %."""
+
+
+def check_books(folder: Path, report: TrainReport) -> None:
+    """Bins add up to all device time, and what they call busy is what the timeline shows."""
+    run = RunFolder(path=folder)
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    events = events_of(run.timeline)
+    check_trace(events)
+    devices = tracks_of(events, "devices")
+    steps = {e["args"]["step"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == "step"}
+    assert list(steps) == [row["step"] for row in rows]
+    for row in rows:
+        shares = {name: row[PREFIX + name] for name in BINS}
+        assert min(shares.values()) >= 0 and sum(shares.values()) == pytest.approx(1, abs=TOLERANCE)
+        low, high = steps[row["step"]]
+        assert row["timing_s/step"] * 1e6 == pytest.approx(high - low, rel=TOLERANCE)
+        busy = sum(_busy(events, track, low, high) for track in devices) / (len(devices) * (high - low))
+        assert busy == pytest.approx(1 - row["sched/bubble"], abs=TOLERANCE)
+        waiting = shares["lock_wait"] + shares["tail_bubble"] + shares["pipeline_bubble"]
+        # An `idle` operation and waiting for state are the two that one side alone calls busy.
+        assert waiting - TOLERANCE <= 1 - busy <= waiting + shares["idle"] + shares["switch"] + TOLERANCE
+    booked_us, last_us = report.books.total_s / len(devices) * 1e6, max(high for _, high in steps.values())
+    assert last_us <= booked_us + 1, "every second up to the end of the last step"
+    assert report.books.seconds["startup"] / len(devices) * 1e6 == pytest.approx(min(low for low, _ in steps.values()))
+
+
+def _busy(events: list[Event], track: int, low: float, high: float) -> float:
+    """Microseconds of a window in which a device's track has a slice; its slices do not overlap."""
+    process = next(e["pid"] for e in events if e["name"] == "process_name" and e["args"]["name"] == "devices")
+    mine = (e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (process, track))
+    return sum(max(0.0, min(e["ts"] + e["dur"], high) - max(e["ts"], low)) for e in mine)
