@@ -28,11 +28,14 @@ def check_books(folder: Path, report: TrainReport) -> None:
         assert min(shares.values()) >= 0 and sum(shares.values()) == pytest.approx(1, abs=TOLERANCE)
         low, high = steps[row["step"]]
         assert row["timing_s/step"] * 1e6 == pytest.approx(high - low, rel=TOLERANCE)
-        busy = sum(_busy(events, track, low, high) for track in devices) / (len(devices) * (high - low))
-        assert busy == pytest.approx(1 - row["sched/bubble"], abs=TOLERANCE)
         waiting = shares["lock_wait"] + shares["tail_bubble"] + shares["pipeline_bubble"]
-        # An `idle` operation and waiting for state are the two that one side alone calls busy.
-        assert waiting - TOLERANCE <= 1 - busy <= waiting + shares["idle"] + shares["switch"] + TOLERANCE
+        # A device that waits for state, and one that runs an `idle` operation, are in a bin but differ in being busy.
+        assert waiting - TOLERANCE <= row["sched/bubble"] <= waiting + shares["idle"] + shares["switch"] + TOLERANCE
+        busy = sum(_busy(events, track, low, high) for track in devices) / (len(devices) * (high - low))
+        assert busy <= 1 - row["sched/bubble"] + TOLERANCE
+        if not any(each["sched/staleness_max"] for each in rows):
+            # Otherwise operations run on past the step: when the rank began with one is known only once it ended.
+            assert busy >= 1 - row["sched/bubble"] - TOLERANCE
     booked_us, last_us = report.books.total_s / len(devices) * 1e6, max(high for _, high in steps.values())
     assert last_us <= booked_us + 1, "every second up to the end of the last step"
     assert report.books.seconds["startup"] / len(devices) * 1e6 == pytest.approx(min(low for low, _ in steps.values()))
