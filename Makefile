@@ -18,9 +18,8 @@ test: check
 test-slow: .venv/.installed-dev
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
-# The same contract on real processes; Ray is heavy, so only this target installs it.
+# Whatever runs on Ray; the default tests start it for a few.
 test-ray: .venv/.installed-dev
-	$(PIP) --editable '.[ray]'
 	$(BIN)/python -m pytest -m ray $(PYTEST_ARGS)
 
 check: .venv/.installed-dev

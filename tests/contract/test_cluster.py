@@ -20,7 +20,7 @@ from tests.contract.workers import Broken, Closing, Item, Recorder
 Run = Callable[..., Any]
 
 
-@pytest.fixture(params=["local", "sim", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(params=["local", "sim", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 def run(request: pytest.FixtureRequest) -> Run:
     if request.param == "ray":
         request.getfixturevalue("ray_session")

@@ -47,6 +47,7 @@ def is_gone(process: int, within_s: float = 10.0) -> bool:
     return False
 
 
+@pytest.mark.slow  # the default tests start Ray for a few only
 def test_ranks_are_processes_that_end_with_the_cluster_and_take_their_children_along() -> None:
     async def body(cluster: Cluster) -> list[int]:
         group = await launch(cluster, "a", Resident, ranks=2)
@@ -77,6 +78,7 @@ def test_a_killed_worker_is_an_error_that_says_what_it_was_doing() -> None:
     assert time.monotonic() - when < 10, "seconds, on a machine that may be busy"
 
 
+@pytest.mark.slow  # the default tests start Ray for a few only
 def test_a_death_that_nobody_waits_for_ends_the_run() -> None:
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, "reward", Resident)
