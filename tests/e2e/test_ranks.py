@@ -16,7 +16,9 @@ TRAINED = ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/kl", "actor/
 def assert_same(root: Path, ours: str, theirs: str, names: tuple[str, ...] = TRAINED) -> None:
     """The same samples, and the same training to the tolerance of sums in another order."""
     for one, other in zip(metrics(root, ours), metrics(root, theirs), strict=True):
-        assert {name: one[name] for name in names} == pytest.approx({name: other[name] for name in names}, abs=1e-5)
+        assert {name: one[name] for name in names} == pytest.approx(
+            {name: other[name] for name in names}, abs=1e-5, rel=1e-5
+        )
     tokens = [[(row["uid"], row["index"], row["token_ids"]) for row in samples(root, name)] for name in (ours, theirs)]
     assert tokens[0] == tokens[1]
 

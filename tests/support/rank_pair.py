@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from interlace.algorithms import create_algorithm
 from interlace.core.training import Aggregation
 from interlace.core.types import FloatArray, Metrics, Sample
-from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine
+from interlace.engines.train import Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.ranks import Ranks, own_part, whole_tensor
 from interlace.runtime.cluster import WorkerSpec
@@ -35,6 +35,7 @@ class Setting:
     skip_ratio: float | None = None
     gradient_checkpointing: bool = False
     max_grad_norm: float | None = None
+    lora_rank: int | None = None
     is_local_denominator: bool = False
     """The mistake that every code base has made once: each rank divides by its own, and the ranks are averaged."""
 
@@ -53,8 +54,10 @@ class Update:
 def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> TrainEngine:
     """folder: a checkpoint to go on from."""
     algorithm = create_algorithm("grpo", {"kl_coefficient": 0.1, "entropy_coefficient": 0.01})
+    model = AutoModelForCausalLM.from_pretrained(folder) if folder else tiny_model(setting.kind)
+    adapter = Adapter(model, LoraConfig(rank=setting.lora_rank), seed=0) if setting.lora_rank else None
     engine = TrainEngine(
-        AutoModelForCausalLM.from_pretrained(folder) if folder else tiny_model(setting.kind),
+        model,
         loss=algorithm.loss,
         optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=setting.max_grad_norm),
         config=TrainConfig(
@@ -66,6 +69,7 @@ def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> T
             gradient_checkpointing=setting.gradient_checkpointing,
         ),
         ranks=ranks,
+        adapter=adapter,
     )
     if folder:
         engine.load_optimizer(folder)
@@ -135,6 +139,10 @@ class EngineWorker(Worker):
     @operation(split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         return self._engine.logprobs(samples)
+
+    @operation(split="samples", collect="concat")
+    def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        return self._engine.base_logprobs(samples)
 
     @operation(collect="all")
     def resident_bytes(self) -> tuple[int, int]:

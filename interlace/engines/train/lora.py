@@ -22,6 +22,7 @@ from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.engines.train.checkpoint import host_copy
 from interlace.engines.train.export import ADAPTER_FOLDER, named_weights
+from interlace.engines.train.ranks import whole_tensor
 
 if TYPE_CHECKING:
     import peft
@@ -128,8 +129,10 @@ class Adapter:
         return weights
 
     def copy_to_host(self) -> AdapterFiles:
-        """As it is now."""
-        tensors = {f"{PREFIX}{name}": host_copy(tensor).contiguous() for name, tensor in self._tensors().items()}
+        """As it is now; of several ranks, all call it."""
+        tensors = {
+            f"{PREFIX}{name}": host_copy(whole_tensor(tensor)).contiguous() for name, tensor in self._tensors().items()
+        }
         return AdapterFiles(tensors=tensors, settings=self._settings)
 
     def load(self, folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from interlace.core.errors import RemoteError
 from interlace.core.types import Sample
@@ -101,6 +102,24 @@ def test_logprobs_follow_the_update(pair: RankPair) -> None:
         pair.accumulate(samples)
         update(engine)
         pair.update()
+
+
+def test_an_adapter_is_shared_out_too(pair: RankPair, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    setting, samples = Setting(budget=60, lora_rank=4), ragged_samples(7)
+    engine = make_engine(setting, Ranks())
+    pair.start(setting)
+    base = pair.base_logprobs(samples)
+    for _ in range(3):
+        engine.accumulate(samples)
+        pair.accumulate(samples)
+        expected, got = update(engine), pair.update()
+        assert same(got, expected) and got.metrics["actor/grad_norm"] > 0
+    assert all(np.allclose(one, other, atol=2e-5) for one, other in zip(base, pair.base_logprobs(samples), strict=True))
+    pair.save(tmp_path / "two")
+    engine.copy_to_host(None).write(tmp_path / "one")
+    ours, theirs = (load_file(tmp_path / name / "adapter" / "adapter_model.safetensors") for name in ("two", "one"))
+    assert ours.keys() == theirs.keys() and all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in ours)
 
 
 def test_a_minibatch_too_far_out_is_dropped_on_every_rank(pair: RankPair) -> None:
