@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from interlace.models.config import ModelConfig
 from interlace.models.loading import empty_model
 
+FLOAT_BYTES = 4
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
@@ -15,8 +17,25 @@ class ModelSize:
     weight_bytes: int
     kv_bytes_per_token: int
     """Keys and values of one token in all layers, where every layer attends to the whole context; else a bound."""
+    logit_bytes_per_token: int
+    """One row of float32 logits; training holds one for each response token of a micro-batch."""
+    layer_bytes_per_token: int
+    """What one layer keeps of a token for its backward, about."""
+    hidden_bytes_per_token: int
+    """What passes from layer to layer: all that is kept of one that is recomputed."""
+    num_layers: int
     context: int | None
     """Tokens that the model's positions reach; None where its configuration does not say."""
+
+    def activation_bytes(self, tokens: int, *, recomputed: bool) -> int:
+        """What a forward of so many tokens keeps for its backward, about; in float32, so on a GPU a bound.
+
+        recomputed: by gradient checkpointing, a layer at a time.
+        """
+        around = 3 * self.hidden_bytes_per_token  # of the last norm and the head's input
+        if not recomputed:
+            return tokens * (around + self.num_layers * self.layer_bytes_per_token)
+        return tokens * (around + self.num_layers * self.hidden_bytes_per_token + self.layer_bytes_per_token)
 
 
 def model_size(config: ModelConfig) -> ModelSize:
@@ -26,9 +45,15 @@ def model_size(config: ModelConfig) -> ModelSize:
     num_heads = int(getattr(text, "num_attention_heads", None) or 1)
     num_kv_heads = int(getattr(text, "num_key_value_heads", None) or num_heads)
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // num_heads)
+    mlp_size = int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
     return ModelSize(
         num_parameters=model.num_parameters(),
         weight_bytes=model.num_parameters() * model.dtype.itemsize,
         kv_bytes_per_token=2 * int(text.num_hidden_layers) * num_kv_heads * head_dim * model.dtype.itemsize,
+        logit_bytes_per_token=FLOAT_BYTES * int(text.vocab_size),
+        # Counted in the graph of a decoder layer with a gated MLP: 11 rows of the hidden size, 4 of the MLP's.
+        layer_bytes_per_token=FLOAT_BYTES * (11 * text.hidden_size + 4 * mlp_size),
+        hidden_bytes_per_token=FLOAT_BYTES * int(text.hidden_size),
+        num_layers=int(text.num_hidden_layers),
         context=getattr(text, "max_position_embeddings", None),
     )

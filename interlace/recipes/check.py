@@ -1,9 +1,6 @@
 """Everything that can be known to be wrong with a recipe before work starts, and the numbers that follow from it."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -15,13 +12,14 @@ from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import Demonstrations
 from interlace.engines.train.logprobs import training_temperature
 from interlace.engines.train.lora import num_lora_parameters
-from interlace.models.classifier import check_classifier, empty_classifier
+from interlace.models.classifier import check_classifier
 from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
 from interlace.observe import loggers
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
-from interlace.recipes.launch import algorithm_of, reference_is_base
+from interlace.recipes.launch import algorithm_of
+from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory
 from interlace.recipes.ranks import num_ranks
 from interlace.rewards.base import load_reward
 from interlace.schedule.placement import Device
@@ -33,23 +31,6 @@ SERVED_NEEDS = (
     "reference", "critic", "process_reward", "greedy_baseline", "proximal_logprobs", "batch_statistics",
 )  # fmt: skip
 """What of the needs that an algorithm can declare a run has workers for."""
-LORA_BYTES = 4
-"""Of an adapter's parameter, always float32."""
-ADAM_COPIES = 4
-"""Of its weights, what a trained worker keeps: themselves, gradients and two moments."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerMemory:
-    """Forecast of one worker: what is resident. Activations come on top; tokens_per_microbatch bounds them."""
-
-    worker: str
-    """`actor`, `rollout/0` ..."""
-    devices: tuple[Device, ...]
-    num_bytes: int
-    """On each of its devices."""
-    how: str
-    """What it follows from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,9 +90,11 @@ def check_recipe(recipe: Recipe) -> Derived:
     size = model_size(recipe.model)
     num_lora = _check_lora(recipe)
     longest = _longest_prompt(recipe, prompts, size)
-    memory = _forecast(recipe, algorithm.needs, size, num_lora, devices)
-    _check_memory(memory)
     samples = recipe.prompts_per_step * recipe.samples_per_prompt
+    max_tokens_per_step = samples * (longest + recipe.sampling.max_new_tokens)
+    loads = MemoryLoads(size=size, num_lora=num_lora, max_tokens_per_step=max_tokens_per_step)
+    memory = forecast_memory(recipe, algorithm.needs, loads, devices)
+    check_memory(memory)
     return Derived(
         num_parameters=size.num_parameters,
         num_lora_parameters=num_lora,
@@ -120,7 +103,7 @@ def check_recipe(recipe: Recipe) -> Derived:
         max_prompt_tokens=longest,
         samples_per_step=samples,
         samples_per_minibatch=samples // recipe.minibatches,
-        max_tokens_per_step=samples * (longest + recipe.sampling.max_new_tokens),
+        max_tokens_per_step=max_tokens_per_step,
         num_updates=recipe.steps * recipe.minibatches,
         num_versions=recipe.schedule.resolved.num_versions(recipe.steps),
         staleness_bound=recipe.schedule.resolved.staleness_bound,
@@ -232,43 +215,3 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
             f"more than the engine's whole KV cache. Raise rollout.max_tokens, which is {recipe.rollout.max_tokens}."
         )
     return num_tokens
-
-
-def _forecast(
-    recipe: Recipe, needs: Needs, size: ModelSize, num_lora: int | None, devices: tuple[Device, ...]
-) -> tuple[WorkerMemory, ...]:
-    kv_bytes = recipe.rollout.max_tokens * size.kv_bytes_per_token
-    kinds = [("rollout", size.weight_bytes + kv_bytes, "weights + KV cache of rollout.max_tokens")]
-    place = partial(recipe.schedule.resolved.instances, devices=devices)
-    if needs.reference and not reference_is_base(recipe, place):
-        kinds.append(("reference", size.weight_bytes, "weights"))
-    if recipe.reward.model is not None:
-        weights = sum(parameter.nbytes for parameter in empty_classifier(recipe.reward.model).parameters())
-        kinds.append(("reward", weights, "weights of reward.model, whole on each"))
-    if needs.critic or needs.process_reward:
-        kinds.append(("critic", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
-    if num_lora is None:
-        kinds.append(("actor", ADAM_COPIES * size.weight_bytes, "weights, gradients, two moments"))
-    else:
-        how = f"weights, of {num_lora:,} in an adapter gradients and two moments"
-        shared = ", also the reference" if needs.reference and reference_is_base(recipe, place) else ""
-        kinds.append(("actor", size.weight_bytes + ADAM_COPIES * LORA_BYTES * num_lora, how + shared))
-    found = []
-    for role, num_bytes, how in kinds:
-        for number, instance in enumerate(recipe.schedule.resolved.instances(role, devices)):
-            ranks = num_ranks(recipe, role, instance)
-            worker, share = f"{role}/{number}", math.ceil(num_bytes / ranks)
-            what = how if ranks == 1 else f"1/{ranks} of {how}"
-            found.append(WorkerMemory(worker=worker, devices=instance, num_bytes=share, how=what))
-    return tuple(found)
-
-
-def _check_memory(memory: Sequence[WorkerMemory]) -> None:
-    for worker in memory:
-        for device in worker.devices:
-            if worker.num_bytes > device.memory_bytes:
-                raise UserError(
-                    f"{worker.worker} needs about {worker.num_bytes / 2**30:.1f} GiB ({worker.how}), and "
-                    f"{device.name} has {device.memory_bytes / 2**30:.1f} GiB. Lower rollout.max_tokens, take a "
-                    "smaller model, or give it another device (schedule.placement, cluster.devices)."
-                )

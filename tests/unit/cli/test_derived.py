@@ -1,8 +1,9 @@
 """The table before a run holds the numbers that the settings come to."""
 
 from interlace.cli.derived import derived_numbers
-from interlace.recipes.check import Derived, WorkerMemory
+from interlace.recipes.check import Derived
 from interlace.recipes.config import Recipe
+from interlace.recipes.memory import WorkerMemory
 from interlace.schedule.placement import Device
 
 
@@ -20,6 +21,9 @@ def test_every_number_is_shown_with_what_it_follows_from() -> None:
         }
     )
     device = Device(index=0, pool="cpu", pool_index=0, memory_bytes=2**30)
+    worker = WorkerMemory(
+        worker="actor/0", devices=(device,), num_bytes=3 * 2**20, how="weights", passing_bytes=5 * 2**20
+    )
     derived = Derived(
         num_parameters=213_824,
         num_train_prompts=4096,
@@ -32,7 +36,7 @@ def test_every_number_is_shown_with_what_it_follows_from() -> None:
         num_versions=10,
         staleness_bound=1,
         steps_ahead=2.0,
-        memory=(WorkerMemory(worker="actor/0", devices=(device,), num_bytes=3 * 2**20, how="weights"),),
+        memory=(worker,),
     )
     rows = {row.name: (row.value, row.how) for row in derived_numbers(recipe, derived)}
     assert rows == {
@@ -44,5 +48,5 @@ def test_every_number_is_shown_with_what_it_follows_from() -> None:
         "optimizer updates": ("20", "10 steps"),
         "versions": ("10", "schedule verl-colocated"),
         "staleness": ("<= 1 versions", "generation at most 2 steps ahead, 256 samples"),
-        "actor/0": ("3 MiB", "on cpu:0: weights"),
+        "actor/0": ("3 MiB", "on cpu:0: weights; about 5 MiB more while it computes"),
     }

@@ -1,0 +1,115 @@
+"""What the workers of a recipe will need of their devices, known before they start."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from interlace.algorithms import Needs
+from interlace.core.errors import UserError
+from interlace.models.classifier import empty_classifier
+from interlace.models.size import ModelSize
+from interlace.recipes.config import Recipe
+from interlace.recipes.launch import reference_is_base
+from interlace.recipes.ranks import num_ranks
+from interlace.schedule.placement import Device
+
+LORA_BYTES = 4
+"""Of an adapter's parameter, always float32."""
+ADAM_COPIES = 4
+"""Of its weights, what a trained worker keeps: themselves, gradients and two moments."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryLoads:
+    """What the forecast follows from, beside the recipe."""
+
+    size: ModelSize
+    num_lora: int | None
+    """Parameters of an adapter, where one is trained."""
+    max_tokens_per_step: int
+    """Where every response is as long as it may be."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerMemory:
+    """Forecast of one worker."""
+
+    worker: str
+    """`actor/0`, `rollout/0` ..."""
+    devices: tuple[Device, ...]
+    num_bytes: int
+    """Resident on each of its devices."""
+    how: str
+    """What that follows from."""
+    passing_bytes: int = 0
+    """On top while it computes, about: activations and logits of one micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Role:
+    name: str
+    num_bytes: int
+    how: str
+    passing_bytes: int = 0
+
+
+def forecast_memory(
+    recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]
+) -> tuple[WorkerMemory, ...]:
+    """Of each worker that the recipe starts, in the order of the flow."""
+    found = []
+    for role in _roles(recipe, needs, loads, devices):
+        for number, instance in enumerate(recipe.schedule.resolved.instances(role.name, devices)):
+            ranks = num_ranks(recipe, role.name, instance)
+            found.append(
+                WorkerMemory(
+                    worker=f"{role.name}/{number}",
+                    devices=instance,
+                    num_bytes=math.ceil(role.num_bytes / ranks),
+                    how=role.how if ranks == 1 else f"1/{ranks} of {role.how}",
+                    passing_bytes=role.passing_bytes,
+                )
+            )
+    return tuple(found)
+
+
+def check_memory(memory: Sequence[WorkerMemory]) -> None:
+    """Raises UserError where what is resident alone is more than a device has."""
+    for worker in memory:
+        for device in worker.devices:
+            if worker.num_bytes > device.memory_bytes:
+                raise UserError(
+                    f"{worker.worker} needs about {worker.num_bytes / 2**30:.1f} GiB ({worker.how}), and "
+                    f"{device.name} has {device.memory_bytes / 2**30:.1f} GiB. Lower rollout.max_tokens, take a "
+                    "smaller model, more ranks (actor.ranks), or another device (schedule.placement, cluster.devices)."
+                )
+
+
+def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]) -> list[_Role]:
+    size, tokens = loads.size, min(recipe.tokens_per_microbatch, loads.max_tokens_per_step)
+    logits = tokens * size.logit_bytes_per_token
+    kv_bytes = recipe.rollout.max_tokens * size.kv_bytes_per_token
+    roles = [
+        _Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes, how="weights + KV cache of rollout.max_tokens")
+    ]
+    serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
+    if needs.reference and not serves_as_reference:
+        roles.append(_Role(name="reference", num_bytes=size.weight_bytes, how="weights", passing_bytes=logits))
+    if recipe.reward.model is not None:
+        weights = sum(parameter.nbytes for parameter in empty_classifier(recipe.reward.model).parameters())
+        roles.append(_Role(name="reward", num_bytes=weights, how="weights of reward.model, whole on each"))
+    trained = ADAM_COPIES * size.weight_bytes
+    if needs.critic or needs.process_reward:
+        passing = size.activation_bytes(tokens, recomputed=recipe.critic.gradient_checkpointing)
+        passing += logits if needs.process_reward else 0
+        roles.append(
+            _Role(name="critic", num_bytes=trained, how="weights, gradients, two moments", passing_bytes=passing)
+        )
+    how = "weights, gradients, two moments"
+    if loads.num_lora is not None:
+        trained = size.weight_bytes + ADAM_COPIES * LORA_BYTES * loads.num_lora
+        how = f"weights, of {loads.num_lora:,} in an adapter gradients and two moments"
+        how += ", also the reference" if needs.reference and serves_as_reference else ""
+    passing = logits + size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing)
+    return [*roles, _Role(name="actor", num_bytes=trained, how=how, passing_bytes=passing)]
