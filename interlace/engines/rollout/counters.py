@@ -11,6 +11,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.schedule_s = 0.0
+        self._prepared = 0
         self._reset(0.0, 0, 0)
 
     def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float) -> None:
@@ -38,6 +39,7 @@ class Counters:
             "decode_tokens_per_s": self._sampled / elapsed,
             "prefill_tokens_per_s": self._prefilled / elapsed,
             "num_preemptions": float(scheduler.num_preemptions - self._preemptions),
+            "planned_ahead": float(scheduler.num_prepared - self._prepared),
             "reused_tokens": float(reused - self._reused),
             "draft_tokens": float(self._drafts),
             "draft_acceptance": self._accepted / max(self._drafts, 1),
@@ -46,6 +48,7 @@ class Counters:
             "attention_s": attention_s - self._attention_s,
             "sample_s": self._sample_s,
         }
+        self._prepared = scheduler.num_prepared
         self._reset(attention_s, scheduler.num_preemptions, reused)
         return metrics
 

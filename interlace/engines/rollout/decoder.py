@@ -17,6 +17,7 @@ from interlace.engines.rollout import kernels
 from interlace.engines.rollout.attention import AttentionTraits, KernelAttention
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.model_setup import RoutedModel
+from interlace.engines.rollout.runner import Logits
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 _WEIGHTS = {
@@ -115,7 +116,7 @@ class DecoderRunner:
         self._logits = torch.empty(0)
         self.rebind()
         self._buffers = [_Buffers(64, self._decoder, longest) for _ in range(num_threads)]
-        self._threads = ThreadPoolExecutor(num_threads - 1, "decode") if num_threads > 1 else None
+        self._threads = ThreadPoolExecutor(num_threads, "decode") if num_threads > 1 else None
 
     def rebind(self) -> None:
         """See Runner."""
@@ -134,27 +135,34 @@ class DecoderRunner:
             cos=cos.data_ptr(), sin=self._rotation[1].data_ptr(),
         )  # fmt: skip
 
-    def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
-        """See Runner."""
+    def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
+        """See Runner. With one thread the pass is over when this returns."""
         if len(wanted) > len(self._logits):
             self._logits = torch.empty(max(len(wanted), 2 * len(self._logits)), self._decoder.vocab)
         bounds = self._bounds(rows)
         parts = [slice(start, end) for start, end in pairwise(bounds)]
         firsts = np.searchsorted(wanted, bounds).tolist()
-        before = sum(buffers.arguments.attention_s for buffers in self._buffers)
+        before = self._attention_s
 
         def run(number: int) -> None:
             part, mine = parts[number], slice(firsts[number], firsts[number + 1])
             logits = self._logits[mine.start :]
             self._run(number, token_ids[part], rows[part], positions[part], wanted[mine] - part.start, logits)
 
-        others = [self._threads.submit(run, number) for number in range(1, len(parts))] if self._threads else []
-        run(0)
-        for other in others:
-            other.result()
-        spent = sum(buffers.arguments.attention_s for buffers in self._buffers) - before
-        self._attention.seconds += spent / len(parts)
-        return self._logits
+        def finish() -> Tensor:
+            for run_elsewhere in running:
+                run_elsewhere.result()
+            self._attention.seconds += (self._attention_s - before) / len(parts)
+            return self._logits
+
+        running = [self._threads.submit(run, number) for number in range(len(parts))] if self._threads else []
+        if not running:
+            run(0)
+        return finish
+
+    @property
+    def _attention_s(self) -> float:
+        return float(sum(buffers.arguments.attention_s for buffers in self._buffers))
 
     def _bounds(self, rows: Int64Array) -> list[int]:
         """Where each thread's tokens begin, and the end: about as many each, a row's all with one thread."""

@@ -20,7 +20,7 @@ from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
-from interlace.engines.rollout.sampling import FloatRows, KernelSampler, PlainSampler, TorchSampler, draw
+from interlace.engines.rollout.sampling import Draw, FloatRows, KernelSampler, PlainSampler, TorchSampler, draw
 from interlace.engines.rollout.saved_weights import SavedWeights
 from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
@@ -232,7 +232,7 @@ class NativeEngine:
         self._counters.schedule_s += time.perf_counter() - start
         drawn = self._run(plan, finished) if len(plan.rows) else 0
         for _ in range(self._steps_per_schedule - 1):
-            rows = np.asarray([row for row in plan.rows if self._table.num_left(row) == 1], np.int64)
+            rows = plan.rows[(self._table.num_tokens - self._table.num_computed)[plan.rows] == 1]
             if not len(rows):
                 break
             plan = Plan(rows, np.ones(len(rows), np.int64), all_decode=True)
@@ -268,21 +268,25 @@ class NativeEngine:
             last = np.repeat(table.num_tokens[plan.rows] - 1, plan.counts)
             wanted = np.flatnonzero(positions >= last)
             sampled = rows[wanted]
-        logits = self._runner.forward(table.token_ids[rows, positions], rows, positions, wanted)
+        logits = self._runner.start(table.token_ids[rows, positions], rows, positions, wanted)
+        # While it runs, all that does not depend on the tokens to come.
+        places = positions[wanted] + 1
+        tokens_to_draw = Draw(sampled, places - table.num_prompt[sampled], table)
+        if len(self._scheduler.running) > self._draft_below or not self._draft_tokens:
+            self._scheduler.prepare(plan, self._steps_per_schedule)
+        found = logits()
         table.num_computed[plan.rows] += plan.counts
         middle = time.perf_counter()
-        drawn = 0
-        if len(sampled):
-            drawn = self._sample(logits[: len(sampled)], sampled, positions[wanted] + 1, finished)
+        drawn = self._sample(found[: len(sampled)], tokens_to_draw, places, finished) if len(sampled) else 0
         self._counters.count(
             tokens=len(rows), sampled=len(sampled), forward_s=middle - start, sample_s=time.perf_counter() - middle
         )
         return drawn
 
-    def _sample(self, logits: Tensor, rows: Int64Array, places: Int64Array, finished: list[Completion]) -> int:
-        """Draws the tokens at `places` of `rows` and keeps those whose predecessors were right. Returns how many."""
-        table = self._table
-        tokens, logprobs = draw(logits, rows, places - table.num_prompt[rows], table, self._sampler)
+    def _sample(self, logits: Tensor, wanted: Draw, places: Int64Array, finished: list[Completion]) -> int:
+        """Draws the tokens that come at `places` and keeps those whose predecessors were right. Returns how many."""
+        table, rows = self._table, wanted.rows
+        tokens, logprobs = draw(logits, wanted, table, self._sampler)
         if not table.num_drafts[rows].any():
             self._append(rows, tokens, logprobs, finished)
             return len(rows)

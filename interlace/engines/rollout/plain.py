@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from interlace.engines.rollout.kv_store import Int64Array
+from interlace.engines.rollout.runner import Logits
 
 
 class PlainRunner:
@@ -21,13 +22,13 @@ class PlainRunner:
         self._tokens: dict[int, list[int]] = {}
         self._caches: dict[int, Any] = {}  # whatever class of cache the architecture has
 
-    def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
+    def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
         """See Runner."""
         logits: list[Tensor] = []
         bounds = [at for at in range(len(rows)) if at == 0 or rows[at] != rows[at - 1]] + [len(rows)]
         for start, end in itertools.pairwise(bounds):
             logits.append(self._run_row(int(rows[start]), token_ids[start:end].tolist(), int(positions[start])))
-        return torch.cat(logits)[torch.from_numpy(wanted).to(self._model.device)]
+        return lambda: torch.cat(logits)[torch.from_numpy(wanted).to(self._model.device)]
 
     def _run_row(self, row: int, token_ids: list[int], start: int) -> Tensor:
         """[len(token_ids), vocabulary]. A row that starts again at 0 is another sequence."""

@@ -1,5 +1,6 @@
 """One forward pass over the tokens of a step, whatever rows they are from."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,11 @@ def pad(array: Int64Array, fill: int) -> Int64Array:
     return array if len(array) >= PAD_ROWS else np.pad(array, (0, PAD_ROWS - len(array)), constant_values=fill)
 
 
+Logits = Callable[[], Tensor]
+"""Waits for a pass that was started. Returns [at least N, vocabulary], which the next pass may overwrite; what follows
+the first N rows is padding. On an accelerator the numbers may still be on their way."""
+
+
 class Runner(Protocol):
     """Turns the step's tokens into logits."""
 
@@ -28,10 +34,10 @@ class Runner(Protocol):
     invariance: str
     """What makes a row's bits independent of the other rows, where they are."""
 
-    def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
+    def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
         """token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N], ascending: whose logits to return.
 
-        Returns [at least N, vocabulary], which the next call may overwrite; what follows the first N rows is padding.
+        May return while the pass still runs; nothing that it reads may change until its logits were asked for.
         """
         ...
 
@@ -49,7 +55,8 @@ class ModelRunner:
         self._model, self._hub, self._backend, self._spare_row = model, hub, backend, spare_row
         self.dtype, self.name = model.dtype, "the transformers model"
 
-    def forward(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Tensor:
+    def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
+        """See Runner."""
         device = self._model.device
         padding = np.arange(PAD_ROWS)[: max(PAD_ROWS - len(rows), 0)]
         # Padding tokens write to the spare row, which nobody reads.
@@ -63,7 +70,7 @@ class ModelRunner:
             use_cache=False,
             logits_to_keep=torch.from_numpy(pad(wanted, 0)).to(device),
         )
-        return out.logits[0]
+        return lambda: out.logits[0]
 
     def rebind(self) -> None:
         """Nothing to do: the model finds its own."""

@@ -79,17 +79,25 @@ class TorchSampler:
         return tokens.cpu().numpy(), chosen.cpu().numpy()
 
 
-def draw(
-    logits: Tensor, rows: Int64Array, indices: Int64Array, table: SequenceTable, sampler: PlainSampler
-) -> tuple[Int64Array, FloatRows]:
-    """Draws token number `indices` [N] of the responses in `rows` [N] from logits [N, V], which it may overwrite.
+class Draw:
+    """Tokens to be drawn: what is known of them before their logits are."""
+
+    def __init__(self, rows: Int64Array, indices: Int64Array, table: SequenceTable) -> None:
+        """Token number `indices` [N] of the responses in `rows` [N]."""
+        self.rows, self.indices = rows, indices
+        self.uniform = keyed_uniform(table.noise_key[rows], indices)
+        self.temperature = table.temperature[rows]
+        self.is_plain = not table.special[rows].any()
+
+
+def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampler) -> tuple[Int64Array, FloatRows]:
+    """Draws from logits [N, V], which it may overwrite.
 
     Returns tokens [N] and their log-probs [N] under the distribution they were drawn from. Those of the model itself go
     to the table, where a row asks for them.
     """
-    uniform = keyed_uniform(table.noise_key[rows], indices)
-    temperature = table.temperature[rows]
-    if not table.special[rows].any():
+    rows, indices, uniform, temperature = wanted.rows, wanted.indices, wanted.uniform, wanted.temperature
+    if wanted.is_plain:
         tokens, logprobs = sampler.draw(logits, temperature, uniform)
         _check_finite(logprobs)
         return tokens, logprobs

@@ -36,12 +36,14 @@ class Scheduler:
         """By arrival."""
         self.running: list[Sequence] = []
         """By arrival."""
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_prepared = 0
         self._rows = np.zeros(0, np.int64)
         self._stale = True
+        self._prepared: Plan | None = None
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence."""
+        self._prepared = None
         bisect.insort(self.waiting, sequence, key=lambda other: other.arrival)
 
     def remove(self, sequence: Sequence) -> None:
@@ -53,6 +55,9 @@ class Scheduler:
 
     def schedule(self, lookahead: int = 1) -> Plan:
         """The next step's plan, with room for `lookahead` tokens a decoding row."""
+        if self._prepared is not None:
+            self.num_prepared += 1
+            return self._prepared
         if self.waiting and self._table.num_free:
             self._admit()
         self._make_room(lookahead)
@@ -70,8 +75,22 @@ class Scheduler:
         counts = np.where(prompts, np.clip(budget - before, 0, left), left)
         return Plan(rows[counts > 0], counts[counts > 0], False)
 
+    def prepare(self, plan: Plan, lookahead: int) -> None:
+        """Makes the plan after `plan`, which runs now, for the case that no sequence comes or goes meanwhile.
+
+        Only where each row will run one token more and has room for it: cells of rows that run must not move.
+        """
+        self._prepared = None
+        rows = self._running_rows()
+        if not plan.all_decode or len(plan.rows) < len(rows) or (self.waiting and self._table.num_free):
+            return
+        needed = np.minimum(self._table.num_tokens[rows] + lookahead, self._table.limit[rows])
+        if (needed <= self._store.capacity[rows]).all():
+            self._prepared = plan
+
     def forget_computed(self) -> None:
         """All keys and values are to be computed anew."""
+        self._prepared = None
         for sequence in self.running:
             self._table.num_computed[sequence.row] = 0
 
@@ -134,3 +153,4 @@ class Scheduler:
         self._store.free(sequence.row)
         self._table.leave(sequence)
         self._stale = True
+        self._prepared = None

@@ -112,10 +112,6 @@ class SequenceTable:
             raise KeyError(f"row {row} is free")
         return sequence
 
-    def num_left(self, row: int) -> int:
-        """Tokens of a row that are not computed; 0 for a free row."""
-        return int(self.num_tokens[row] - self.num_computed[row])
-
     def append(self, rows: Int64Array, token_ids: Int64Array, logprobs: NDArray[np.float32], version: int) -> None:
         """Adds one token to each row."""
         at = self.num_tokens[rows]

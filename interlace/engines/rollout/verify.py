@@ -79,7 +79,8 @@ class Probe:
         tokens = np.concatenate([np.asarray(ids, np.int64) for _, ids, _ in runs])
         rows = np.concatenate([np.full(len(ids), row, np.int64) for row, ids, _ in runs])
         positions = np.concatenate([np.arange(start, start + len(ids)) for _, ids, start in runs])
-        return self._runner.forward(tokens, rows, positions, np.arange(len(tokens)))[: len(tokens)].float().clone()
+        logits = self._runner.start(tokens, rows, positions, np.arange(len(tokens)))
+        return logits()[: len(tokens)].float().clone()
 
     def logits_fault(self, prompts: Sequence[Sequence[int]], expected: Sequence[Tensor]) -> str | None:
         """Packed, in chunks and token by token, against the model by itself. None: the log-probs agree."""

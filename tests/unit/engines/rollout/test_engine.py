@@ -82,6 +82,26 @@ def test_steps_between_looks_at_the_queue_do_not_change_samples(make_model: Mode
     assert [one.finish_reason for one in found] == [one.finish_reason for one in expected]
 
 
+def test_while_a_step_runs_the_next_plan_is_made_and_dropped_when_somebody_comes_or_goes(
+    make_model: ModelMaker,
+) -> None:
+    params = [SamplingParams(max_new_tokens=4 + 3 * index) for index in range(len(PROMPTS))]
+    expected = NativeEngine(make_model()).generate(PROMPTS, params)
+    for threads in (1, 2):
+        engine = NativeEngine(make_model(), options=EngineOptions(num_threads=threads))
+        done: dict[str, Completion] = {}
+        planned = 0
+        for index, prompt in enumerate(PROMPTS):
+            engine.submit(Request(uid="generate", sample_index=index, prompt_ids=prompt, params=params[index]))
+            for _ in range(2):
+                done.update((completion.request.id, completion) for completion in engine.step().finished)
+                planned += engine.metrics()["planned_ahead"]
+        done |= drain(engine)
+        planned += engine.metrics()["planned_ahead"]
+        assert 5 < planned < 40
+        assert [done[one.request.id].logprobs for one in expected] == [one.logprobs for one in expected]
+
+
 def test_stop_ids_and_stop_strings_end_a_response(make_model: ModelMaker) -> None:
     tokenizer = word_tokenizer()
     engine = NativeEngine(make_model(), tokenizer=tokenizer)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.core.types import Request, SamplingParams
-from interlace.engines.rollout.sampling import KernelSampler, PlainSampler, TorchSampler, draw, keyed_uniform
+from interlace.engines.rollout.sampling import Draw, KernelSampler, PlainSampler, TorchSampler, draw, keyed_uniform
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
 
 DRAWS = 8000
@@ -82,7 +82,7 @@ def test_empirical_distribution(sampler: PlainSampler, params: SamplingParams) -
     for number in range(DRAWS // 500):
         logits = LOGITS.repeat(500, 1)
         table.noise_key[:] += np.uint64(number)  # a fresh request each, at the same place of its response
-        tokens, found = draw(logits, rows, np.full(500, len(generated)), table, sampler)
+        tokens, found = draw(logits, Draw(rows, np.full(500, len(generated)), table), table, sampler)
         counts += np.bincount(tokens, minlength=10)
         logprobs |= dict(zip(tokens.tolist(), found.tolist(), strict=True))
     possible = expected.numpy() > 0
@@ -115,7 +115,7 @@ def test_truncation_beyond_the_first_candidates(top_p: float) -> None:
     torch.manual_seed(0)
     logits = torch.randn(64, 1000) * 0.1
     table = table_of(SamplingParams(top_p=top_p), [], rows=64)
-    tokens, logprobs = draw(logits.clone(), np.arange(64), np.zeros(64, np.int64), table, TorchSampler())
+    tokens, logprobs = draw(logits.clone(), Draw(np.arange(64), np.zeros(64, np.int64), table), table, TorchSampler())
     for row in range(64):
         probs, order = logits[row].double().softmax(-1).sort(descending=True)
         kept = int((probs.cumsum(-1) - probs < top_p).sum())
@@ -139,5 +139,7 @@ def test_kernel_agrees_with_torch(vocab: int) -> None:
 def test_a_forbidden_token_is_never_drawn() -> None:
     params = SamplingParams(logit_bias=((0, float("-inf")), (1, float("-inf"))))
     table = table_of(params, [], rows=400)
-    tokens, _ = draw(LOGITS.repeat(400, 1), np.arange(400), np.zeros(400, np.int64), table, KernelSampler())
+    tokens, _ = draw(
+        LOGITS.repeat(400, 1), Draw(np.arange(400), np.zeros(400, np.int64), table), table, KernelSampler()
+    )
     assert not np.isin(tokens, [0, 1]).any()
