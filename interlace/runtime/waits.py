@@ -3,17 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from interlace.runtime.clock import Clock
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wait:
-    """One wait that goes on now."""
+class Wait(NamedTuple):
+    """One wait, or one operation, that goes on now. A tuple: one is made for every call and every wait."""
 
     who: str
     what: str
@@ -35,7 +33,7 @@ class WaitRegistry:
         """Awaits, registered for as long as it takes."""
         self._next += 1
         token = self._next
-        self._waits[token] = Wait(who=who, what=what, since_s=self.clock.now())
+        self._waits[token] = Wait(who, what, self.clock.now())
         try:
             return await awaitable
         finally:
@@ -52,7 +50,7 @@ class WaitRegistry:
         """Something goes on outside the controller: a worker's operation, a file being written."""
         self._next += 1
         token = self._next
-        self._operations[token] = Wait(who=who, what=what, since_s=self.clock.now())
+        self._operations[token] = Wait(who, what, self.clock.now())
         try:
             yield
         finally:
