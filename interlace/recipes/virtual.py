@@ -104,7 +104,7 @@ class _Session:
         )
         prompts = PromptStream(stand_ins.prompts(recipe), recipe.seed)
         try:
-            groups = await _launch(cluster, self._algorithm.needs, stand_ins.roles(recipe))
+            groups = await launch(cluster, self._algorithm.needs, stand_ins.roles(recipe))
             ready = await assemble(cluster, recipe, self._algorithm, groups, prompts, self)
             with cluster.timeline.recorded_by(recorder()):
                 await cluster.run(_flow(ready.run))
@@ -168,8 +168,10 @@ class Timed(Algorithm):
         raise TypeError(f"simulated workers compute no loss, and got {inputs.num_samples} samples")
 
 
-async def _launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRole]) -> RoleGroups:
-    async def launch(name: str) -> list[WorkerGroup[Any]]:
+async def launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRole]) -> RoleGroups:
+    """Starts what stands in for the workers that the algorithm needs."""
+
+    async def start(name: str) -> list[WorkerGroup[Any]]:
         factory, kind = roles[name]
         # Scoring needs no device.
         places = [()] if name == "reward" else cluster.place(name)
@@ -187,13 +189,13 @@ async def _launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedR
             for number, devices in enumerate(places)
         ]
 
-    critics = await launch("critic") if needs.critic or needs.process_reward else []
+    critics = await start("critic") if needs.critic or needs.process_reward else []
     return RoleGroups(
-        rollout=await launch("rollout"),
-        reward=(await launch("reward"))[0],
-        reference=await launch("reference") if needs.reference else [],
+        rollout=await start("rollout"),
+        reward=(await start("reward"))[0],
+        reference=await start("reference") if needs.reference else [],
         critic=critics[0] if critics else None,
-        actor=(await launch("actor"))[0],
+        actor=(await start("actor"))[0],
     )
 
 

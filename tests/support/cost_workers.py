@@ -1,29 +1,23 @@
-"""Workers that only cost time, for tests of the runtime and the schedule on the virtual clock."""
+"""What simulated workers cost in tests of the runtime and the schedule, and what they work on."""
 
-import asyncio
-import contextlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import numpy as np
 
 from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Needs, rewards_of
+from interlace.core.profile import InferenceCosts, Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.core.random import keyed_random
 from interlace.core.training import LossInputs, LossOutputs, WeightBundle
-from interlace.core.types import (
-    Completion,
-    FinishReason,
-    Metrics,
-    Progress,
-    Prompt,
-    Request,
-    Response,
-    RewardResult,
-    Sample,
-    SampleGroup,
-    SamplingParams,
-)
-from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.core.types import Progress, Prompt, Request, Sample, SampleGroup
+from interlace.recipes.virtual import SimulatedRole
+from interlace.runtime.worker import WorkerContext
+from interlace.simulate.lengths import ResponseLengths
+from interlace.simulate.pace import Pace
+from interlace.simulate.rollout import SimulatedEngine
+from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,176 +36,83 @@ class Costs:
     filter_share: float = 0.0
     prefill_token: float = 1e-4
     kv_tokens: int = 10**9
-    """Of an engine's cache; a sequence is never preempted for it, but it is told how full it is."""
+    """Of an engine's cache."""
     memory: int = 10
 
-
-@dataclass
-class _Sequence:
-    request: Request
-    ids: list[int] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-
-def length_of(request: Request, costs: Costs) -> int:
-    """Keyed by the request alone, as a real engine's samples are while the weights stay."""
-    draw = keyed_random("length", request.uid, request.attempt, request.sample_index).lognormvariate(0, 0.8)
-    return max(1, min(request.params.max_new_tokens, round(costs.median_tokens * draw)))
-
-
-class CostRollout(Worker):
-    """Decodes all running sequences in step; advances from event to event."""
-
-    def __init__(self, context: WorkerContext, costs: Costs) -> None:
-        super().__init__(context)
-        self._costs, self._version = costs, -1
-        self._running: dict[str, _Sequence] = {}
-        self._interrupt = asyncio.Event()
-        self.num_recomputed = 0
-        """Tokens whose cache was dropped when the device changed hands."""
-
-    async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
-        states = [self._running.pop(request_id) for request_id in aborts if request_id in self._running]
-        aborted = tuple(_response(state, FinishReason.ABORTED) for state in states)
-        for request in submissions:
-            assert request.id not in self._running
-            state = _Sequence(request, list(request.generated_ids), list(request.generated_versions))
-            self._running[request.id] = state
-        if not self._running:
-            return Progress(responses=aborted)
-        left = {key: length_of(s.request, self._costs) - len(s.ids) for key, s in self._running.items()}
-        steps = await self._sleep(min(left.values()) * self._costs.decode)
-        num_new_tokens = steps * len(self._running)
-        held = sum(len(state.request.prompt_ids) + len(state.ids) for state in self._running.values())
-        responses = (*aborted, *self._finished())
-        return Progress(
-            responses=responses,
-            num_running=len(self._running),
-            num_new_tokens=num_new_tokens,
-            kv_use=min(1.0, held / self._costs.kv_tokens),
+    @property
+    def profile(self) -> Profile:
+        """The same, as the simulator takes it."""
+        inference = InferenceCosts(token_s=self.reference_token, device_bytes=self.memory)
+        return Profile(
+            device="a test's",
+            device_memory_bytes=1,
+            rollout=RolloutCosts(
+                steps=((1, self.decode),),
+                prefill_token_s=self.prefill_token,
+                kv_tokens=self.kv_tokens,
+                update_s=self.sync,
+                device_bytes=self.memory,
+                efficiency=0.5,
+            ),
+            actor=TrainCosts(
+                token_s=self.train_token,
+                inference_token_s=self.reference_token,
+                optimizer_s=self.optimizer,
+                export_s=self.sync,
+                device_bytes=self.memory,
+                efficiency=0.5,
+            ),
+            reference=inference.model_copy(update={"efficiency": 0.5}),
+            reward=RewardCosts(median_s=self.score / 2, sigma=0.5, fail_share=self.fail_share),
+            lengths=Lengths(prompt_tokens=5, median=self.median_tokens, prompt_sigma=0.0, response_sigma=0.8),
         )
 
-    async def _sleep(self, seconds: float) -> int:
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        # Not wait_for(), which in Python 3.11 may swallow a cancellation that comes with the interrupt.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._interrupt.wait()
-        self._interrupt.clear()
-        steps = round((loop.time() - start) / self._costs.decode)
-        for state in self._running.values():
-            state.ids += [7] * steps
-            state.versions += [self._version] * steps
-        return steps
+    def roles(self) -> Mapping[str, SimulatedRole]:
+        """The simulator's own workers."""
+        profile = self.profile
+        pace, lengths = Pace(profile), ResponseLengths(lengths=profile.lengths)
 
-    def _finished(self) -> list[Response]:
-        done = [k for k, s in self._running.items() if len(s.ids) >= length_of(s.request, self._costs)]
-        return [self._end(self._running.pop(key)) for key in done]
+        def length(request: Request) -> float:
+            return lengths.of(request.uid, request.attempt, request.sample_index)
 
-    def _end(self, state: _Sequence) -> Response:
-        natural = length_of(replace(state.request, params=SamplingParams(max_new_tokens=10**6)), self._costs)
-        return _response(state, FinishReason.STOP if len(state.ids) >= natural else FinishReason.LENGTH)
+        return {
+            "rollout": (partial(CheckedEngine, costs=profile.rollout, length=length, pace=pace), CheckedEngine),
+            "reward": (partial(SimulatedReward, costs=profile.reward, seed=0), SimulatedReward),
+            "reference": (partial(SimulatedInference, costs=profile.reference, pace=pace), SimulatedInference),
+            "critic": (partial(SimulatedTrainer, costs=profile.actor, pace=pace), SimulatedTrainer),
+            "actor": (partial(RememberingActor, costs=profile.actor, pace=pace), RememberingActor),
+        }
 
-    async def offload(self, kv: str = "offload") -> None:  # type: ignore[override]
-        assert kv in ("offload", "recompute")
-        if kv == "recompute":
-            dropped = sum(len(state.request.prompt_ids) + len(state.ids) for state in self._running.values())
-            self.num_recomputed += dropped
-            await asyncio.sleep(dropped * self._costs.prefill_token)
 
-    @operation(on_device=False)
-    def engine_metrics(self) -> Metrics:
-        return {"num_running": float(len(self._running))}
+class CheckedEngine(SimulatedEngine):
+    """Refuses what no run may ask of an engine: the same request twice at a time, or weights older than its own."""
 
-    @operation(on_device=False, concurrent=True)
-    def interrupt(self) -> None:
-        self._interrupt.set()
+    async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
+        here = {*self._running, *(sequence.request.id for sequence in self._waiting)}
+        assert not here.intersection(request.id for request in submissions)
+        return await super().serve(submissions, aborts)
 
-    def abort(self) -> tuple[Response, ...]:
-        states, self._running = self._running, {}
-        return tuple(_response(state, FinishReason.ABORTED) for state in states.values())
-
-    async def update_weights(self, bundle: WeightBundle, mode: str) -> None:
-        assert mode in ("keep", "recompute")
+    async def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
         assert bundle.version > self._version or self._version == -1
-        await asyncio.sleep(self._costs.sync)
-        self._version = bundle.version
-
-    @operation(on_device=False)
-    def memory_bytes(self) -> int:
-        return self._costs.memory
+        await super().update_weights(bundle, mode)
 
 
-def _response(state: _Sequence, reason: FinishReason) -> Response:
-    completion = Completion(
-        request=state.request,
-        token_ids=tuple(state.ids),
-        logprobs=tuple(-0.5 for _ in state.ids),
-        versions=tuple(state.versions),
-        finish_reason=reason,
-    )
-    return Response(completion=completion, text="")
+class RememberingActor(SimulatedTrainer):
+    """Knows what it trained on."""
 
-
-class CostReward(Worker):
-    def __init__(self, context: WorkerContext, costs: Costs) -> None:
-        super().__init__(context)
-        self._costs = costs
-
-    @operation(on_device=False)
-    async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        return await asyncio.gather(*(self._one(sample) for sample in samples))
-
-    async def _one(self, sample: Sample) -> RewardResult:
-        rng = keyed_random("reward", sample.prompt.uid, sample.prompt.attempt, sample.key.index)
-        await asyncio.sleep(rng.random() * self._costs.score)
-        if rng.random() < self._costs.fail_share:
-            return RewardResult(failure="made to fail")
-        return RewardResult(reward=rng.random())
-
-
-class CostReference(Worker):
-    def __init__(self, context: WorkerContext, costs: Costs) -> None:
-        super().__init__(context)
-        self._costs = costs
-
-    async def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        await asyncio.sleep(sum(sample.num_total_tokens for sample in samples) * self._costs.reference_token)
-        return [np.zeros(sample.num_tokens, np.float32) for sample in samples]
-
-    async def values(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        return await self.logprobs(samples)
-
-    @operation(on_device=False)
-    def memory_bytes(self) -> int:
-        return self._costs.memory
-
-
-class CostActor(CostReference):
-    """Remembers what it trained on."""
-
-    def __init__(self, context: WorkerContext, costs: Costs) -> None:
-        super().__init__(context, costs)
+    def __init__(self, context: WorkerContext, costs: TrainCosts, pace: Pace) -> None:
+        super().__init__(context, costs, pace)
         self.minibatches: list[list[Sample]] = []
         self._open: list[Sample] = []
 
     async def accumulate(self, samples: Sequence[Sample]) -> None:
-        await asyncio.sleep(sum(sample.num_total_tokens for sample in samples) * self._costs.train_token)
+        await super().accumulate(samples)
         self._open += samples
 
     async def optimizer_step(self) -> None:
-        await asyncio.sleep(self._costs.optimizer)
+        await super().optimizer_step()
         self.minibatches.append(self._open)
         self._open = []
-
-    @operation(on_device=False)
-    def step_metrics(self) -> Metrics:
-        return {"actor/loss": 0.0}
-
-    async def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
-        await asyncio.sleep(self._costs.sync)
-        return WeightBundle(version=version, tensors={})
 
 
 class CostAlgorithm(Algorithm):

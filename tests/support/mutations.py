@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from interlace.core.random import keyed_random
-from interlace.core.types import Request, SamplingParams
 from interlace.runtime.channel import Cursor
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages import train
@@ -18,8 +16,7 @@ from interlace.runtime.stages.rounds import Rounds
 from interlace.schedule.arbiter import Arbiter, Claim, Decision
 from interlace.schedule.batcher import Batcher, Ticket
 from interlace.schedule.gate import Gate
-from tests.support import cost_workers
-from tests.support.cost_workers import Costs
+from interlace.simulate.lengths import ResponseLengths
 
 Mutation = Sequence[tuple[object, str, object]]
 """(owner, name, what stands there instead)."""
@@ -223,16 +220,16 @@ def sets_iterated() -> Mutation:
 
 def noise_by_arrival() -> Mutation:
     """Sampling noise is drawn in the order in which requests reach an engine."""
-    runs: list[tuple[SamplingParams, dict[str, int]]] = []
+    runs: list[tuple[ResponseLengths, dict[tuple[str, int, int], int]]] = []
+    keyed = ResponseLengths.of
 
-    def length_of(request: Request, costs: Costs) -> int:
-        if not runs or runs[-1][0] is not request.params:
-            runs.append((request.params, {}))
-        number = runs[-1][1].setdefault(request.noise_key, len(runs[-1][1]))
-        draw = keyed_random("length", number).lognormvariate(0, 0.8)
-        return max(1, min(request.params.max_new_tokens, round(costs.median_tokens * draw)))
+    def of(self: ResponseLengths, uid: str, attempt: int, sample_index: int) -> float:
+        if not runs or runs[-1][0] is not self:
+            runs.append((self, {}))
+        number = runs[-1][1].setdefault((uid, attempt, sample_index), len(runs[-1][1]))
+        return keyed(self, "arrival", 0, number)
 
-    return [(cost_workers, "length_of", length_of)]
+    return [(ResponseLengths, "of", of)]
 
 
 def a_denominator_for_each_piece() -> Mutation:

@@ -4,30 +4,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from interlace.algorithms.base import Needs
 from interlace.core.types import SampleKey, SamplingParams, TerminalEvent
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import Ended, LoopSettings, PolicyRun, RoleGroups, StepResult
+from interlace.flows.run import Ended, LoopSettings, PolicyRun, StepResult
 from interlace.observe.goodput import Ledger
-from interlace.runtime.cluster import WorkerSpec
+from interlace.recipes.virtual import launch
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.stages.factory import StageFactory
 from interlace.runtime.timeline import NoRecorder, Recorder
-from interlace.runtime.worker import Worker
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
-from tests.support.cost_workers import (
-    CostActor,
-    CostAlgorithm,
-    CostReference,
-    CostReward,
-    CostRollout,
-    Costs,
-    CountedPrompts,
-)
+from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts
 
 
 @dataclass
@@ -119,7 +109,7 @@ async def _run(schedule: Schedule, work: Workload, stop_after: int | None, recor
         Device(index=i, pool="cpu", pool_index=i, memory_bytes=work.device_memory) for i in range(work.num_devices)
     )
     cluster = SimCluster(devices, schedule, hang_after_s=1e6)
-    groups = await _launch(cluster, work)
+    groups = await launch(cluster, work.needs, work.costs.roles())
     stages = StageFactory(
         cluster,
         schedule,
@@ -153,29 +143,3 @@ async def _run(schedule: Schedule, work: Workload, stop_after: int | None, recor
     record.add(run.finish())
     record.num_opened = run.admission.channel.num_opened
     return record
-
-
-async def _launch(cluster: SimCluster, work: Workload) -> RoleGroups:
-    async def role(name: str, kind: type[Worker], stage: int, *, preemptible: bool = False) -> list:
-        found = []
-        for number, where in enumerate(cluster.place(name)):
-            spec = WorkerSpec(
-                name=f"{name}/{number}",
-                factory=partial(kind, costs=work.costs),
-                worker_class=kind,
-                devices=where,
-                stage=stage,
-                preemptible=preemptible,
-            )
-            found.append(await cluster.launch(spec))
-        return found
-
-    reward = WorkerSpec(name="reward", factory=partial(CostReward, costs=work.costs), worker_class=CostReward, stage=1)
-    critic = await role("critic", CostActor, 3) if work.needs.critic else []
-    return RoleGroups(
-        rollout=await role("rollout", CostRollout, 0, preemptible=True),
-        reward=await cluster.launch(reward),
-        reference=await role("reference", CostReference, 2) if work.needs.reference else [],
-        critic=critic[0] if critic else None,
-        actor=(await role("actor", CostActor, 4))[0],
-    )

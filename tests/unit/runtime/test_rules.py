@@ -24,7 +24,7 @@ from interlace.runtime.stages.publish import Publisher
 from interlace.schedule.arbiter import Arbiter, Claim
 from interlace.schedule.schedule import Schedule
 from tests.support import mutations
-from tests.support.cost_workers import CostActor, Costs
+from tests.support.cost_workers import Costs, RememberingActor
 from tests.support.random_schedules import random_schedule, random_workload
 from tests.support.recorders import KeepAll
 from tests.support.sim_run import Record, Workload, check, simulate
@@ -86,7 +86,7 @@ def due_partials_go_on() -> None:
         assert not due, "a sequence that is due is suspended"
 
     with watched(Batches, "fill", after):
-        train({**PARTIAL, "max_staleness": 2})
+        train({**PARTIAL, "max_staleness": 2, "rollout_budget": 10})
 
 
 def partials_go_on_at_a_publication() -> None:
@@ -99,7 +99,7 @@ def partials_go_on_at_a_publication() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Publisher, "publish", published)
-        train({**PARTIAL, "max_staleness": 2})
+        train({**PARTIAL, "max_staleness": 2, "rollout_budget": 10})
 
 
 def the_last_granule_needs_no_stall() -> None:
@@ -163,7 +163,7 @@ def minibatches(record: Record) -> list[list[Sample]]:
     assert record.cluster is not None
     (actor,) = [group for group in record.cluster._groups if group.name.startswith("actor")]
     worker = actor._ranks[0]._worker  # type: ignore[attr-defined]
-    assert isinstance(worker, CostActor)
+    assert isinstance(worker, RememberingActor)
     return worker.minibatches
 
 
@@ -250,7 +250,7 @@ RULES = (
          violation=f"ended early|{STUCK}"),
     Rule(number=2, holds=lambda: train({**STREAM, "max_staleness": 1, "batching": "arrival"}),
          taken_out=mutations.no_deadlines, violation="staler than allowed"),
-    Rule(number=3, holds=lambda: train({**PARTIAL, "max_staleness": 2}), taken_out=mutations.suspended_for_ever,
+    Rule(number=3, holds=lambda: train({**PARTIAL, "max_staleness": 2, "rollout_budget": 10}), taken_out=mutations.suspended_for_ever,
          violation=STUCK),
     Rule(number=3, holds=due_partials_go_on, taken_out=mutations.not_resumed_when_due, violation="due is suspended"),
     Rule(number=3, holds=partials_go_on_at_a_publication, taken_out=mutations.not_resumed_at_a_publication,
