@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from interlace.engines.train.prepare import on_device
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -203,4 +205,5 @@ def _block(start: int, sizes: Sequence[int], device: torch.device) -> Block:
     slots_L = torch.arange(length)
     valid_NL = slots_L < sizes_N[:, None]
     to_dense = torch.where(valid_NL, offsets_N[:, None] + slots_L, 0).flatten()
-    return Block(**dense, to_dense=to_dense.to(device), to_row=valid_NL.flatten().nonzero()[:, 0].to(device))
+    to_row = valid_NL.flatten().nonzero()[:, 0]
+    return Block(**dense, to_dense=on_device(to_dense, device), to_row=on_device(to_row, device))

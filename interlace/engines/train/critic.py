@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from interlace.core.errors import UserError
-from interlace.engines.train.packed_engine import PackingConfig, TrainedEngine, read_column
+from interlace.engines.train.packed_engine import PackingConfig, TrainedEngine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from interlace.core.types import FloatArray, Metrics, Sample
     from interlace.engines.train.optimizer import OptimizerConfig
-    from interlace.engines.train.packing import MicroBatch
+    from interlace.engines.train.packing import Columns, MicroBatch
     from interlace.engines.train.ranks import Ranks
 
 
@@ -72,10 +72,9 @@ class CriticEngine(TrainedEngine):
     def _values(self, batch: MicroBatch) -> Tensor:
         return self.packed.outputs(batch)[:, 0].float()
 
-    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch) -> None:
-        values_T = self._values(batch)
-        old_values_T = read_column(samples, "values", [sample.values for sample in samples], batch)
-        returns_T = read_column(samples, "returns", [sample.returns for sample in samples], batch)
+    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
+        del samples
+        values_T, old_values_T, returns_T = self._values(batch), columns.values_T, columns.returns_T
         if old_values_T is None or returns_T is None:
             raise ValueError("a critic is trained on samples with values and returns")
         loss_T, clipped_T = value_loss(values_T, old_values_T, returns_T, self.config.value_clip)

@@ -18,7 +18,7 @@ from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.export import model_files
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.minibatch import policy_values
-from interlace.engines.train.packed_engine import PackedEngine, PackingConfig, TrainedEngine, read_column
+from interlace.engines.train.packed_engine import PackedEngine, PackingConfig, TrainedEngine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from interlace.engines.train.checkpoint import Files
     from interlace.engines.train.lora import Adapter
     from interlace.engines.train.optimizer import OptimizerConfig
-    from interlace.engines.train.packing import MicroBatch
+    from interlace.engines.train.packing import Columns, MicroBatch
     from interlace.engines.train.ranks import Ranks
 
 
@@ -110,11 +110,12 @@ class TrainEngine(TrainedEngine):
         weights = {name: tensor.cpu() for name, tensor in self.weights().items()}
         return model_files(self.model, weights, tokenizer), self._adapter.copy_to_host()
 
-    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch) -> None:
+    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
+        del samples
         dropping = self._adapter.dropping(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()
         with dropping:
             logprobs_T, entropy_T = _forward(self, batch, self.config.temperature)
-        inputs = _loss_inputs(samples, batch, logprobs_T, entropy_T)
+        inputs = _loss_inputs(batch, columns, logprobs_T, entropy_T)
         outputs = self._loss(inputs)
         weights_T = self._aggregator.weights(batch.lengths, self.packed.device)
         loss = outputs.loss_T.sum() if weights_T is None else (outputs.loss_T * weights_T).sum()
@@ -142,22 +143,19 @@ def _forward(engine: PackedEngine, batch: MicroBatch, temperature: float) -> tup
     return token_logprobs(engine.packed.outputs(batch), batch.targets_T, temperature)
 
 
-def _loss_inputs(samples: Sequence[Sample], batch: MicroBatch, logprobs_T: Tensor, entropy_T: Tensor) -> LossInputs:
-    """Raises ValueError for samples without advantages, or where only some have a column."""
-    behaviour_T = read_column(samples, "logprobs", [sample.logprobs for sample in samples], batch)
-    if behaviour_T is None:  # nobody sampled them: supervised pairs
-        behaviour_T = logprobs_T.detach()
-    proximal_T = read_column(samples, "proximal_logprobs", [sample.proximal_logprobs for sample in samples], batch)
-    advantages_T = read_column(samples, "advantages", [sample.advantages for sample in samples], batch)
-    if advantages_T is None:
+def _loss_inputs(batch: MicroBatch, columns: Columns, logprobs_T: Tensor, entropy_T: Tensor) -> LossInputs:
+    """Raises ValueError for samples without advantages."""
+    if columns.advantages_T is None:
         raise ValueError("samples without advantages cannot be trained on: estimate them first")
+    # Supervised pairs were sampled by nobody.
+    behaviour_T = logprobs_T.detach() if columns.logprobs_T is None else columns.logprobs_T
     return LossInputs(
         logprobs_T=logprobs_T,
         entropy_T=entropy_T,
         behaviour_logprobs_T=behaviour_T,
-        proximal_logprobs_T=behaviour_T if proximal_T is None else proximal_T,
-        advantages_T=advantages_T,
-        ref_logprobs_T=read_column(samples, "ref_logprobs", [sample.ref_logprobs for sample in samples], batch),
+        proximal_logprobs_T=behaviour_T if columns.proximal_logprobs_T is None else columns.proximal_logprobs_T,
+        advantages_T=columns.advantages_T,
+        ref_logprobs_T=columns.ref_logprobs_T,
         mask_T=torch.ones_like(batch.targets_T, dtype=torch.bool),
         sample_T=batch.sample_T,
         num_samples=batch.num_samples,

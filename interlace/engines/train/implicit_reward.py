@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from interlace.engines.train.logprobs import token_logprobs
-from interlace.engines.train.packed_engine import PackingConfig, TrainedEngine, read_column
+from interlace.engines.train.packed_engine import PackingConfig, TrainedEngine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from interlace.core.types import FloatArray, Sample
     from interlace.engines.train.optimizer import OptimizerConfig
-    from interlace.engines.train.packing import MicroBatch
+    from interlace.engines.train.packing import Columns, MicroBatch
     from interlace.engines.train.ranks import Ranks
 
 
@@ -70,9 +70,9 @@ class ImplicitRewardEngine(TrainedEngine):
     def _logprobs(self, batch: MicroBatch) -> Tensor:
         return token_logprobs(self.packed.outputs(batch), batch.targets_T, self.config.temperature)[0]
 
-    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch) -> None:
+    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
         """Binary cross-entropy of the outcome (eq. 5), mean over samples; trained tokens only count in the score."""
-        ref_logprobs_T = read_column(samples, "ref_logprobs", [sample.ref_logprobs for sample in samples], batch)
+        ref_logprobs_T = columns.ref_logprobs_T
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         if ref_logprobs_T is None or len(rewards) < len(samples):
             raise ValueError("a process reward model is trained on samples with rewards and reference log-probs")

@@ -16,7 +16,8 @@ from interlace.engines.train.export import model_files, named_weights
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
 from interlace.engines.train.optimizer import Optimizer, OptimizerConfig, OptimizerState
 from interlace.engines.train.packed_model import PackedModel
-from interlace.engines.train.packing import collate, column, placeholder, row_length, split_by_tokens
+from interlace.engines.train.packing import collate, placeholder, read_columns, row_length, split_by_tokens
+from interlace.engines.train.prepare import ahead
 from interlace.engines.train.ranks import Ranks, own_part
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from interlace.core.types import BoolArray, FloatArray, Metrics, Sample
-    from interlace.engines.train.packing import MicroBatch
+    from interlace.engines.train.packing import Columns, MicroBatch
 
 
 class PackingConfig(Config):
@@ -66,9 +67,9 @@ class PackedEngine:
         num_missing = self._ranks.largest(len(split)) - len(split)
         return [[present[row] for row in rows] for rows in split] + [[] for _ in range(num_missing)]
 
-    def _accompany(self) -> Tensor:
-        """The forward of an empty micro-batch, whose sum is 0: other ranks have a full one."""
-        return self.packed.outputs(self._collate([placeholder()], masks=[None])).sum() * 0
+    def _accompany(self, batch: MicroBatch) -> Tensor:
+        """The forward of a placeholder, which counts nothing: other ranks have a micro-batch."""
+        return self.packed.outputs(batch).sum() * 0
 
     def _collate(self, samples: Sequence[Sample], *, masks: Sequence[BoolArray | None]) -> MicroBatch:
         return collate(samples, self.packed.device, padded=not self.packed.is_packed, masks=masks)
@@ -77,11 +78,15 @@ class PackedEngine:
     def _for_each_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> list[FloatArray]:
         """[L] of each sample, from what `compute` gives for each response token of a micro-batch."""
         found: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
-        for rows in self._split(samples):
+        split = self._split(samples)
+
+        def prepare(rows: Sequence[int]) -> MicroBatch:
+            return self._collate([samples[row] for row in rows] or [placeholder()], masks=[None] * max(1, len(rows)))
+
+        for rows, batch in zip(split, ahead(prepare, split), strict=True):
             if not rows:
-                self._accompany()
+                self._accompany(batch)
                 continue
-            batch = self._collate([samples[row] for row in rows], masks=[None] * len(rows))
             pieces = compute(batch).cpu().split(batch.lengths)
             for row, piece in zip(rows, pieces, strict=True):
                 found[row] = piece.numpy()
@@ -123,13 +128,18 @@ class TrainedEngine(PackedEngine, ABC):
         if self._stopped:
             return
         trained = [sample for sample in samples if sample.loss_mask is None or sample.loss_mask.any()]
-        for rows in self._split(trained):
-            if not rows:
-                self._accompany().backward()
-                continue
-            chosen = [trained[row] for row in rows]
-            batch = self._collate(chosen, masks=[sample.loss_mask for sample in chosen])
-            self._accumulate_microbatch(chosen, batch)
+        split = self._split(trained)
+
+        def prepare(rows: Sequence[int]) -> tuple[Sequence[Sample], MicroBatch, Columns]:
+            chosen = [trained[row] for row in rows] or [placeholder()]
+            masks = [sample.loss_mask for sample in chosen]
+            return chosen, self._collate(chosen, masks=masks), read_columns(chosen, self.packed.device, masks)
+
+        for rows, (chosen, batch, columns) in zip(split, ahead(prepare, split), strict=True):
+            if rows:
+                self._accumulate_microbatch(chosen, batch, columns)
+            else:
+                self._accompany(batch).backward()
 
     def optimizer_step(self) -> Metrics:
         """Closes the minibatch with one update, or drops it; returns flat metrics under the engine's prefix.
@@ -210,7 +220,7 @@ class TrainedEngine(PackedEngine, ABC):
         return (model_files(self.model, weights, tokenizer),)
 
     @abstractmethod
-    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch) -> None: ...
+    def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None: ...
 
     def _derive(self, metrics: Metrics) -> Metrics:
         """What follows from the minibatch's means, added; what only served it, taken out."""
@@ -219,16 +229,3 @@ class TrainedEngine(PackedEngine, ABC):
     def _is_too_far(self, metrics: Metrics) -> bool:
         del metrics
         return False
-
-
-def read_column(
-    samples: Sequence[Sample], name: str, values: Sequence[FloatArray | None], batch: MicroBatch
-) -> Tensor | None:
-    """[T] a column of the micro-batch; None where no sample has it. Raises ValueError where only some do."""
-    present = [value for value in values if value is not None and len(value)]
-    if not present:
-        return None
-    if len(present) < len(samples):
-        missing = len(samples) - len(present)
-        raise ValueError(f"{missing} of {len(samples)} samples have no {name}: all need it, or none")
-    return column(present, [sample.loss_mask for sample in samples], batch.targets_T.device)

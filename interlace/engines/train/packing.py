@@ -11,6 +11,7 @@ import torch
 
 from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.engines.train.attention import PackedLayout
+from interlace.engines.train.prepare import on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +46,18 @@ class MicroBatch:
     @property
     def num_samples(self) -> int:
         return len(self.lengths)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """What the samples of a micro-batch bring for each of its tokens, [T] each; None where no sample has it."""
+
+    logprobs_T: Tensor | None
+    proximal_logprobs_T: Tensor | None
+    ref_logprobs_T: Tensor | None
+    advantages_T: Tensor | None
+    values_T: Tensor | None
+    returns_T: Tensor | None
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -97,26 +110,43 @@ def collate(
         lengths.append(len(targets[-1]))
     if padded:
         input_ids, position_ids = _pad(rows, width), np.arange(width)[None].repeat(len(rows), 0)
-        attention_mask = torch.from_numpy(position_ids < np.array(sizes)[:, None]).to(device, torch.long)
+        attention_mask = on_device(position_ids < np.array(sizes)[:, None], device, torch.long)
     else:
         input_ids, attention_mask = np.concatenate(rows)[None], None
         position_ids = np.concatenate([np.arange(size) for size in sizes])[None]
     return MicroBatch(
-        input_ids=torch.from_numpy(input_ids).to(device, torch.long),
-        position_ids=torch.from_numpy(position_ids).to(device, torch.long),
+        input_ids=on_device(input_ids, device, torch.long),
+        position_ids=on_device(position_ids, device, torch.long),
         attention_mask=attention_mask,
         layout=None if padded else PackedLayout.of(sizes, device),
-        keep_T=torch.from_numpy(np.concatenate(keep)).to(device, torch.long),
-        targets_T=torch.from_numpy(np.concatenate(targets)).to(device, torch.long),
-        sample_T=torch.from_numpy(np.repeat(np.arange(len(rows)), lengths)).to(device),
+        keep_T=on_device(np.concatenate(keep), device, torch.long),
+        targets_T=on_device(np.concatenate(targets), device, torch.long),
+        sample_T=on_device(np.repeat(np.arange(len(rows)), lengths), device),
         lengths=tuple(lengths),
     )
 
 
-def column(values: Sequence[FloatArray], masks: Sequence[BoolArray | None], device: torch.device) -> Tensor:
-    """[T] one column of the samples, as a float tensor on the device, at the tokens asked for."""
-    kept = [value if mask is None else value[mask] for value, mask in zip(values, masks, strict=True)]
-    return torch.from_numpy(np.concatenate(kept).astype(np.float32, copy=False)).to(device)
+def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequence[BoolArray | None]) -> Columns:
+    """The samples' columns at the tokens asked for. Raises ValueError where only some samples have one."""
+
+    def read(name: str, values: Sequence[FloatArray | None]) -> Tensor | None:
+        present = [value for value in values if value is not None and len(value)]
+        if not present:
+            return None
+        if len(present) < len(samples):
+            missing = len(samples) - len(present)
+            raise ValueError(f"{missing} of {len(samples)} samples have no {name}: all need it, or none")
+        kept = [value if mask is None else value[mask] for value, mask in zip(present, masks, strict=True)]
+        return on_device(np.concatenate(kept).astype(np.float32, copy=False), device)
+
+    return Columns(
+        logprobs_T=read("logprobs", [sample.logprobs for sample in samples]),
+        proximal_logprobs_T=read("proximal_logprobs", [sample.proximal_logprobs for sample in samples]),
+        ref_logprobs_T=read("ref_logprobs", [sample.ref_logprobs for sample in samples]),
+        advantages_T=read("advantages", [sample.advantages for sample in samples]),
+        values_T=read("values", [sample.values for sample in samples]),
+        returns_T=read("returns", [sample.returns for sample in samples]),
+    )
 
 
 def _row(sample: Sample) -> IntArray:
