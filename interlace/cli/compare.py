@@ -11,7 +11,6 @@ from rich.text import Text
 
 from interlace.cli.libraries import hush_libraries
 from interlace.cli.train import ROOT
-from interlace.core.errors import UserError
 from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ def compare(
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, for all: `eval_every=0 seed=1`."),
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="local or ray. Default: the recipe's. For a virtual clock: `interlace simulate`.")
-    ] = None,
+    cluster: Annotated[str | None, typer.Option(help="local, ray or sim. Default: the recipe's.")] = None,
+    devices: Annotated[int, typer.Option(min=1, help="With sim: of the virtual cluster.")] = 8,
+    profile: Annotated[str | None, typer.Option(help="With sim: what the workers cost.")] = None,
     steps: Annotated[int | None, typer.Option(help="Of each run. Default: the recipe's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -43,20 +42,18 @@ def compare(
     from interlace.recipes.compare import load_variants, run_variants, write_comparison
 
     hush_libraries()
+    console, changes = Console(), overrides or []
     if cluster == "sim":
-        raise UserError(
-            "--cluster sim trains nothing, so it needs what the workers cost: interlace simulate "
-            f"{recipe} --schedule {schedules} --profile PROFILE prints the same table."
-        )
-    chosen = [f"cluster={cluster}"] if cluster else []
-    variants = load_variants(recipe, [*(overrides or []), *chosen], schedules, steps)
-    console = Console()
-    num_steps = next(iter(variants.values())).steps
-    with (
-        open_progress(console, num_steps=num_steps, quiet=as_json) as progress,
-        StopSignal(lambda: progress.say("Stopping at the end of this step. Ctrl-C again stops at once.")) as stop,
-    ):
-        outcomes = run_variants(variants, ROOT, Path(recipe).stem, progress=progress, stop=stop)
+        outcomes = _simulated(recipe, [*changes, *([f"steps={steps}"] if steps else [])], schedules, devices, profile)
+    else:
+        chosen = [f"cluster={cluster}"] if cluster else []
+        variants = load_variants(recipe, [*changes, *chosen], schedules, steps)
+        num_steps = next(iter(variants.values())).steps
+        with (
+            open_progress(console, num_steps=num_steps, quiet=as_json) as progress,
+            StopSignal(lambda: progress.say("Stopping at the end of this step. Ctrl-C again stops at once.")) as stop,
+        ):
+            outcomes = run_variants(variants, ROOT, Path(recipe).stem, progress=progress, stop=stop)
     if not outcomes:
         return
     report = write_comparison(outcomes)
@@ -66,6 +63,16 @@ def compare(
     else:
         console.print(comparison_table(outcomes))
         console.print(f"All of them, laid over each other: {report}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _simulated(
+    recipe: str, overrides: Sequence[str], schedules: str, devices: int, profile: str | None
+) -> "list[Outcome]":
+    from interlace.cli.simulate import profile_of
+    from interlace.recipes.simulate import Simulation, simulate_into
+
+    simulation = Simulation(profile=profile_of(profile, recipe), num_devices=devices)
+    return simulate_into(recipe, overrides, schedules, ROOT, simulation)
 
 
 def comparison_table(outcomes: Sequence["Outcome"], *, title: str = "The same recipe under each schedule") -> Table:

@@ -90,7 +90,8 @@ class ClusterConfig(Config):
     def _built(self) -> Self:
         if self.backend not in builtin_names(clusters):
             hint = nearest(self.backend, builtin_names(clusters))
-            raise UserError(f"cluster.backend = {self.backend!r}: such a back end is not built yet.{hint}")
+            virtual = " For the virtual clock: interlace simulate, or interlace compare --cluster sim."
+            raise UserError(f"cluster.backend = {self.backend!r}: there is no such back end.{hint}{virtual}")
         return self
 
 

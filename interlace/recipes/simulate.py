@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,9 @@ import numpy as np
 
 from interlace.core.profile import Profile
 from interlace.core.types import JSON, Prompt, Request
+from interlace.observe.jsonl import to_line
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder, default_name
 from interlace.recipes.compare import Outcome, names_of
 from interlace.recipes.config import Recipe
 from interlace.recipes.load import load_recipe
@@ -126,6 +129,24 @@ def simulate_variants(
         recipes = {name: load_recipe(spec, [f"schedule={name}", *overrides]) for name in names_of(schedules)}
     first = next(iter(recipes))
     return [_variant(name, recipe, simulation, timeline if name == first else None) for name, recipe in recipes.items()]
+
+
+def simulate_into(
+    spec: str, overrides: Sequence[str], schedules: str, root: Path, simulation: Simulation
+) -> list[Outcome]:
+    """As simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
+    recipes = {name: load_recipe(spec, [f"schedule={name}", *overrides]) for name in names_of(schedules)}
+    outcomes = []
+    for name, recipe in recipes.items():
+        folder = RunFolder.create(root, default_name(root, f"{Path(spec).stem}-{Path(name).stem}-simulated"))
+        folder.write_config(recipe)
+        run = simulate(recipe, simulation, name=folder.name, timeline=folder.timeline).run
+        folder.metrics.write_text("".join(to_line(row) for row in run.rows), encoding="utf-8")
+        for step in sorted({transcript.step for transcript in run.transcripts}):
+            lines = [to_line(asdict(transcript)) for transcript in run.transcripts if transcript.step == step]
+            (folder.samples / f"step_{step:06d}.jsonl").write_text("".join(lines), encoding="utf-8")
+        outcomes.append(Outcome.of(name, RunData.read(folder)))
+    return outcomes
 
 
 def _variant(name: str, recipe: Recipe, simulation: Simulation, timeline: Path | None) -> SimulatedVariant:

@@ -56,7 +56,7 @@ def test_a_report_of_what_is_no_run_is_refused() -> None:
         (["--schedules", "verl-colocated,areol"], "Did you mean 'areal'"),
         (["--schedules", "areal,areal"], "one is named twice"),
         (["schedule=areal", "--schedules", "areal"], "both name the schedule"),
-        (["--cluster", "sim", "--schedules", "areal"], "interlace simulate quickstart --schedule areal"),
+        (["--cluster", "sim", "--schedules", "areal"], "--profile is missing: measure one with `interlace profile"),
         (["--cluster", "rya", "--schedules", "areal"], "Did you mean 'ray'"),
         (["--schedules", ","], "no schedule is named"),
     ],
@@ -65,3 +65,13 @@ def test_a_mistake_is_refused_before_anything_runs(tmp_path: Path, arguments: li
     code, _, err = compare("quickstart", *SMALL, *arguments)
     assert code == 2 and sentence in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_schedules_are_compared_on_devices_that_are_not_there(tmp_path: Path) -> None:
+    arguments = ("--cluster", "sim", "--devices", "8", "--profile", "qwen2.5-7b-h800", "--steps", "3", "--json")
+    code, out, err = compare("quickstart", "prompts_per_step=4", "--schedules", "verl-colocated,areal", *arguments)
+    assert code == 0, err
+    told = json.loads(out)
+    assert [row["schedule"] for row in told["schedules"]] == ["verl-colocated", "areal"]
+    assert all(sum(row["goodput"].values()) == pytest.approx(1) for row in told["schedules"])
+    assert "areal" in (tmp_path / told["report"]).read_text()

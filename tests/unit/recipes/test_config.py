@@ -95,7 +95,7 @@ def test_what_was_dumped_is_read_back() -> None:
         ({"schedule": {"max_stalenes": 1}}, "unknown key 'max_stalenes'. Did you mean 'max_staleness'"),
         ({"schedule": {"pipeline_depth": 2}}, r"pipeline_depth \(2.0\) is above max_staleness"),
         ({"schedule": {"dispatch": "random"}}, "unknown dispatch policy 'random'"),
-        ({"cluster": "sim"}, "cluster.backend = 'sim': such a back end is not built yet.*local"),
+        ({"cluster": "sim"}, "cluster.backend = 'sim': there is no such back end.*local.*interlace simulate"),
         ({"task": {}}, "give one source of prompts"),
         ({"optimizer": {"schedule": "cosine"}}, "needs total_steps"),
         ({"warmup": {"steps": 0}}, "warmup.steps = 0"),
