@@ -123,6 +123,31 @@ def one_ray(clusters: Sequence[str]) -> Iterator[None]:
         session.close()
 
 
+def over_rounds(rows: Sequence[Row]) -> list[Row]:
+    """One row for each schedule on each cluster: the means of its rounds."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.cluster, row.schedule), []).append(row)
+    merged = []
+    for (cluster, schedule), same in found.items():
+        measured_s, predicted_s = fmean(row.measured_s for row in same), fmean(row.predicted_s for row in same)
+        parts = {
+            part: (fmean(row.parts[part][0] for row in same), fmean(row.parts[part][1] for row in same))
+            for part in PARTS
+        }
+        merged.append(
+            Row(
+                cluster=cluster,
+                schedule=schedule,
+                measured_s=measured_s,
+                predicted_s=predicted_s,
+                error=predicted_s / measured_s - 1,
+                parts=parts,
+            )
+        )
+    return merged
+
+
 def show(rows: Sequence[Row]) -> None:
     """As a table; of parts, measured/predicted."""
     print(f"{'cluster':8}{'schedule':24}{'measured':>10}{'predicted':>10}{'error':>8}", end="")
@@ -136,6 +161,13 @@ def show(rows: Sequence[Row]) -> None:
     print(f"{good} of {len(rows)} within {GOOD:.0%}; mean absolute error {fmean(abs(row.error) for row in rows):.0%}")
 
 
+def earlier(path: Path | None) -> list[Row]:
+    """Rounds of earlier calls."""
+    if path is None or not path.exists():
+        return []
+    return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rounds"]]
+
+
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,10 +179,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of each profile")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the recipe to change")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="written; rounds that are in it already count too")
     args = parser.parse_args()
     clusters = args.clusters.split(",")
-    rows: list[Row] = []
+    rows = earlier(args.json)
     profiles: list[Profile] = []
     with tempfile.TemporaryDirectory() as folder, one_ray(clusters):
         for _ in range(args.rounds):
@@ -158,9 +190,14 @@ def main() -> None:
                 found, made = calibrate(args, cluster, Path(folder))
                 rows += found
                 profiles += made
-    show(rows)
+    merged = over_rounds(rows)
+    show(merged)
     if args.json:
-        written = {"rows": [asdict(row) for row in rows], "profiles": [each.model_dump() for each in profiles]}
+        written = {
+            "rows": [asdict(row) for row in merged],
+            "rounds": [asdict(row) for row in rows],
+            "profiles": [each.model_dump() for each in profiles],
+        }
         args.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 

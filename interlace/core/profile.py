@@ -115,7 +115,7 @@ class RewardCosts(Config):
     sigma: float = Field(default=0.0, ge=0)
     """Standard deviation of the latency's logarithm."""
     call_s: float = Field(default=0.0, ge=0)
-    """Seconds of a call beside scoring."""
+    """Seconds of a call beside scoring: the controller's, which makes one call after another."""
     max_s: float = Field(default=60.0, gt=0)
     """Time limit."""
     workers: int = Field(default=64, ge=1)
@@ -173,6 +173,8 @@ class Profile(Config):
     """None where it was not measured: the actor's costs serve."""
     reward: RewardCosts = RewardCosts()
     lengths: Lengths = Lengths()
+    controller_sample_s: float = Field(default=0.0, ge=0)
+    """Seconds of the controller for each sample, one after another: its way through channels, groups and batches."""
     interference: tuple[Interference, ...] = ()
     """Costs are those of a worker that works alone; pairs that are not named here leave each other alone."""
 

@@ -34,6 +34,8 @@ def _roles(profile: Profile) -> Table:
     table.add_row("reward", "latency", _time(reward.median_s), f"median; {scorers}, {_time(reward.call_s)} a call more")
     right = f"likeness within a prompt {reward.solve_spread:.2f}, {reward.fail_share:.1%} could not be scored"
     table.add_row("", "right", f"{reward.solve_rate:.1%}", right)
+    if profile.controller_sample_s:
+        table.add_row("controller", "sample", _time(profile.controller_sample_s), "beside all calls")
     mean = fmean(lengths.quantiles) if lengths.quantiles else lengths.median
     spread = f"median {lengths.median:.0f}; spread of the logarithm {lengths.prompt_sigma:.2f} between prompts"
     table.add_row("responses", "length", f"{mean:.1f}", f"{spread}, {lengths.response_sigma:.2f} within one")

@@ -8,16 +8,18 @@ from pathlib import Path
 from interlace.core.profile import InferenceCosts, Interference, Profile, TrainCosts
 from interlace.core.types import Sample, SamplingParams
 from interlace.data.loading import load_prompts
+from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.models.loading import load_tokenizer
 from interlace.observe.progress import ProgressView
 from interlace.recipes.clusters.base import back_end
-from interlace.recipes.config import Recipe
+from interlace.recipes.config import Recipe, ScheduleChoice
 from interlace.recipes.launch import Seats, algorithm_of, launch_actor, launch_roles
 from interlace.recipes.profile_fit import medians
 from interlace.recipes.profile_pairs import measure_interference
 from interlace.recipes.profile_rollout import measure_rollout
 from interlace.recipes.profile_samples import draw_samples, measure_lengths, measure_reward
+from interlace.recipes.profile_steps import StepTimes, fitted, measure_steps
 from interlace.recipes.profile_training import (
     NOTHING_KEPT,
     efficiency,
@@ -30,10 +32,12 @@ from interlace.runtime.cluster import Cluster
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
-PARTS = ("samples", "rollout", "reward", "two devices", "reference", "critic", "actor", "side by side")
+PARTS = ("samples", "rollout", "reward", "two devices", "reference", "critic", "actor", "side by side", "whole steps")
 """In the order in which they are measured."""
 BUDGET_S = 45.0
-SHARES = {"rollout": 0.25, "side by side": 0.25, "reward": 0.05, "two devices": 0.05}
+NO_STEP = 1e-12
+"""Learning rate."""
+SHARES = {"rollout": 0.25, "side by side": 0.2, "whole steps": 0.15, "reward": 0.05, "two devices": 0.05}
 """Of the budget, for each part; the others get a tenth. What an algorithm has no need of is not measured."""
 
 
@@ -43,14 +47,18 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     source: what the profile names as its origin. budget_s: seconds of measuring, about: rounds that were begun are
     finished, and one of each is always made.
     """
-    return asyncio.run(_profile(recipe, progress, source, budget_s))
-
-
-async def _profile(recipe: Recipe, progress: ProgressView, source: str, budget_s: float) -> Profile:
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
-    cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, apart(devices))
+    recipe = standing_still(recipe, apart(devices))
+    profile, steps = asyncio.run(_measure(recipe, progress, source, budget_s))
+    return fitted(profile, steps, recipe, len(devices)) if steps else profile
+
+
+async def _measure(
+    recipe: Recipe, progress: ProgressView, source: str, budget_s: float
+) -> tuple[Profile, StepTimes | None]:
+    cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
     try:
-        return await cluster.run(_Measurement(cluster, recipe, progress, budget_s).profile(source))
+        return await cluster.run(_Measurement(cluster, recipe, progress, budget_s).measure(source))
     finally:
         await cluster.shutdown()
 
@@ -65,6 +73,18 @@ def apart(devices: Sequence[Device]) -> Schedule:
     return Schedule.parse({"placement": roles}, where="the placement of a profile")
 
 
+def standing_still(recipe: Recipe, schedule: Schedule) -> Recipe:
+    """The recipe under a schedule, its models trained at full cost to no effect: what is measured stays as it is."""
+    still = {"lr": NO_STEP, "schedule": "constant"}
+    return recipe.model_copy(
+        update={
+            "schedule": ScheduleChoice(preset="a profile's", resolved=schedule),
+            "optimizer": recipe.optimizer.model_copy(update=still),
+            "critic": recipe.critic.model_copy(update={"optimizer": recipe.critic.optimizer.model_copy(update=still)}),
+        }
+    )
+
+
 class _Measurement:
     def __init__(self, cluster: Cluster, recipe: Recipe, progress: ProgressView, budget_s: float) -> None:
         self._cluster, self._recipe, self._progress, self._budget_s = cluster, recipe, progress, budget_s
@@ -72,7 +92,7 @@ class _Measurement:
         self._samples: list[Sample]
         self._sampling: SamplingParams
 
-    async def profile(self, source: str) -> Profile:
+    async def measure(self, source: str) -> tuple[Profile, StepTimes | None]:
         recipe, cluster = self._recipe, self._cluster
         prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
         model = await warmed_model(cluster, recipe, prompts.train, self._progress)
@@ -88,7 +108,7 @@ class _Measurement:
         reward = await measure_reward(groups.reward, drawn, recipe, budget_s=budget_s)
         self._samples = drawn[: recipe.prompts_per_step * recipe.samples_per_prompt]
         kept = await self._efficiency(seats)
-        return Profile(
+        profile = Profile(
             device=device_name(cluster.devices[0]),
             source=source,
             device_memory_bytes=cluster.devices[0].memory_bytes,
@@ -100,6 +120,8 @@ class _Measurement:
             actor=(await self._actor()).model_copy(update={"efficiency": kept}),
             interference=await self._interference(),
         )
+        budget_s, stream = self._begin("whole steps"), PromptStream(prompts.train, recipe.seed)
+        return profile, await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
 
     async def _resolved_sampling(self) -> SamplingParams:
         sampling = self._recipe.sampling

@@ -68,9 +68,15 @@ class Simulation:
 
         engine = partial(SimulatedEngine, costs=profile.rollout, length=length, pace=pace)
         reference = partial(SimulatedInference, costs=profile.reference or profile.actor.inference, pace=pace)
+        reward = partial(
+            SimulatedReward,
+            costs=profile.reward,
+            seed=recipe.seed,
+            controller_sample_s=profile.controller_sample_s,
+        )
         return {
             "rollout": (engine, SimulatedEngine),
-            "reward": (partial(SimulatedReward, costs=profile.reward, seed=recipe.seed), SimulatedReward),
+            "reward": (reward, SimulatedReward),
             "reference": (reference, SimulatedInference),
             "critic": (partial(SimulatedTrainer, costs=profile.critic or profile.actor, pace=pace), SimulatedTrainer),
             "actor": (partial(SimulatedTrainer, costs=profile.actor, pace=pace), SimulatedTrainer),

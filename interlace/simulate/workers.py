@@ -27,9 +27,11 @@ def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
 class SimulatedReward(Worker):
     """So many scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
 
-    def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int) -> None:
+    def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
+        """controller_sample_s: what the controller does for each sample is charged here, where all of them pass."""
         super().__init__(context)
-        self._costs, self._seed = costs, seed
+        self._costs, self._seed, self._controller_sample_s = costs, seed, controller_sample_s
+        self._controller_free_s = 0.0
         self._free_s = [0.0] * costs.workers
         self._solve_rate = lru_cache(maxsize=4096)(self._drawn_solve_rate)
 
@@ -38,14 +40,17 @@ class SimulatedReward(Worker):
         """One result a sample, once the last is there."""
         loop = asyncio.get_running_loop()
         now = end_s = loop.time()
+        # One controller makes all calls and passes all samples on.
+        self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
         results = []
         for sample in samples:
             latency_s, result = self._judge(sample)
-            begin_s = max(now, self._free_s[0])
+            self._controller_free_s += self._controller_sample_s
+            begin_s = max(self._controller_free_s, self._free_s[0])
             heapq.heapreplace(self._free_s, begin_s + latency_s)
             end_s = max(end_s, begin_s + latency_s)
             results.append(result)
-        await asyncio.sleep(end_s - now + self._costs.call_s)
+        await asyncio.sleep(end_s - now)
         return results
 
     def _judge(self, sample: Sample) -> tuple[float, RewardResult]:
