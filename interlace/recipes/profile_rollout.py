@@ -1,6 +1,6 @@
 """What a rollout engine costs: calls of one instance, as the runtime makes them, and a model fitted to their times."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,29 +10,37 @@ from interlace.core.profile import RolloutCosts
 from interlace.core.types import Prompt, Request, Response, Sample, SamplingParams
 from interlace.models.size import model_size
 from interlace.recipes.config import Recipe
-from interlace.recipes.profile_fit import fit, medians
+from interlace.recipes.profile_fit import Call, fit, medians
 from interlace.runtime.group import WorkerGroup
 
+ROUNDS = 5
 FEW, MANY = 2, 24
 """Decode steps of a short and of a long call: what comes once a call and what comes each step are told apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """Requests that are served together: one for each number of steps, each with a prompt of so many tokens."""
+    """Requests that are served together: one for each number of steps, with prompts of so many tokens."""
 
     prompt_tokens: int
     steps: tuple[int, ...]
+    per_prompt: int = 1
+    """Requests that share a prompt, which an engine computes once."""
 
     @classmethod
-    def even(cls, batch: int, prompt_tokens: int, steps: int) -> "Cell":
+    def even(cls, batch: int, prompt_tokens: int, steps: int, per_prompt: int = 1) -> "Cell":
         """All end at the same step, so that one call serves them."""
-        return cls(prompt_tokens=prompt_tokens, steps=(steps,) * batch)
+        return cls(prompt_tokens=prompt_tokens, steps=(steps,) * batch, per_prompt=per_prompt)
 
     @property
     def batch(self) -> int:
         """Sequences at the start."""
         return len(self.steps)
+
+    @property
+    def num_prompts(self) -> int:
+        """Different ones."""
+        return -(-self.batch // self.per_prompt)
 
     @property
     def num_calls(self) -> int:
@@ -50,20 +58,22 @@ class Requests:
         self._tokens = np.concatenate([prompt.token_ids for prompt in prompts])
         self._random = np.random.default_rng(0)
         self._temperature = temperature
-        self._number = 0
+        self._num_prompts = 0
 
     def draw(self, cell: Cell) -> list[Request]:
         """The requests of a cell. They end nowhere but at their number of steps."""
-        return [self._one(cell.prompt_tokens, steps) for steps in cell.steps]
+        found = []
+        params = {steps: self._ending_at(steps) for steps in set(cell.steps)}
+        for place, steps in enumerate(cell.steps):
+            if place % cell.per_prompt == 0:
+                prompt_ids = self._random.choice(self._tokens, cell.prompt_tokens).tolist()
+                self._num_prompts += 1
+            uid, index = f"profile/{self._num_prompts}", place % cell.per_prompt
+            found.append(Request(uid=uid, sample_index=index, prompt_ids=prompt_ids, params=params[steps]))
+        return found
 
-    def _one(self, length: int, steps: int) -> Request:
-        self._number += 1
-        return Request(
-            uid=f"profile/{self._number}",
-            sample_index=0,
-            prompt_ids=self._random.choice(self._tokens, length).tolist(),
-            params=SamplingParams(max_new_tokens=steps, temperature=self._temperature),
-        )
+    def _ending_at(self, steps: int) -> SamplingParams:
+        return SamplingParams(max_new_tokens=steps, temperature=self._temperature)
 
 
 async def serve_all(engine: WorkerGroup[Any], requests: Sequence[Request]) -> list[Response]:
@@ -85,17 +95,18 @@ async def measure_rollout(
     requests = Requests([sample.prompt for sample in samples], recipe.sampling.temperature)
     cells = grid(recipe, samples)
 
-    def call(cell: Cell) -> Callable[[], Awaitable[object]]:
-        return lambda: serve_all(engine, requests.draw(cell))
+    def call(cell: Cell) -> Call:
+        drawn = iter([requests.draw(cell) for _ in range(ROUNDS + 1)])  # making them is none of the engine's costs
+        return lambda: serve_all(engine, next(drawn))
 
-    seconds = await medians([call(cell) for cell in cells], rounds=5, budget_s=budget_s)
+    seconds = await medians([call(cell) for cell in cells], rounds=ROUNDS, budget_s=budget_s)
     costs = fit_rollout(cells, seconds, kv_tokens=recipe.rollout.max_tokens, max_running=recipe.rollout.max_running)
     return costs.model_copy(update={**await _state(engine, recipe), "update_s": await _update_s(engine, actor)})
 
 
 def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
-    """Batches up to what runs at once: with few steps and many, with contexts as long as the recipe's reach, and as the
-    policy's own responses end, one after another.
+    """Batches up to what runs at once: few steps and many, prompts apart and shared, contexts as long as the recipe's
+    reach, and responses that end as the policy's own, one after another.
     """
     prompt = max(len(sample.prompt.token_ids) for sample in samples)
     reach = prompt + recipe.sampling.max_new_tokens
@@ -103,16 +114,20 @@ def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
     long = max(1, reach - many)
     largest = max(1, min(recipe.rollout.max_running, recipe.rollout.max_tokens // (long + many)))
     batches = [2**power for power in range(largest.bit_length()) if 2**power < largest] + [largest]
+    share = recipe.samples_per_prompt
     lengths = [max(1, sample.num_tokens) for sample in samples]
     return [
         cell
         for batch in batches
         for cell in (
             Cell.even(batch, prompt, FEW),
-            Cell.even(batch, prompt, many),
+            Cell.even(batch, prompt, FEW, share),
+            Cell.even(batch, prompt, many, share),
             Cell.even(batch, long, many),
             Cell(
-                prompt_tokens=prompt, steps=tuple(np.resize(lengths[:: max(1, len(lengths) // batch)], batch).tolist())
+                prompt_tokens=prompt,
+                steps=tuple(np.resize(lengths[:: max(1, len(lengths) // batch)], batch).tolist()),
+                per_prompt=share,
             ),
         )
     ]
@@ -121,8 +136,8 @@ def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
 def fit_rollout(cells: Sequence[Cell], seconds: Sequence[float], *, kv_tokens: int, max_running: int) -> RolloutCosts:
     """The costs that explain the times best.
 
-    Serving b requests with prompts of p tokens takes `intake_s + b sequence_s + b p prefill_token_s`, `call_s` for each
-    call, and for each decode step `step_s(running) + context_token_s (cached tokens)`.
+    Serving b requests with m prompts of p tokens takes `intake_s + b sequence_s + m p prefill_token_s`, `call_s` for
+    each call, and for each decode step `step_s(running) + context_token_s (cached tokens)`.
     """
     batches = sorted({cell.batch for cell in cells})
     rows = [_row(cell, batches) for cell in cells]
@@ -150,7 +165,7 @@ def _row(cell: Cell, batches: Sequence[int]) -> list[float]:
     running = np.asarray([(lengths >= step).sum() for step in range(1, int(lengths.max()) + 1)])
     read = float((running * (cell.prompt_tokens + np.arange(1, len(running) + 1))).sum())
     shares = [np.interp(running, batches, np.eye(len(batches))[place]).sum() for place in range(len(batches))]
-    return [cell.num_calls, 1.0, cell.batch, cell.batch * cell.prompt_tokens, read, *shares]
+    return [cell.num_calls, 1.0, cell.batch, cell.num_prompts * cell.prompt_tokens, read, *shares]
 
 
 async def _state(engine: WorkerGroup[Any], recipe: Recipe) -> dict[str, float]:

@@ -26,7 +26,7 @@ def samples(*lengths: int) -> list[Sample]:
 def seconds_of(cell: Cell, costs: RolloutCosts) -> float:
     """As the simulator reckons: one step after the other."""
     seconds = cell.num_calls * costs.call_s + costs.intake_s
-    seconds += cell.batch * (costs.sequence_s + cell.prompt_tokens * costs.prefill_token_s)
+    seconds += cell.batch * costs.sequence_s + cell.num_prompts * cell.prompt_tokens * costs.prefill_token_s
     for step in range(1, max(cell.steps) + 1):
         running = sum(steps >= step for steps in cell.steps)
         seconds += costs.step_s(running) + running * (cell.prompt_tokens + step) * costs.context_token_s
@@ -44,7 +44,7 @@ COSTS = RolloutCosts(
 )
 CELLS = [
     *(Cell.even(batch, length, steps) for batch, length, steps in product((1, 4, 16, 64), (8, 64), (2, 24))),
-    *(Cell(prompt_tokens=8, steps=tuple(range(1, batch + 1))) for batch in (4, 16, 64)),
+    *(Cell(prompt_tokens=8, steps=tuple(range(1, batch + 1)), per_prompt=4) for batch in (4, 16, 64)),
 ]
 
 
@@ -93,3 +93,11 @@ def test_no_two_requests_are_the_same() -> None:
     assert len({request.id for request in drawn}) == 64
     assert len({tuple(request.prompt_ids) for request in drawn}) == 64
     assert {request.params.max_new_tokens for request in drawn} == {4}
+
+
+def test_requests_share_prompts_as_the_samples_of_a_group_do() -> None:
+    drawn = Requests(prompts(64), temperature=1.0).draw(Cell(prompt_tokens=16, steps=(3, 4, 5, 6), per_prompt=2))
+    assert drawn[0].uid == drawn[1].uid != drawn[2].uid == drawn[3].uid
+    assert drawn[0].prompt_ids == drawn[1].prompt_ids != drawn[2].prompt_ids
+    assert [request.sample_index for request in drawn] == [0, 1, 0, 1]
+    assert [request.params.max_new_tokens for request in drawn] == [3, 4, 5, 6]
