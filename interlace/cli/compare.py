@@ -68,10 +68,10 @@ def compare(
 def _simulated(
     recipe: str, overrides: Sequence[str], schedules: str, devices: int, profile: str | None
 ) -> "list[Outcome]":
-    from interlace.cli.simulate import profile_of
     from interlace.recipes.simulate import Simulation, simulate_into
+    from interlace.simulate.profiles import load_profile
 
-    simulation = Simulation(profile=profile_of(profile, recipe), num_devices=devices)
+    simulation = Simulation(profile=load_profile(profile), num_devices=devices)
     return simulate_into(recipe, overrides, schedules, ROOT, simulation)
 
 

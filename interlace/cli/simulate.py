@@ -1,13 +1,10 @@
 """`interlace simulate`: what a recipe would cost, on devices that are not there."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-
-if TYPE_CHECKING:
-    from interlace.core.profile import Profile
 
 
 def simulate(
@@ -32,8 +29,9 @@ def simulate(
     from interlace.cli.compare import comparison_table
     from interlace.observe.jsonl import to_line
     from interlace.recipes.simulate import Simulation, simulate_variants
+    from interlace.simulate.profiles import load_profile
 
-    costs = profile_of(profile, recipe)
+    costs = load_profile(profile)
     simulation = Simulation(profile=costs, num_devices=devices, num_prompts=prompts)
     results = simulate_variants(recipe, overrides or [], schedule, simulation, timeline=timeline)
     outcomes = [result.outcome for result in results]
@@ -42,16 +40,3 @@ def simulate(
         print(to_line({"recipe": recipe, "devices": devices, "profile": profile, "schedules": rows}), end="")
     else:
         Console().print(comparison_table(outcomes, title=f"{recipe} on {devices} x {costs.device}, simulated"))
-
-
-def profile_of(spec: str | None, recipe: str) -> "Profile":
-    """A profile by name or path. Raises UserError, also where none is given."""
-    from interlace.core.errors import UserError
-    from interlace.simulate.profiles import load_profile, profile_names
-
-    if spec is None:
-        raise UserError(
-            f"--profile is missing: measure one with `interlace profile {recipe}`, or take a shipped one: "
-            f"{', '.join(profile_names())}."
-        )
-    return load_profile(spec)

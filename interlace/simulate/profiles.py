@@ -15,8 +15,16 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
-def load_profile(spec: str) -> Profile:
-    """A shipped profile, or a file: what `interlace profile` wrote, or your own YAML. Raises UserError."""
+def load_profile(spec: str | None) -> Profile:
+    """A shipped profile, or a file: what `interlace profile` wrote, or your own YAML.
+
+    Raises UserError, for None too: what nobody measured cannot be simulated.
+    """
+    if spec is None:
+        raise UserError(
+            "--profile is missing: measure one with `interlace profile RECIPE`, or take a shipped one: "
+            f"{', '.join(profile_names())}."
+        )
     path = Path(spec) if spec.endswith((".json", ".yaml", ".yml")) else FOLDER / f"{spec}.yaml"
     if path.parent == FOLDER and spec not in profile_names():
         measure = " Measure one with `interlace profile RECIPE`, and give the path of its file."
