@@ -24,7 +24,7 @@ OPERATIONS: Mapping[str, str] = {
     "abort": "switch",
     "serve": "generate",
 }
-"""Operation -> bin. What is not here (a checkpoint being written) computes nothing of a step and is idle time."""
+"""Operation -> bin. What is not here (a checkpoint being copied) computes nothing of a step and is idle time."""
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
