@@ -37,15 +37,16 @@ def test_granules_change_no_sample_and_no_more_than_the_last_bits_of_a_weight(tm
     assert found["colocated"].difference == 0, "the quick start's own schedule: a whole step is summed in one order"
 
 
-@pytest.mark.slow  # nine runs, eight of them with six processes each
+@pytest.mark.slow  # six processes each
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-def test_processes_sample_and_train_as_threads_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", NAMES)
+def test_processes_sample_and_train_as_threads_do(tmp_path: Path, schedule: str) -> None:
     recipe = small(tmp_path)
     on_ray = recipe.model_copy(update={"cluster": ClusterConfig(backend="ray", devices="cpu:2")})
-    found = trials({"local": recipe, **variants(on_ray)}, tmp_path)
-    assert tuple(found) == ("local", *NAMES)
-    assert all(trial.same_samples and trial.difference == 0 for trial in found.values())
+    found = trials({"local": recipe, schedule: variants(on_ray)[schedule]}, tmp_path)[schedule]
+    assert found.same_samples and found.moved > 1e-5
+    assert found.difference == 0
 
 
 def doctor(*arguments: str) -> tuple[int, str, str]:

@@ -50,7 +50,7 @@ def random_schedule(rng: random.Random, num_devices: int, *, synchronous: bool =
 
 
 def random_workload(rng: random.Random) -> Workload:
-    prompts_per_step, num_steps = rng.randint(1, 5), rng.randint(2, 5)
+    prompts_per_step, num_steps = rng.randint(1, 5), rng.choice([2, 3, 5, 8])
     critic, reference = rng.random() < 0.3, rng.random() < 0.7
     size = int(prompts_per_step * num_steps * rng.choice([0.5, 0.9, 1.0, 2.0, 4.0])) + 1
     return Workload(
@@ -62,7 +62,9 @@ def random_workload(rng: random.Random) -> Workload:
         needs=Needs(reference=reference, critic=critic),
         costs=Costs(
             median_tokens=rng.choice([10, 40]),
+            max_tokens=rng.choice([200, 800]),  # long tails and a quick trainer try the deadlines
             train_token=rng.choice([1e-5, 1e-3]),
+            optimizer=rng.choice([0.0, 0.2]),
             sync=rng.choice([0.01, 2.0]),
             kv_tokens=rng.choice([60, 300, 10**9]),
             fail_share=rng.choice([0, 0, 0.1, 0.5]),
