@@ -1,16 +1,14 @@
 """RLinf's Channel as a contestant of `channel.py`. Apart, because its worker class exists only where RLinf does."""
 
 import os
-import tempfile
 import time
 from typing import Any
 
 from _channel_peers import BOUND, consume, items, ping, pong, produce
+from ray.cluster_utils import Cluster as Nodes
 from rlinf.scheduler import Channel, Cluster, NodePlacementStrategy, Worker
 
 os.environ.setdefault("RLINF_COMM_NET_DEVICES", "lo")
-# RLinf joins whatever Ray it finds on the machine; here it is to find none and start its own.
-os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="ray")
 
 
 def _message(length: int, batch: int) -> Any:
@@ -45,9 +43,12 @@ class RLinfEnd(Worker):
 
 
 class RLinfContestant:
-    """Two workers and a channel, on a Ray that RLinf starts."""
+    """Two workers and a channel."""
 
     def __init__(self) -> None:
+        # Left alone it joins whichever Ray runs on the machine, with that one's packages and load.
+        self._nodes = Nodes(initialize_head=True, head_node_args={"num_cpus": 4})
+        os.environ["RAY_ADDRESS"] = self._nodes.address
         cluster, placement = Cluster(num_nodes=1), NodePlacementStrategy([0])
         self._first = RLinfEnd.create_group().launch(cluster, name="first", placement_strategy=placement)
         self._second = RLinfEnd.create_group().launch(cluster, name="second", placement_strategy=placement)
