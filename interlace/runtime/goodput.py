@@ -58,6 +58,11 @@ def without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[In
     return left
 
 
+def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """What both cover; both disjoint and in order."""
+    return without(first, without(first, second))
+
+
 def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> dict[str, float]:
     """Seconds of a window by bin: each point goes to the first layer that covers it, what none covers to `idle`."""
     free = [window] if window[1] > window[0] else []
@@ -118,9 +123,10 @@ class Accountant:
         serving = union(_clipped(((s.start_s, s.end_s) for s in spans if s.operation == "serve" and s.devices), window))
         anything = union(_clipped(((s.start_s, s.end_s) for s in spans), window))
         computing, filled = _computing(spans, self._num_devices), []
+        busy = [union(interval for layer in mine.values() for interval in layer) for mine in computing]
         reserved, calls = by_device(holds, self._num_devices), by_device(records.served, self._num_devices)
         for device in range(self._num_devices):
-            layers = [*computing[device].items(), *_reserved(reserved[device])]
+            layers = [*computing[device].items(), *_reserved(device, reserved[device], busy)]
             if device in self._rollout_devices:
                 layers.append(("tail_bubble", serving))
             layers.append(("pipeline_bubble", anything))
@@ -177,10 +183,20 @@ def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[I
     return found
 
 
-def _reserved(mine: Sequence[Hold]) -> list[tuple[str, Iterable[Interval]]]:
-    """Layers of a device that does nothing though a group has it or waits for it. mine: claims on it."""
-    loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold in mine if hold.granted_s < math.inf]
-    return [("switch", loading), ("lock_wait", [(hold.asked_s, hold.released_s) for hold in mine])]
+def _reserved(
+    device: int, mine: Sequence[Hold], busy: Sequence[Sequence[Interval]]
+) -> list[tuple[str, Iterable[Interval]]]:
+    """Layers of a device that does nothing though a group has it or waits for it.
+
+    mine: claims on it. busy: when something ran, of each device.
+    """
+    held = [(hold, (hold.granted_s, hold.released_s)) for hold in mine if hold.granted_s < math.inf]
+    loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold, _ in held]
+    waiting = [(hold.asked_s, min(hold.granted_s, hold.released_s)) for hold in mine]
+    for hold, interval in held:
+        others = union(each for other in hold.devices if other != device for each in busy[other])
+        waiting += common([interval], others)
+    return [("switch", loading), ("lock_wait", waiting), ("idle", [interval for _, interval in held])]
 
 
 def _clipped(intervals: Iterable[Interval], window: Interval) -> Iterable[Interval]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Coroutine, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from interlace.observe.goodput import BINS, PREFIX, Ledger
 from interlace.runtime.cluster import WorkerSpec
-from interlace.runtime.goodput import Accountant, Interval, fill, union, without
+from interlace.runtime.goodput import Accountant, Interval, common, fill, union, without
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
@@ -36,6 +37,7 @@ def test_intervals_are_sets_of_points(first: list[Interval], second: list[Interv
     assert seconds_of(joined) == seconds_of(first)
     assert all(before[1] < after[0] for before, after in pairwise(joined))
     assert seconds_of(without(joined, union(second))) == seconds_of(first) - seconds_of(second)
+    assert seconds_of(common(joined, union(second))) == seconds_of(first) & seconds_of(second)
 
 
 @given(st.lists(st.tuples(st.sampled_from(BINS), INTERVALS)))
@@ -78,6 +80,10 @@ class Sleeper(Worker):
     async def accumulate(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    async def optimizer_step(self, seconds: Sequence[float]) -> None:
+        """As long as the rank's own number says."""
+        await asyncio.sleep(seconds[self.context.rank])
+
     async def save(self) -> None:
         await asyncio.sleep(1)
 
@@ -114,14 +120,36 @@ async def _one_step() -> Ledger:
     return first
 
 
-def test_a_step_whose_every_second_is_known() -> None:
+def on_virtual_clock(body: Coroutine[Any, Any, Ledger]) -> Ledger:
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     try:
-        books = loop.run_until_complete(_one_step())
+        return loop.run_until_complete(body)
     finally:
         loop.close()
         asyncio.set_event_loop(None)
+
+
+async def _ranks_of_unequal_work() -> Ledger:
+    devices = tuple(Device(index=i, pool="cpu", pool_index=i, memory_bytes=1) for i in range(2))
+    cluster = SimCluster(devices, Schedule(), hang_after_s=1e6)
+    spec = WorkerSpec(name="actor", factory=Sleeper, worker_class=Sleeper, devices=devices, num_ranks=2)
+    actor = await cluster.launch(spec)
+    books = Accountant(cluster.lock, 2, [])
+    books.startup(cluster.timeline.take())
+    async with actor.hold("train"):
+        await actor.optimizer_step([1.0, 3.0])
+        await asyncio.sleep(2)  # the controller is busy, and the actor keeps its devices
+    return books.step(cluster.timeline.take(), 1, 0)
+
+
+def test_a_rank_that_is_done_first_waits_for_the_others_and_a_slow_controller_is_idle_time() -> None:
+    seconds = on_virtual_clock(_ranks_of_unequal_work()).seconds
+    assert {name: spent for name, spent in seconds.items() if spent} == {"train": 4, "lock_wait": 2, "idle": 4}
+
+
+def test_a_step_whose_every_second_is_known() -> None:
+    books = on_virtual_clock(_one_step())
     served = 3 + 1 + 1
     assert {name: seconds for name, seconds in books.seconds.items() if seconds} == pytest.approx(
         {
