@@ -37,6 +37,8 @@ class RunData:
     rows: Sequence[Row]
     """The lines of metrics.jsonl, one a step."""
     transcripts: Sequence[Transcript]
+    evaluations: Sequence[Row] = ()
+    """The lines of evaluations.jsonl: step 0 is before the first one."""
 
     @classmethod
     def read(cls, folder: RunFolder) -> "RunData":
@@ -45,15 +47,17 @@ class RunData:
         if not rows:
             raise UserError(f"run {folder.path} has logged no step yet ({folder.metrics} is missing or empty).")
         transcripts = [_transcript(row) for path in sorted(folder.samples.glob("*.jsonl")) for row in _lines(path)]
-        return cls(name=folder.name, folder=folder.path, rows=rows, transcripts=transcripts)
+        evaluations = _lines(folder.evaluations) if folder.evaluations.exists() else []
+        return cls(name=folder.name, folder=folder.path, rows=rows, transcripts=transcripts, evaluations=evaluations)
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
-        """(step, value) of the steps that have the metric."""
-        return [
-            (step, value)
-            for row in self.rows
-            if (step := _number(row, "step")) and (value := _number(row, metric)) is not None
-        ]
+        """(step, value) of the steps that have the metric, an evaluation before the first step included."""
+        found = {
+            step: value
+            for row in [*self.rows, *self.evaluations]
+            if (step := _number(row, "step")) is not None and (value := _number(row, metric)) is not None
+        }
+        return sorted(found.items())
 
     def values(self, metric: str) -> list[float]:
         """The metric, step after step, where it is there."""

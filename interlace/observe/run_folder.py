@@ -1,15 +1,16 @@
 """`runs/<name>/`: where everything a run writes lies.
 
-config.yaml      resolved
-metrics.jsonl    one flat object a step
-timeline.json    Chrome trace format; of the process that ran last
-samples/         step_*.jsonl, one object a sample
-checkpoints/     step_*/
-tensorboard/     event files, where TensorBoard is installed
-report.html      of `interlace report`
-comparison.html  of `interlace compare`, in the first run's folder
-profile/         N/, torch profiler traces of a running job, one file a process
-process.json     which process trains it, while one does
+config.yaml        resolved
+metrics.jsonl      one flat object a step
+evaluations.jsonl  one object an evaluation on held-out prompts; step 0 is before the first step
+timeline.json      Chrome trace format; of the process that ran last
+samples/           step_*.jsonl, one object a sample
+checkpoints/       step_*/
+tensorboard/       event files, where TensorBoard is installed
+report.html        of `interlace report`
+comparison.html    of `interlace compare`, in the first run's folder
+profile/           N/, torch profiler traces of a running job, one file a process
+process.json       which process trains it, while one does
 """
 
 import re
@@ -73,6 +74,10 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.jsonl"
+
+    @property
     def timeline(self) -> Path:
         return self.path / "timeline.json"
 
@@ -112,6 +117,7 @@ class RunFolder:
     def truncate_after(self, step: int) -> None:
         """Drops metrics and samples of later steps, which a resumed run writes again; -1 drops all of them."""
         jsonl.truncate_after(self.metrics, step)
+        jsonl.truncate_after(self.evaluations, step)
         for path in self.samples.glob("step_*.jsonl"):
             if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()

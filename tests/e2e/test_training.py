@@ -17,7 +17,7 @@ NAMED = (
     "sched/staleness_max", "sched/bubble",
 )  # fmt: skip
 ROW = (
-    "step", "uid", "index", "prompt", "response", "token_ids", "num_tokens", "reward", "version_min", "version_max",
+    "step", "group", "uid", "index", "prompt", "response", "token_ids", "num_tokens", "reward", "version_min", "version_max",
     "event",
 )  # fmt: skip
 

@@ -4,10 +4,14 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from interlace.core.errors import UserError
 from interlace.observe.goodput import BINS, PREFIX
@@ -19,12 +23,27 @@ from interlace.runtime.timeline import Records, Span, StepRecord
 from interlace.runtime.trace import TraceFile
 from interlace.schedule.placement import Device
 
+
+class Size(NamedTuple):
+    """Pixels."""
+
+    width: int
+    height: int
+
+
 HOSTILE = "</pre><script>alert('&')</script>\x1b[31m"
 FIGURES = (
     "Reward", "Held-out accuracy, greedy", "Held-out accuracy, sampled", "Response length", "Entropy", "KL",
     "Staleness", "Throughput", "Response lengths",
 )  # fmt: skip
 NUM_STEPS = 6
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium and no google-chrome is installed")
+SCREENSHOT = Path(__file__).with_name("screenshot.png")
+SHOT = Size(1240, 3900)
+BLOCK = 20
+TOLERANCE = 4.0
+"""Between two machines' fonts; of 255."""
 
 
 def _metrics(step: int, lag: int) -> dict[str, float]:
@@ -79,12 +98,16 @@ def make_run(root: Path, name: str, *, lag: int = 0) -> RunFolder:
     return folder
 
 
+def two_runs(root: Path) -> Path:
+    path = root / "report.html"
+    write_report([make_run(root, "first"), make_run(root, "second", lag=2)], path)
+    return path
+
+
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     """Of two runs."""
-    path = tmp_path / "report.html"
-    write_report([make_run(tmp_path, "first"), make_run(tmp_path, "second", lag=2)], path)
-    return path
+    return two_runs(tmp_path)
 
 
 def test_every_figure_is_there_and_is_valid(report: Path) -> None:
@@ -142,16 +165,50 @@ def test_a_run_that_logged_nothing_is_refused(tmp_path: Path) -> None:
         write_report([folder], tmp_path / "report.html")
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def browse(page: Path, profile: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    always = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars"]
+    command = [str(BROWSER), *always, f"--user-data-dir={profile}", *flags, page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+@needs_browser
 def test_a_browser_shows_it_without_an_error(report: Path, tmp_path: Path) -> None:
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--enable-logging=stderr",
-    ]
-    command = ["chromium", *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", report.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    shown = browse(report, tmp_path / "profile", "--enable-logging=stderr", "--dump-dom")
     assert "CONSOLE" not in shown.stderr
     assert shown.stdout.count("<svg") == report.read_text().count("<svg") > 0
+
+
+def looks(page: Path, tmp_path: Path) -> Image.Image:
+    """What a browser draws of it, in blocks of some pixels: letters of another font look the same."""
+    shot = tmp_path / f"{page.stem}.png"
+    size = f"--window-size={SHOT.width},{SHOT.height}"
+    browse(page, tmp_path / "profile", size, f"--screenshot={shot}")
+    return Image.open(shot)
+
+
+def blocks(image: Image.Image) -> np.ndarray:
+    small = image.convert("RGB").resize((SHOT.width // BLOCK, SHOT.height // BLOCK), Image.Resampling.BOX)
+    return np.asarray(small, np.float32)
+
+
+def difference(first: Image.Image, second: Image.Image) -> float:
+    """Mean over blocks of the largest difference of a colour, 0 ... 255; a shift of the rows by a block is forgiven."""
+    one, two = blocks(first), blocks(second)
+    return min(float(np.abs(np.roll(one, shift, axis=0) - two).max(axis=2).mean()) for shift in (-1, 0, 1))
+
+
+@needs_browser
+def test_it_looks_like_the_stored_screenshot(report: Path, tmp_path: Path) -> None:
+    """`python -m tests.unit.observe.report.test_page` stores another, after a look at it."""
+    stored, shown = Image.open(SCREENSHOT), looks(report, tmp_path)
+    assert difference(shown, stored) < TOLERANCE, f"look at {tmp_path / 'report.png'}"
+    one_run = tmp_path / "one.html"
+    write_report([RunFolder(path=tmp_path / "first")], one_run)
+    assert difference(looks(one_run, tmp_path), stored) > 3 * TOLERANCE, "another page would be noticed"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        page = two_runs(root)
+        looks(page, root).quantize(64).save(SCREENSHOT, optimize=True)
