@@ -114,6 +114,10 @@ class ActorConfig(Config):
     takes one for each GPU of its placement, and one on CPU cores."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward: less memory, about a third more time."""
+    compile: bool = False
+    """Compile each layer with torch.compile: a minute or more at the first step, faster ones after it."""
+    liger: bool = False
+    """Use Liger's kernels, on a GPU."""
     lora: LoraConfig | None = None
     """Train an adapter and leave the model as it is; None trains all weights."""
 

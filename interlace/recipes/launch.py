@@ -318,6 +318,8 @@ def train_config(recipe: Recipe, algorithm: Algorithm) -> "TrainConfig":
         skip_minibatch_kl=settings.skip_minibatch_kl,
         skip_rest_of_step=settings.skip_rest_of_step,
         gradient_checkpointing=recipe.actor.gradient_checkpointing,
+        compile=recipe.actor.compile,
+        liger=recipe.actor.liger,
     )
 
 

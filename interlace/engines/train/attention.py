@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PACKED_ATTENTION = "interlace_packed"
 """The name under which transformers knows `packed_attention`."""
+UNTRACED_ATTENTION = "interlace_packed_untraced"
+"""The same behind torch.compile, which leaves it alone: its layout differs from call to call."""
 ALWAYS_TOGETHER = 16
 """Sequences up to this long share a block whatever their lengths: a block more costs more than the padding."""
 MIN_FILL = 0.7
@@ -73,6 +75,7 @@ def register() -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    AttentionInterface.register(UNTRACED_ATTENTION, _untraced)
 
 
 def packed_attention(  # noqa: PLR0913 # house: the signature is that of transformers
@@ -108,6 +111,12 @@ def packed_attention(  # noqa: PLR0913 # house: the signature is that of transfo
     parts = zip(*(tensor[0].transpose(0, 1).split(sizes) for tensor in (query, key, value)), strict=True)
     outputs = [_attend_block(kernel, block, *rows) for block, rows in zip(packed_layout.blocks, parts, strict=True)]
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0), None
+
+
+def _untraced(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    # Wrapped at the call, since the wrapper alone takes seconds to import.
+    outputs: tuple[Tensor, None] = torch.compiler.disable(packed_attention)(*args, **kwargs)
+    return outputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,8 @@ import torch
 from pydantic import Field
 
 from interlace.core.errors import UserError
-from interlace.engines.train.packed_engine import PackingConfig, TrainedEngine
+from interlace.engines.train.packed_engine import TrainedEngine
+from interlace.engines.train.packing import PackingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,8 @@ from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.export import model_files
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.minibatch import policy_values
-from interlace.engines.train.packed_engine import PackedEngine, PackingConfig, TrainedEngine
+from interlace.engines.train.packed_engine import PackedEngine, TrainedEngine
+from interlace.engines.train.packing import PackingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

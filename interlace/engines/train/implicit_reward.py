@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from interlace.engines.train.logprobs import token_logprobs
-from interlace.engines.train.packed_engine import PackingConfig, TrainedEngine
+from interlace.engines.train.packed_engine import TrainedEngine
+from interlace.engines.train.packing import PackingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from interlace.core.config import Config
 from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, read_optimizer
 from interlace.engines.train.export import model_files, named_weights
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
 from interlace.engines.train.optimizer import Optimizer, OptimizerConfig, OptimizerState
 from interlace.engines.train.packed_model import PackedModel
-from interlace.engines.train.packing import collate, placeholder, read_columns, row_length, split_by_tokens
+from interlace.engines.train.packing import (
+    PackingConfig,
+    collate,
+    placeholder,
+    read_columns,
+    row_length,
+    split_by_tokens,
+)
 from interlace.engines.train.prepare import ahead
 from interlace.engines.train.ranks import Ranks, own_part
 
@@ -28,15 +33,6 @@ if TYPE_CHECKING:
 
     from interlace.core.types import BoolArray, FloatArray, Metrics, Sample
     from interlace.engines.train.packing import Columns, MicroBatch
-
-
-class PackingConfig(Config):
-    """How much is computed at once. Changes memory and speed, never the result."""
-
-    tokens_per_microbatch: int = Field(default=8192, ge=1)
-    """Prompt and response tokens of one forward; a longer sample has one to itself."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward: less memory, about a third more time."""
 
 
 class PackedEngine:
@@ -51,9 +47,7 @@ class PackedEngine:
     ) -> None:
         self._packing = packing
         self._ranks = ranks or Ranks()
-        self.packed = PackedModel(
-            model, device=device, gradient_checkpointing=packing.gradient_checkpointing, ranks=self._ranks
-        )
+        self.packed = PackedModel(model, device=device, packing=packing, ranks=self._ranks)
 
     @property
     def model(self) -> PreTrainedModel:

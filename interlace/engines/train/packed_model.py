@@ -11,13 +11,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from interlace.core.errors import UserError
-from interlace.engines.train.attention import PACKED_ATTENTION, PackedLayout, register
+from interlace.engines.train.attention import PACKED_ATTENTION, UNTRACED_ATTENTION, PackedLayout, register
+from interlace.engines.train.speedups import apply_liger, compile_layers
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from interlace.engines.train.packing import MicroBatch
+    from interlace.engines.train.packing import MicroBatch, PackingConfig
     from interlace.engines.train.ranks import Ranks
 
 PROBE_SIZES = (7, 5, 3)
@@ -27,18 +28,24 @@ PROBE_TOLERANCE = 1e-3
 class PackedModel:
     """Runs a model on packed rows where its attention can be replaced, else on padded ones: `attention` says which."""
 
-    def __init__(self, model: PreTrainedModel, *, device: str, gradient_checkpointing: bool, ranks: Ranks) -> None:
+    def __init__(self, model: PreTrainedModel, *, device: str, packing: PackingConfig, ranks: Ranks) -> None:
         self.model = model
         self.device = torch.device(device)
         if ranks.is_alone:  # sharding brings each rank's part to its device, where the whole may not fit
             nn.Module.to(model, self.device)
         model.eval()  # no dropout: log-probs must equal those of the rollout engine
-        if gradient_checkpointing:
+        if packing.gradient_checkpointing:
             _checkpoint_layers(model)
+        if packing.liger:
+            apply_liger(model, self.device)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         refusal = _install_packed_attention(self)
         self.is_packed = refusal is None
         self.attention = "packed" if refusal is None else f"padded, with the model's own attention: {refusal}"
+        if packing.compile:
+            compile_layers(model, self.device)
+            if self.is_packed:
+                model.set_attn_implementation(UNTRACED_ATTENTION)
         ranks.shard(model)
 
     def outputs(self, batch: MicroBatch) -> Tensor:

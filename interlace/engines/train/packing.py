@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from pydantic import Field
 
+from interlace.core.config import Config
 from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.prepare import on_device
@@ -17,6 +19,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interlace.core.types import BoolArray, FloatArray, IntArray
+
+
+class PackingConfig(Config):
+    """How much is computed at once, and by what. Changes memory and speed, and at most the last bits of a result."""
+
+    tokens_per_microbatch: int = Field(default=8192, ge=1)
+    """Prompt and response tokens of one forward; a longer sample has one to itself."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward: less memory, about a third more time."""
+    compile: bool = False
+    """Compile each layer with torch.compile."""
+    liger: bool = False
+    """Use Liger's kernels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,73 @@
+"""Faster layers where the libraries for them are there: torch.compile, and Liger's kernels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from interlace.core.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+COMPILERS = ("g++", "clang++")
+
+
+def compile_layers(model: PreTrainedModel, device: torch.device) -> None:
+    """Compiles each decoder layer at its first call, for rows of any length; what cannot be traced runs as it is.
+
+    Layers of one kind share their code, so a deep model compiles as fast as a shallow one. Raises UserError where
+    there is no compiler.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    check_compiler(device)
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"{type(model).__name__} has no layers to compile: set actor.compile=false.")
+    for layer in layers:
+        layer.compile(dynamic=True)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises UserError where torch.compile could not write code for the device."""
+    if device.type == "cpu":
+        wanted = (os.environ["CXX"],) if "CXX" in os.environ else COMPILERS
+        if not any(map(shutil.which, wanted)):
+            raise UserError(
+                f"actor.compile=true needs a C++ compiler ({' or '.join(wanted)}), and none is found: install one, or "
+                "set actor.compile=false."
+            )
+    elif find_spec("triton") is None:
+        raise UserError("actor.compile=true needs triton, which is not installed: install it, or leave compile off.")
+
+
+def apply_liger(model: PreTrainedModel, device: torch.device) -> None:
+    """Puts Liger's kernels (arXiv 2410.10989) for norms, rotary positions and MLPs into the model.
+
+    Its fused loss is left out: losses here are of chosen tokens. Raises UserError where it is not installed, on a CPU,
+    and for an architecture that it has no kernels for. Not run by the tests of this repository but for the errors.
+    """
+    check_liger(device)
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    kind = model.config.model_type
+    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise UserError(
+            f"actor.liger=true: Liger has no kernels for {kind!r} models. It has them for "
+            f"{', '.join(MODEL_TYPE_TO_APPLY_LIGER_FN)}."
+        )
+    _apply_liger_kernel_to_instance(model=model, cross_entropy=False, fused_linear_cross_entropy=False)
+
+
+def check_liger(device: torch.device) -> None:
+    """Raises UserError where apply_liger would for a reason that is known without the model."""
+    if device.type == "cpu":
+        raise UserError("actor.liger=true: Liger's kernels are for GPUs, and the actor runs on a CPU. Leave it off.")
+    if find_spec("liger_kernel") is None:
+        raise UserError("actor.liger=true needs Liger, which is not installed: pip install 'interlace[liger]'.")
