@@ -1,9 +1,10 @@
 """Predicted against measured step time: a recipe profiled, simulated and run under several schedules, in one go.
 
-For each cluster back end: the workers are profiled, then every schedule is trained for some steps, then the workers are
-profiled again; the prediction is the mean of what the simulator makes of the two profiles, so a machine whose load
-drifts drifts in both. The learning rate is next to nothing, so that lengths stay what they were when profiled.
-The first steps fill the pipeline and are left out of both sides; of the rest the slowest and quickest tenth too.
+For each cluster back end: the workers are profiled, then three schedules are trained for some steps, then the workers
+are profiled again, and so on; the prediction is the mean of what the simulator makes of the profiles before and after,
+so a machine whose load drifts drifts in both. The learning rate is next to nothing, so that lengths stay what they were
+when profiled. The first steps fill the pipeline and are left out of both sides; of the rest the slowest and quickest
+tenth too.
 
     python benchmarks/calibration.py [--recipe quickstart] [--clusters local,ray] [--devices 2] [--schedules ...]
         [--steps 14] [--rounds 1] [--json calibration.json]
@@ -36,6 +37,8 @@ SCHEDULES = (
 PARTS = ("rollout", "train")
 """Of a step, whose busy seconds are shown beside: `timing_s/...`."""
 FILLING, CUT_SHARE, GOOD = 4, 0.1, 0.15
+BETWEEN_PROFILES = 3
+"""Schedules."""
 STILL = ("optimizer={lr: 1e-12}", "evaluation={num_prompts: 1, samples_per_prompt: 0}", "logging.loggers=[]")
 
 
@@ -78,33 +81,36 @@ def mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: fmean(each[name] for each in parts) for name in parts[0]}
 
 
-def calibrate(args: argparse.Namespace, cluster: str, root: Path) -> tuple[list[Row], list[Profile]]:
-    """One round on one back end."""
+def calibrate(args: argparse.Namespace, cluster: str, root: Path) -> Iterator[tuple[list[Row], list[Profile]]]:
+    """One round on one back end: a few schedules at a time, each few between two profiles."""
     settings = [*STILL, f"steps={args.steps}", f"cluster={{backend: {cluster}, devices: cpu:{args.devices}}}"]
     recipes = {
         name: load_recipe(args.recipe, [*settings, *args.set, f"schedule={name}"]) for name in args.schedules.split(",")
     }
     for recipe in recipes.values():
         check_recipe(recipe)
-    first = next(iter(recipes.values()))
-    profiles = [profile_recipe(first, QuietProgress(), budget_s=args.budget)]
-    found = {name: measured(recipe, root) for name, recipe in recipes.items()}
-    profiles.append(profile_recipe(first, QuietProgress(), budget_s=args.budget))
-    rows = []
-    for name, recipe in recipes.items():
-        simulations = [Simulation(profile=profile, num_devices=args.devices) for profile in profiles]
-        predicted = mean([seconds_of(simulate(recipe, each).run) for each in simulations])
-        rows.append(
-            Row(
-                cluster=cluster,
-                schedule=name,
-                measured_s=found[name]["step"],
-                predicted_s=predicted["step"],
-                error=predicted["step"] / found[name]["step"] - 1,
-                parts={part: (found[name][part], predicted[part]) for part in PARTS},
+    names = list(recipes)
+    before = profile_recipe(recipes[names[0]], QuietProgress(), budget_s=args.budget)
+    for start in range(0, len(names), BETWEEN_PROFILES):
+        chunk = names[start : start + BETWEEN_PROFILES]
+        found = {name: measured(recipes[name], root) for name in chunk}
+        after = profile_recipe(recipes[names[0]], QuietProgress(), budget_s=args.budget)
+        simulations = [Simulation(profile=profile, num_devices=args.devices) for profile in (before, after)]
+        rows = []
+        for name in chunk:
+            predicted = mean([seconds_of(simulate(recipes[name], each).run) for each in simulations])
+            rows.append(
+                Row(
+                    cluster=cluster,
+                    schedule=name,
+                    measured_s=found[name]["step"],
+                    predicted_s=predicted["step"],
+                    error=predicted["step"] / found[name]["step"] - 1,
+                    parts={part: (found[name][part], predicted[part]) for part in PARTS},
+                )
             )
-        )
-    return rows, profiles
+        yield rows, [before, after]
+        before = after
 
 
 @contextlib.contextmanager
@@ -185,20 +191,23 @@ def main() -> None:
     rows = earlier(args.json)
     profiles: list[Profile] = []
     with tempfile.TemporaryDirectory() as folder, one_ray(clusters):
-        for _ in range(args.rounds):
-            for cluster in clusters:
-                found, made = calibrate(args, cluster, Path(folder))
+        for cluster in clusters * args.rounds:
+            for found, made in calibrate(args, cluster, Path(folder)):
                 rows += found
                 profiles += made
-    merged = over_rounds(rows)
-    show(merged)
-    if args.json:
-        written = {
-            "rows": [asdict(row) for row in merged],
-            "rounds": [asdict(row) for row in rows],
-            "profiles": [each.model_dump() for each in profiles],
-        }
-        args.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+                if args.json:
+                    write(args.json, rows, profiles)
+    show(over_rounds(rows))
+
+
+def write(path: Path, rows: Sequence[Row], profiles: Sequence[Profile]) -> None:
+    """After every few schedules: what was measured is kept, also where the command is ended."""
+    written = {
+        "rows": [asdict(row) for row in over_rounds(rows)],
+        "rounds": [asdict(row) for row in rows],
+        "profiles": [each.model_dump() for each in profiles],
+    }
+    path.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
