@@ -80,7 +80,7 @@ def no_run(folder: Path) -> bool:
         (["mine.yaml", "schedule.max_stalenes=1"], ["unknown key 'max_stalenes'. Did you mean 'max_staleness'?"]),
         (["mine.yaml", "schedule.placement.actor=2"], ["placement.actor = '2' names device 2, but the pool has 2"]),
         (["mine.yaml", "algorithm=grpoo"], ["unknown algorithm 'grpoo'. Did you mean 'grpo'?"]),
-        (["mine.yaml", "cluster=sim"], ["cluster.backend = 'sim': such a back end is not built yet", "local"]),
+        (["mine.yaml", "cluster=sim"], ["cluster.backend = 'sim': there is no such back end", "local"]),
         (["mine.yaml", "model=./nowhere"], ["model './nowhere': there is no such folder or file"]),
         (["mine.yaml", "--name", "a/b"], ["run name 'a/b' cannot name a folder"]),
         (["mine.yaml", "--resume"], ["there is no run of 'mine'", "Start it without --resume"]),
