@@ -48,8 +48,7 @@ static inline v8 dot_keys(const float* query, const float* const* keys) {
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) acc[k] += q * load8(keys[k] + i);
   }
-  return pairs4(pairs2(pairs1(acc[0], acc[1]), pairs1(acc[2], acc[3])),
-                pairs2(pairs1(acc[4], acc[5]), pairs1(acc[6], acc[7])));
+  return add_eight(acc);
 }
 
 // sums[G, E] += weights[G, count] x values[count, E]; sums stay in registers. E is a multiple of 8, at most 32.

@@ -1,8 +1,8 @@
 // Matrix products x @ weight^T on one CPU thread, float32, on the weights as the model stores them.
 //
-// A sum over k is kept in the lanes of one vector, lane by lane in order of k, and its lanes are added by one tree: in the
-// same order for any number of rows, so that a row's bits do not depend on how many share the call. Weights are read
-// once for each block of rows and never packed: what few rows cost is the time to read them.
+// A sum over k is kept in the lanes of one vector, each lane in order of k, and its lanes are added by one tree: in one
+// order for any number of rows, so that a row's bits do not depend on how many share the call. Weights are read once
+// for each block of rows and never packed: what few rows cost is the time to read them.
 
 #pragma once
 
@@ -17,8 +17,8 @@ typedef v8 lanes;
 typedef float sums __attribute__((vector_size(16)));
 #endif
 constexpr int64_t num_lanes = sizeof(lanes) / sizeof(float), tile_width = sizeof(sums) / sizeof(float), tile_rows = 3;
-constexpr int64_t longest_part = 640;           // of k: a tile's part of the weight stays in the first-level cache
-constexpr int64_t block_floats = 96 * 1024;     // of x: what every tile of the weight meets stays in the second-level one
+constexpr int64_t longest_part = 640;         // of k: a tile's part of the weight stays in the first-level cache
+constexpr int64_t block_floats = 128 * 1024;  // of x: what every tile of the weight meets stays in the second-level one
 
 // Holds a value in a register. Else the compiler reads it again for each product, and the loads become the limit.
 #if defined(__x86_64__)
@@ -40,12 +40,12 @@ static inline v8 fold(lanes x) {
   return SHUFFLE(x, x, 0, 1, 2, 3, 4, 5, 6, 7) + SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 static inline sums add_lanes(const lanes* x) {
-  return pairs4(pairs2(pairs1(fold(x[0]), fold(x[1])), pairs1(fold(x[2]), fold(x[3]))),
-                pairs2(pairs1(fold(x[4]), fold(x[5])), pairs1(fold(x[6]), fold(x[7]))));
+  const v8 folded[8] = {fold(x[0]), fold(x[1]), fold(x[2]), fold(x[3]), fold(x[4]), fold(x[5]), fold(x[6]), fold(x[7])};
+  return add_eight(folded);
 }
 #else
 static inline sums add_lanes(const lanes* x) {
-  const v8 both = pairs2(pairs1(x[0], x[1]), pairs1(x[2], x[3]));
+  const v8 both = add_pairs(add_pairs(x[0], x[1]), add_pairs(x[2], x[3]));
   return SHUFFLE(both, both, 0, 1, 2, 3) + SHUFFLE(both, both, 4, 5, 6, 7);
 }
 #endif
@@ -151,10 +151,14 @@ static void block_by_tile(const Product& p, int64_t first, int64_t last, int64_t
   else pass_over<tile_width>(p, t, first, last);
 }
 
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 static void multiply(const Product& p) {
-  const int64_t parts = (p.depth + longest_part - 1) / longest_part;
-  const int64_t part = ((p.depth + parts - 1) / parts + num_lanes - 1) / num_lanes * num_lanes;
-  const int64_t fitting = block_floats / p.depth / tile_rows * tile_rows, block = fitting < 8 * tile_rows ? 8 * tile_rows : fitting;
+  if (!p.count) return;  // a step of prompts that all go on wants no logits
+  const int64_t part = ceil_div(ceil_div(p.depth, ceil_div(p.depth, longest_part)), num_lanes) * num_lanes;
+  const int64_t fitting = block_floats / p.depth < 24 ? 24 : block_floats / p.depth;
+  // Blocks of one size: a last one of a few rows would read the whole weight for them.
+  const int64_t block = ceil_div(ceil_div(p.count, ceil_div(p.count, fitting)), tile_rows) * tile_rows;
   for (int64_t first = 0; first < p.count; first += block) {
     const int64_t last = first + block < p.count ? first + block : p.count;
     for (int64_t column = 0; column < p.width; column += tile_width)

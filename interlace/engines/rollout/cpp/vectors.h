@@ -51,9 +51,18 @@ static inline void add_scaled(float* out, float weight, const float* x, int64_t 
 }
 
 #define SHUFFLE __builtin_shufflevector
-static inline v8 pairs1(v8 a, v8 b) { return SHUFFLE(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(a, b, 1, 9, 3, 11, 5, 13, 7, 15); }
-static inline v8 pairs2(v8 a, v8 b) { return SHUFFLE(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(a, b, 2, 3, 10, 11, 6, 7, 14, 15); }
-static inline v8 pairs4(v8 a, v8 b) { return SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
+// [a0+a1, a2+a3, b0+b1, b2+b3, and the same of the upper halves]: one instruction a shuffle.
+static inline v8 add_pairs(v8 a, v8 b) {
+  return SHUFFLE(a, b, 0, 2, 8, 10, 4, 6, 12, 14) + SHUFFLE(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+}
+static inline v8 add_halves(v8 a, v8 b) {
+  return SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+}
+// Each vector's sum, of eight in their order.
+static inline v8 add_eight(const v8* x) {
+  return add_halves(add_pairs(add_pairs(x[0], x[1]), add_pairs(x[2], x[3])),
+                    add_pairs(add_pairs(x[4], x[5]), add_pairs(x[6], x[7])));
+}
 
 static void rms_norm(const float* x, const float* weight, float* out, int64_t dim, float epsilon) {
   const float scale = 1.0f / std::sqrt(dot(x, x, dim) / float(dim) + epsilon);
