@@ -145,7 +145,7 @@ def block(name: str, cluster: str, told: Mapping[str, Any]) -> str:
     ledger = Ledger(seconds=run["goodput"])
     shown = {f"`{one}`": ledger.fraction(one) for one in BINS if ledger.fraction(one) >= SHOWN_SHARE}
     return "\n".join([
-        f"On the `{cluster}` cluster, two CPU cores that other work used too, so shares of time are rough:",
+        f"On the `{cluster}` cluster, two CPU cores that other work kept busy, so shares of time are rough:",
         "",
         f"    {told['command'].replace('NAME', name)}",
         "",
