@@ -147,8 +147,9 @@ class _Arrows:
         span = served.span
         inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
         for response in served.responses:
-            gid, index = response.completion.request.key
-            if response.completion.finish_reason != FinishReason.ABORTED and gid >= 0 and index >= 0:
+            done = response.completion
+            gid = done.request.serial
+            if gid >= 0 and done.request.sample_index >= 0 and done.finish_reason != FinishReason.ABORTED:
                 self._origins[gid] = (track, inside_us)
         while len(self._origins) > MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
@@ -215,7 +216,7 @@ def _arguments(span: Span) -> str:
 def _finished(served: Served) -> str:
     """[group, sample, response tokens, finish reason] of each sample of the flow that the call finished."""
     found = [
-        [*done.request.key, len(done.token_ids), str(done.finish_reason)]
+        (done.request.serial, done.request.sample_index, len(done.token_ids), done.finish_reason.value)
         for done in (response.completion for response in served.responses)
         if done.request.serial >= 0 and done.finish_reason != FinishReason.ABORTED
     ]
@@ -224,13 +225,19 @@ def _finished(served: Served) -> str:
 
 def names_of(given: Sequence[object]) -> list[JSON]:
     """`uid [indices]` of each group, samples of no group (an evaluation's) by their uid."""
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[int]] = {}
     for item in given:
         if isinstance(item, Sample):
-            groups.setdefault(item.prompt.uid, []).append(str(item.key.index))
+            uid, index = item.prompt.uid, item.key.index
         elif isinstance(item, Request):
-            groups.setdefault(item.uid, []).append(str(item.sample_index))
-    return [f"{uid} [{','.join(indices)}]" for uid, indices in groups.items()]
+            uid, index = item.uid, item.sample_index
+        else:
+            continue
+        if uid in groups:
+            groups[uid].append(index)
+        else:
+            groups[uid] = [index]
+    return [uid + f" {indices}".replace(", ", ",") for uid, indices in groups.items()]
 
 
 @lru_cache(maxsize=4096)

@@ -16,6 +16,7 @@ import pytest
 from interlace.core.errors import InterlaceError, RemoteError, UserError, WorkerDiedError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
+from interlace.runtime.process.rank import ProcessRank
 from interlace.runtime.worker import Worker
 from interlace.schedule.schedule import Schedule
 from tests.contract.ray_workers import Engine, Mate, PidTracer, Resident, Trainer, large_array
@@ -166,5 +167,21 @@ def test_each_process_is_traced_beside_what_runs_there() -> None:
             "controller": os.getpid(), "actor[rank 0]": processes[0], "actor[rank 1]": processes[1],
         }  # fmt: skip
         await running
+
+    run(body)
+
+
+def test_a_rank_s_clock_is_known_to_within_the_error_it_states() -> None:
+    """Both processes read this machine's clock here, so the difference is known."""
+
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a", Resident)
+        for _ in range(20):
+            await group.process()
+        rank = group._ranks[0]
+        assert isinstance(rank, ProcessRank)
+        true_s = time.monotonic() - cluster.clock.now()
+        off_by_s = abs(rank.clock_offset.offset_s - true_s)
+        assert off_by_s <= rank.clock_offset.error_s + 1e-4, "the two clocks here are read one after the other"
 
     run(body)

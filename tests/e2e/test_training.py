@@ -17,8 +17,8 @@ NAMED = (
     "sched/staleness_max", "sched/bubble",
 )  # fmt: skip
 ROW = (
-    "step", "group", "uid", "index", "prompt", "response", "token_ids", "num_tokens", "reward", "version_min", "version_max",
-    "event",
+    "step", "group", "uid", "index", "prompt", "response", "token_ids", "num_tokens", "reward", "version_min",
+    "version_max", "event",
 )  # fmt: skip
 
 
