@@ -36,7 +36,7 @@ from interlace.observe.goodput import BINS, PREFIX
 from interlace.recipes.assemble import assemble
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
-from interlace.recipes.launch import STAGES, Seat, make_actor_engine
+from interlace.recipes.launch import STAGES, Seat, algorithm_of, make_actor_engine
 from interlace.rewards.scorer import Scorer
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.worker import WorkerContext
@@ -193,7 +193,7 @@ async def main(folder: Path, lengths: str, cluster_name: str, schedule: Sequence
         groups = await launch(cluster, recipe, lengths)
         prompts = PromptStream(load_prompts(recipe.task, load_tokenizer(recipe.model)).train, recipe.seed)
         turns = Turns(cluster, runs_ahead=recipe.schedule.resolved.max_staleness > 0)
-        run = (await assemble(cluster, recipe, groups, prompts, turns)).run
+        run = (await assemble(cluster, recipe, algorithm_of(recipe), groups, prompts, turns)).run
         await run.start()
         answer([])
         if await turns.turn():
