@@ -1,10 +1,12 @@
 """Predicted against measured step time: a recipe profiled, simulated and run under several schedules, in one go.
 
 For each cluster back end: the workers are profiled, then three schedules are trained for some steps, then the workers
-are profiled again, and so on; the prediction is the mean of what the simulator makes of the profiles before and after,
-so a machine whose load drifts drifts in both. The learning rate is next to nothing, so that lengths stay what they were
-when profiled. The first steps fill the pipeline and are left out of both sides; of the rest the slowest and quickest
-tenth too.
+are profiled again, and so on; the prediction is the mean of what the simulator makes of the profiles before and after.
+The learning rate is next to nothing, so that lengths stay what they were when profiled. The first steps fill the
+pipeline and are left out of both sides; of the rest the slowest and quickest tenth too.
+
+Beside it all a process times the same few milliseconds of work over and over. Where the machine is shared, that says
+how much slower it was during a run than during a profile: `corrected` is the prediction times that ratio.
 
     python benchmarks/calibration.py [--recipe quickstart] [--clusters local,ray] [--devices 2] [--schedules ...]
         [--steps 14] [--rounds 1] [--json calibration.json]
@@ -13,11 +15,16 @@ tenth too.
 import argparse
 import contextlib
 import json
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 from interlace.core.profile import Profile
 from interlace.observe.progress import QuietProgress
@@ -31,6 +38,7 @@ from interlace.recipes.profile import profile_recipe
 from interlace.recipes.session import train
 from interlace.recipes.simulate import Simulation, simulate
 
+T = TypeVar("T")
 SCHEDULES = (
     "verl-colocated", "rlinf-disaggregated", "one-step-off", "areal", "streamrl-async", "pipelinerl", "async-colocated",
 )  # fmt: skip
@@ -50,8 +58,10 @@ class Row:
     schedule: str
     measured_s: float
     predicted_s: float
+    corrected_s: float
+    """The prediction at the speed that the machine had during the run."""
     error: float
-    """predicted / measured - 1."""
+    """corrected / measured - 1."""
     parts: Mapping[str, tuple[float, float]]
     """(measured, predicted) busy seconds a step of each part."""
 
@@ -81,7 +91,50 @@ def mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: fmean(each[name] for each in parts) for name in parts[0]}
 
 
-def calibrate(args: argparse.Namespace, cluster: str, root: Path) -> Iterator[tuple[list[Row], list[Profile]]]:
+class Pacer:
+    """Times a fixed piece of work in a process of its own, ten times a second or so."""
+
+    CODE = """
+import sys, time
+while True:
+    start = time.perf_counter()
+    total = 0
+    for number in range(60000):
+        total += number * number
+    print(start, time.perf_counter() - start, flush=True)
+    time.sleep(0.1)
+"""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, float]] = []
+
+    def __enter__(self) -> "Pacer":
+        self._process = subprocess.Popen([sys.executable, "-c", self.CODE], stdout=subprocess.PIPE, text=True)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            start_s, took_s = line.split()
+            self._seen.append((float(start_s), float(took_s)))
+
+    def during(self, work: Callable[[], T]) -> tuple[T, float]:
+        """(what it gives, mean seconds of the fixed work meanwhile)."""
+        start_s = time.perf_counter()
+        result = work()
+        end_s = time.perf_counter()
+        return result, fmean([took_s for at_s, took_s in self._seen if start_s <= at_s <= end_s] or [1.0])
+
+
+def calibrate(
+    args: argparse.Namespace, pacer: Pacer, cluster: str, root: Path
+) -> Iterator[tuple[list[Row], list[Profile]]]:
     """One round on one back end: a few schedules at a time, each few between two profiles."""
     settings = [*STILL, f"steps={args.steps}", f"cluster={{backend: {cluster}, devices: cpu:{args.devices}}}"]
     recipes = {
@@ -90,27 +143,45 @@ def calibrate(args: argparse.Namespace, cluster: str, root: Path) -> Iterator[tu
     for recipe in recipes.values():
         check_recipe(recipe)
     names = list(recipes)
-    before = profile_recipe(recipes[names[0]], QuietProgress(), budget_s=args.budget)
+
+    def profiled() -> Profile:
+        return profile_recipe(recipes[names[0]], QuietProgress(), budget_s=args.budget)
+
+    before = pacer.during(profiled)
     for start in range(0, len(names), BETWEEN_PROFILES):
         chunk = names[start : start + BETWEEN_PROFILES]
-        found = {name: measured(recipes[name], root) for name in chunk}
-        after = profile_recipe(recipes[names[0]], QuietProgress(), budget_s=args.budget)
-        simulations = [Simulation(profile=profile, num_devices=args.devices) for profile in (before, after)]
-        rows = []
-        for name in chunk:
-            predicted = mean([seconds_of(simulate(recipes[name], each).run) for each in simulations])
-            rows.append(
-                Row(
-                    cluster=cluster,
-                    schedule=name,
-                    measured_s=found[name]["step"],
-                    predicted_s=predicted["step"],
-                    error=predicted["step"] / found[name]["step"] - 1,
-                    parts={part: (found[name][part], predicted[part]) for part in PARTS},
-                )
-            )
-        yield rows, [before, after]
+        found = {name: pacer.during(lambda name=name: measured(recipes[name], root)) for name in chunk}  # type: ignore[misc]
+        after = pacer.during(profiled)
+        rows = [row_of(cluster, name, recipes[name], found[name], (before, after), args.devices) for name in chunk]
+        yield rows, [before[0], after[0]]
         before = after
+
+
+def row_of(
+    cluster: str,
+    name: str,
+    recipe: Recipe,
+    run: tuple[Mapping[str, float], float],
+    profiles: Sequence[tuple[Profile, float]],
+    num_devices: int,
+) -> Row:
+    """run, profiles: each with the pace of the machine."""
+    real, pace = run
+    said, corrected = [], []
+    for profile, profile_pace in profiles:
+        each = seconds_of(simulate(recipe, Simulation(profile=profile, num_devices=num_devices)).run)
+        said.append(each)
+        corrected.append({part: seconds * pace / profile_pace for part, seconds in each.items()})
+    at_pace = mean(corrected)
+    return Row(
+        cluster=cluster,
+        schedule=name,
+        measured_s=real["step"],
+        predicted_s=mean(said)["step"],
+        corrected_s=at_pace["step"],
+        error=at_pace["step"] / real["step"] - 1,
+        parts={part: (real[part], at_pace[part]) for part in PARTS},
+    )
 
 
 @contextlib.contextmanager
@@ -136,7 +207,7 @@ def over_rounds(rows: Sequence[Row]) -> list[Row]:
         found.setdefault((row.cluster, row.schedule), []).append(row)
     merged = []
     for (cluster, schedule), same in found.items():
-        measured_s, predicted_s = fmean(row.measured_s for row in same), fmean(row.predicted_s for row in same)
+        measured_s, corrected_s = fmean(row.measured_s for row in same), fmean(row.corrected_s for row in same)
         parts = {
             part: (fmean(row.parts[part][0] for row in same), fmean(row.parts[part][1] for row in same))
             for part in PARTS
@@ -146,8 +217,9 @@ def over_rounds(rows: Sequence[Row]) -> list[Row]:
                 cluster=cluster,
                 schedule=schedule,
                 measured_s=measured_s,
-                predicted_s=predicted_s,
-                error=predicted_s / measured_s - 1,
+                predicted_s=fmean(row.predicted_s for row in same),
+                corrected_s=corrected_s,
+                error=corrected_s / measured_s - 1,
                 parts=parts,
             )
         )
@@ -155,14 +227,14 @@ def over_rounds(rows: Sequence[Row]) -> list[Row]:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """As a table; of parts, measured/predicted."""
-    print(f"{'cluster':8}{'schedule':24}{'measured':>10}{'predicted':>10}{'error':>8}", end="")
+    """As a table; of parts, measured/corrected."""
+    heading = f"{'cluster':8}{'schedule':24}{'measured':>10}{'predicted':>10}{'corrected':>10}{'error':>8}"
+    print(heading, end="")
     print("".join(f"{part:>18}" for part in PARTS))
     for row in rows:
         parts = "".join(f"{real:>9.3f}/{said:<8.3f}" for real, said in row.parts.values())
-        print(
-            f"{row.cluster:8}{row.schedule:24}{row.measured_s:>10.3f}{row.predicted_s:>10.3f}{row.error:>+8.0%}{parts}"
-        )
+        seconds = f"{row.measured_s:>10.3f}{row.predicted_s:>10.3f}{row.corrected_s:>10.3f}"
+        print(f"{row.cluster:8}{row.schedule:24}{seconds}{row.error:>+8.0%}{parts}")
     good = sum(abs(row.error) <= GOOD for row in rows)
     print(f"{good} of {len(rows)} within {GOOD:.0%}; mean absolute error {fmean(abs(row.error) for row in rows):.0%}")
 
@@ -190,9 +262,9 @@ def main() -> None:
     clusters = args.clusters.split(",")
     rows = earlier(args.json)
     profiles: list[Profile] = []
-    with tempfile.TemporaryDirectory() as folder, one_ray(clusters):
+    with tempfile.TemporaryDirectory() as folder, one_ray(clusters), Pacer() as pacer:
         for cluster in clusters * args.rounds:
-            for found, made in calibrate(args, cluster, Path(folder)):
+            for found, made in calibrate(args, pacer, cluster, Path(folder)):
                 rows += found
                 profiles += made
                 if args.json:
