@@ -225,9 +225,10 @@ def presets(devices: int, steps: int) -> list[dict[str, object]]:
     print(f"{'preset':22s} split  s/step  ratio  {'  '.join(bins)}  staleness  length shift")
     for each in found[1:]:
         shares = "  ".join(f"{each.goodput[name]:{len(name)}.0%}" for name in bins)
+        ratio = each.tokens_per_s / first.tokens_per_s
         print(
-            f"{each.preset:22s} {each.split or '-'!s:>5s}  {each.step_s:6.1f}  "
-            f"{each.tokens_per_s / first.tokens_per_s:4.2f}x  {shares}  {each.staleness_mean:.2f}/{each.staleness_max:.0f}  {each.length_shift:+.1%}"
+            f"{each.preset:22s} {each.split or '-'!s:>5s}  {each.step_s:6.1f}  {ratio:4.2f}x  {shares}",
+            f"  {each.staleness_mean:.2f}/{each.staleness_max:.0f}  {each.length_shift:+.1%}",
         )
     return [asdict(each) for each in found[1:]]
 
