@@ -108,7 +108,7 @@ class Turns:
 
     async def turn(self) -> bool:
         """Waits until it is this run's turn. False where there is none any more."""
-        with self._cluster.waits.operation():
+        with self._cluster.waits.operation(who="benchmark", what="its turn"):
             self._left = await asyncio.to_thread(wait_for_turn)
         self._unmeasured = UNMEASURED if self._runs_ahead else 0
         self._begin()
