@@ -5,11 +5,11 @@ a ratio compares neighbours in time; rates are tokens per CPU second, and a rati
 
 - `generate`: one padded batch; a row that ended is padded until the longest row ends.
 - `continuous batching`: transformers' ContinuousBatchingManager with each request's own max_new_tokens.
-- `share of the bound`: the time that a decode step of 64 rows must take at least, max(FLOPs / GEMM rate, bytes /
+- `share of the bound`: the time that a decode step of 4 or 64 rows must take at least, max(FLOPs / GEMM rate, bytes /
   memory bandwidth), both measured in this run, over the time it took. `outside`: the part of a decode step that is
   not the model's forward pass.
 
-    python benchmarks/rollout.py [--model tiny|135m] [--median 64] [--rounds 5] [--json rollout.json]
+    python benchmarks/rollout.py [--model tiny|135m] [--median 64] [--rounds 5] [--against generate] [--json FILE]
 """
 
 import argparse
@@ -37,6 +37,7 @@ from interlace.core.types import Request
 from interlace.engines.rollout import NativeEngine, SamplingParams
 
 SAMPLES, PROMPT_TOKENS = 64, 16
+PEERS = ("generate", "continuous batching")
 RATIO = 8
 """The longest response over the median one, long-tailed."""
 
@@ -115,7 +116,7 @@ def measure(work: Callable[[list[int]], int], targets: list[int]) -> float:
     return tokens / (time.process_time() - start)
 
 
-def compare(name: str, workloads: list[str], median: int, rounds: int) -> list[Result]:
+def compare(name: str, workloads: list[str], median: int, rounds: int, peers: list[str]) -> list[Result]:
     """Contestants in turns, after a few tokens each to warm up."""
     model = build(name)
     engine = NativeEngine(copy.deepcopy(model), max_running=SAMPLES)
@@ -132,6 +133,7 @@ def compare(name: str, workloads: list[str], median: int, rounds: int) -> list[R
             "generate": lambda targets: run_generate(model, prompts, targets),
             "continuous batching": lambda targets: run_continuous(batched, prompts, targets),
         }
+        contestants = {who: work for who, work in contestants.items() if who not in PEERS or who in peers}
         rates: dict[str, list[float]] = {contestant: [] for contestant in contestants}
         for work in contestants.values():
             work([2] * SAMPLES)
@@ -154,15 +156,15 @@ def compare(name: str, workloads: list[str], median: int, rounds: int) -> list[R
     return results
 
 
-def share_of_bound(name: str, steps: int) -> dict[str, float]:
-    """Decode steps of 64 rows, against what the machine's GEMM rate and memory bandwidth allow."""
+def share_of_bound(name: str, rows: int, steps: int) -> dict[str, float]:
+    """Decode steps of some rows, against what the machine's GEMM rate and memory bandwidth allow."""
     model = build(name)
     weights = (
         sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
         + model.get_input_embeddings().weight.numel()
     )
     engine = NativeEngine(model, max_running=SAMPLES)
-    for index in range(SAMPLES):
+    for index in range(rows):
         prompt = [(index * 7 + place) % 512 for place in range(PROMPT_TOKENS)]
         engine.submit(
             Request(uid="b", sample_index=index, prompt_ids=prompt, params=SamplingParams(max_new_tokens=steps + 8))
@@ -181,7 +183,7 @@ def share_of_bound(name: str, steps: int) -> dict[str, float]:
         wall_s += time.perf_counter() - start
     split = engine.metrics()
     step_s = statistics.median(spent)
-    needed = max(2 * weights * SAMPLES / max(flops), 4 * weights / max(bandwidth))
+    needed = max(2 * weights * rows / max(flops), 4 * weights / max(bandwidth))
     return {
         "gemm_gflops_per_s": max(flops) / 1e9,
         "bandwidth_gb_per_s": max(bandwidth) / 1e9,
@@ -207,13 +209,17 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=["uniform", "long tail"], default=["uniform", "long tail"])
     parser.add_argument("--median", type=int, default=64, help="response tokens; 16 keeps 135m within minutes")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--against", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    bound = share_of_bound(arguments.model, 100 if arguments.model == "tiny" else 10)
-    for key, value in bound.items():
-        print(f"{key:24}{value:10.3g}")
-    results = compare(arguments.model, arguments.workloads, arguments.median, arguments.rounds)
+    steps = 100 if arguments.model == "tiny" else 10
+    bound = {rows: share_of_bound(arguments.model, rows, steps) for rows in (4, SAMPLES)}
+    for rows, found in bound.items():
+        print(f"\ndecode steps of {rows} rows")
+        for key, value in found.items():
+            print(f"  {key:22}{value:10.3g}")
+    results = compare(arguments.model, arguments.workloads, arguments.median, arguments.rounds, arguments.against)
     for result in results:
         print(f"\n{arguments.model}, {result.workload}: {result.tokens} tokens in {SAMPLES} samples")
         for contestant, rate in result.tokens_per_s.items():
