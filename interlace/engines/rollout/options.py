@@ -17,7 +17,7 @@ class EngineOptions(Config):
     draft_tokens: int = Field(default=3, ge=0)
     """Tokens that are guessed and verified at once while few sequences run; 0 turns speculation off."""
     draft_below: int = Field(default=2, ge=0)
-    """Running sequences up to which it is on. Few rows cost what reading the weights costs: three guesses for one are nearly free."""
+    """Running sequences up to which it is on. Few rows cost what reading the weights costs: guesses are nearly free."""
     num_threads: int = Field(default=1, ge=1)
     """Of torch, for the whole process, where two that contend make small products hundreds of times slower; and of the
     C++ decoder, where each takes whole rows and waits for no other before the end of the pass."""
