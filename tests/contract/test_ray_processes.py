@@ -90,6 +90,11 @@ def test_a_death_that_nobody_waits_for_ends_the_run() -> None:
         run(body)
 
 
+def test_how_a_child_ended_is_still_known() -> None:
+    """Beside Ray, whose subreaper has its process ignore the end of children."""
+    assert subprocess.run([sys.executable, "-c", "raise SystemExit(3)"], check=False).returncode == 3
+
+
 def test_errors_cross_processes() -> None:
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, "a", Resident)

@@ -2,8 +2,11 @@
 
 import logging
 import os
+import signal
 import tempfile
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -32,10 +35,12 @@ class RaySession:
         if ray.is_initialized():
             return cls(is_own=False)
         if address is None:
-            _start(machine)
+            with _children_heard():
+                _start(machine)
             return cls(is_own=True)
         try:
-            ray.init(address=address, logging_level=logging.ERROR)
+            with _children_heard():
+                ray.init(address=address, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(
                 f"cluster.address = {address!r}: cannot join a Ray cluster there: {error}. Start one with `ray start "
@@ -110,6 +115,17 @@ def _start(machine: Machine) -> None:
         f"{tempfile.gettempdir()}/ray/session_latest/logs. The machine may be out of memory or very busy: end what "
         "else runs, or take cluster=local, which needs no Ray."
     ) from failures[-1]
+
+
+@contextmanager
+def _children_heard() -> Iterator[None]:
+    """Ray's subreaper makes this process ignore SIGCHLD; every child would then seem to have ended with status 0."""
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # elsewhere signals cannot be set
+            signal.signal(signal.SIGCHLD, before)
 
 
 def _needs(seat: Seat, seats: Sequence[Seat]) -> dict[str, float]:
