@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -46,12 +46,12 @@ class Runs(Sequence[N], Generic[N]):
         """[length], read-only."""
         if len(self._pieces) == 1 and not copy:
             value, count = self._pieces[0]
-            return _endless(value, np.dtype(dtype))[:count]
+            return endless(value, np.dtype(dtype))[:count]
         values = np.asarray([value for value, _ in self._pieces], dtype)
         return np.repeat(values, [count for _, count in self._pieces])
 
 
 @lru_cache(maxsize=64)
-def _endless(value: int | float, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+def endless(value: int | float, dtype: np.dtype[Any]) -> NDArray[Any]:
     """One value as often as anybody may ask for; it takes the memory of one."""
     return np.broadcast_to(np.asarray(value, dtype), 2**40)

@@ -1,11 +1,11 @@
 """Sequence classifiers with one output, as reward models are published, by transformers' Auto classes."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 from interlace.models.config import ModelConfig
-from interlace.models.loading import TINY, Origin, find_origin, first_line, load_tokenizer
+from interlace.models.loading import TINY, Origin, find_origin, first_line, load_tokenizer, load_whole
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -46,27 +46,11 @@ def empty_classifier(config: ModelConfig) -> "PreTrainedModel":
 
 def load_classifier(config: ModelConfig) -> LoadedClassifier:
     """Raises UserError where it is missing, is no sequence classifier, has another head or lacks weights."""
-    import torch
     from transformers import AutoModelForSequenceClassification
 
     tokenizer, origin = load_tokenizer(config), find_origin(config)
     found = _classifier_config(origin, config)
-    try:
-        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            origin.location,
-            dtype=getattr(torch, config.dtype),
-            local_files_only=origin.is_local,
-            trust_remote_code=config.trust_remote_code,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(f"reward model {config.path!r} cannot be loaded: {first_line(error)}") from error
-    model, info = loaded
-    if missing := sorted(info["missing_keys"]):
-        raise UserError(
-            f"reward model {config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
-            "random: is this the whole model, with its head?"
-        )
+    model = load_whole(AutoModelForSequenceClassification, origin, config, what="reward model", whole="with its head")
     model.config.get_text_config().pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
     context = getattr(found.get_text_config(), "max_position_embeddings", None)
     return LoadedClassifier(model=model.eval(), tokenizer=tokenizer, context=context)

@@ -178,11 +178,20 @@ def _check_vocabulary(
 
 
 def _model(origin: Origin, config: ModelConfig) -> "PreTrainedModel":
-    import torch
     from transformers import AutoModelForCausalLM
 
+    return load_whole(AutoModelForCausalLM, origin, config, what="model", whole="of that architecture")
+
+
+def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, whole: str) -> "PreTrainedModel":
+    """A model of one of transformers' Auto classes. what, whole: it and what it may lack, for the message.
+
+    Raises UserError where it cannot be loaded, or some of its weights would be random.
+    """
+    import torch
+
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             origin.location,
             dtype=getattr(torch, config.dtype),
             local_files_only=origin.is_local,
@@ -190,13 +199,12 @@ def _model(origin: Origin, config: ModelConfig) -> "PreTrainedModel":
             output_loading_info=True,
         )
     except (OSError, ValueError) as error:
-        raise UserError(f"model {config.path!r} cannot be loaded: {first_line(error)}") from error
+        raise UserError(f"{what} {config.path!r} cannot be loaded: {first_line(error)}") from error
     model: PreTrainedModel = loaded[0]
-    missing = sorted(loaded[1]["missing_keys"])
-    if missing:
+    if missing := sorted(loaded[1]["missing_keys"]):
         raise UserError(
-            f"model {config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
-            "random: is this the whole model, of that architecture?"
+            f"{what} {config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
+            f"random: is this the whole model, {whole}?"
         )
     return model
 

@@ -1,11 +1,15 @@
-"""One JSON object a line: how metrics and transcripts are written, and cut back when a run resumes."""
+"""One JSON object a line: how metrics and transcripts are written, read, and cut back when a run resumes."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from interlace.core.errors import UserError
 from interlace.core.types import JSON
+from interlace.observe.whole_file import write_whole
+
+Row = Mapping[str, JSON]
 
 
 def to_line(row: Mapping[str, object]) -> str:
@@ -28,14 +32,20 @@ def _plain(value: object) -> JSON:
     return _plain(to_python())
 
 
+def read_rows(path: Path) -> list[Row]:
+    """The objects of a file. Raises UserError where it is damaged."""
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is damaged: {error}. Remove its last line if the run was killed.") from None
+
+
 def truncate_after(path: Path, step: int) -> None:
     """Drops the lines of later steps, and a last line that was torn off by a kill. A missing file stays missing."""
     if not path.exists():
         return
     kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _step_of(line) <= step]
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, "".join(kept))
 
 
 def _step_of(line: str) -> float:

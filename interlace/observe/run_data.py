@@ -1,16 +1,15 @@
 """What a run left in its folder, read back for reports and comparisons."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from interlace.core.errors import UserError
-from interlace.core.types import JSON, TerminalEvent
+from interlace.core.types import TerminalEvent
+from interlace.observe.jsonl import Row, read_rows
 from interlace.observe.lengths import LengthBias
 from interlace.observe.run_folder import RunFolder
-
-Row = Mapping[str, JSON]
+from interlace.observe.transcripts import read_transcripts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +42,11 @@ class RunData:
     @classmethod
     def read(cls, folder: RunFolder) -> "RunData":
         """Raises UserError where no step was logged."""
-        rows = _lines(folder.metrics) if folder.metrics.exists() else []
+        rows = read_rows(folder.metrics) if folder.metrics.exists() else []
         if not rows:
             raise UserError(f"run {folder.path} has logged no step yet ({folder.metrics} is missing or empty).")
-        transcripts = [_transcript(row) for path in sorted(folder.samples.glob("*.jsonl")) for row in _lines(path)]
-        evaluations = _lines(folder.evaluations) if folder.evaluations.exists() else []
+        transcripts = [_transcript(row) for row in read_transcripts(folder.samples)]
+        evaluations = read_rows(folder.evaluations) if folder.evaluations.exists() else []
         return cls(name=folder.name, folder=folder.path, rows=rows, transcripts=transcripts, evaluations=evaluations)
 
     def curve(self, metric: str) -> list[tuple[float, float]]:
@@ -78,13 +77,6 @@ class RunData:
     def length_bias(self) -> LengthBias | None:
         """Trained against generated."""
         return LengthBias.of(self.lengths(TerminalEvent.TRAINED), self.lengths())
-
-
-def _lines(path: Path) -> list[Row]:
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is damaged: {error}. Remove its last line if the run was killed.") from None
 
 
 def _transcript(row: Row) -> Transcript:

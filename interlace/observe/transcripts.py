@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 from interlace.core.types import Sample, TerminalEvent
-from interlace.observe.jsonl import to_line
+from interlace.observe.jsonl import Row, read_rows, to_line
+from interlace.observe.whole_file import write_whole
 
 
 class EndedSample(Protocol):
@@ -25,12 +26,20 @@ class EndedSample(Protocol):
 
 def write_transcripts(folder: Path, step: int, ended: Iterable[EndedSample]) -> Path:
     """Writes the file of a step, samples in order of admission, and returns its path."""
-    path = folder / f"step_{step:06d}.jsonl"
+    path = step_file(folder, step)
     rows = sorted(ended, key=lambda row: row.sample.key)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(to_line(_row(step, row)) for row in rows), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, "".join(to_line(_row(step, row)) for row in rows))
     return path
+
+
+def step_file(folder: Path, step: int) -> Path:
+    """Where the samples of a step are."""
+    return folder / f"step_{step:06d}.jsonl"
+
+
+def read_transcripts(folder: Path) -> list[Row]:
+    """All steps' rows, in order. Raises UserError where one is damaged."""
+    return [row for path in sorted(folder.glob("*.jsonl")) for row in read_rows(path)]
 
 
 def _row(step: int, ended: EndedSample) -> Mapping[str, object]:

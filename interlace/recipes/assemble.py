@@ -1,12 +1,14 @@
 """The roles of a run, joined and ready to start."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from interlace.algorithms import Algorithm
 from interlace.core.types import SamplingParams
 from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster
+from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.factory import StageFactory
 from interlace.runtime.stages.sources import PromptSource
 
@@ -20,6 +22,12 @@ class Assembled:
     """The recipe's, ending where the model's responses end."""
 
 
+async def sampling_of(recipe: Recipe, engine: WorkerGroup[Any]) -> SamplingParams:
+    """The recipe's, ending where the engine's model ends its responses too."""
+    stops = dict.fromkeys((*recipe.sampling.stop_token_ids, *await engine.stop_token_ids()))
+    return recipe.sampling.model_copy(update={"stop_token_ids": tuple(stops)})
+
+
 async def assemble(
     cluster: Cluster,
     recipe: Recipe,
@@ -31,9 +39,7 @@ async def assemble(
     done_steps: int = 0,
 ) -> Assembled:
     """Joins the workers of a recipe. done_steps: trained before, where a run is resumed."""
-    sampling = recipe.sampling
-    stops = dict.fromkeys((*sampling.stop_token_ids, *await groups.rollout[0].stop_token_ids()))
-    sampling = sampling.model_copy(update={"stop_token_ids": tuple(stops)})
+    sampling = await sampling_of(recipe, groups.rollout[0])
     settings = LoopSettings(
         num_steps=recipe.steps,
         prompts_per_step=recipe.prompts_per_step,

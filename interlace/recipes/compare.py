@@ -100,14 +100,19 @@ def names_of(schedules: str) -> list[str]:
     return named
 
 
-def load_variants(spec: str, overrides: Sequence[str], schedules: str, steps: int | None) -> dict[str, Recipe]:
-    """The recipe under each schedule, all checked before any of them runs. Raises UserError."""
+def under_each(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
+    """The recipe under each schedule of a list with commas, all read before any of them runs. Raises UserError."""
     named = names_of(schedules)
     if any(override_key(override) == "schedule" for override in overrides):
         raise UserError("schedule=... and --schedules both name the schedule: leave out the first.")
+    return {name: load_recipe(spec, [f"schedule={name}", *overrides]) for name in named}
+
+
+def load_variants(spec: str, overrides: Sequence[str], schedules: str, steps: int | None) -> dict[str, Recipe]:
+    """As under_each(), with so many steps, and all checked. Raises UserError."""
     if steps is not None:
         overrides = [*overrides, f"steps={steps}"]
-    variants = {name: load_recipe(spec, [f"schedule={name}", *overrides]) for name in named}
+    variants = under_each(spec, overrides, schedules)
     for recipe in variants.values():
         check_recipe(recipe)
     return variants

@@ -5,7 +5,6 @@ the batch's denominator. So placement, granularity, dispatch and switching canno
 model, a task, a reward and an algorithm of one's own, on the machine at hand.
 """
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
+from interlace.observe.transcripts import read_transcripts
 from interlace.recipes.check import check_placement, check_recipe
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, ScheduleChoice
@@ -129,8 +129,7 @@ def _run(recipe: Recipe, folder: RunFolder, stop: StopSignal) -> _Result:
 
 
 def _transcript(folder: RunFolder) -> Transcript:
-    lines = [line for path in folder.samples.iterdir() for line in path.read_text(encoding="utf-8").splitlines()]
-    rows = [json.loads(line) for line in lines]
+    rows = read_transcripts(folder.samples)
     return sorted((tuple(row[name] for name in COMPARED) for row in rows), key=str)
 
 

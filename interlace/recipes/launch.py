@@ -1,7 +1,7 @@
 """From a recipe to the workers of its roles."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
     from interlace.workers.rollout import RolloutWorker
 
     recipe = seats.recipe
-    needs, launch = algorithm_of(recipe).needs, _Launcher(cluster=cluster, recipe=recipe).all
+    needs, launch = algorithm_of(recipe).needs, partial(_launch_all, cluster, recipe)
     seat, reference_seat = (
         Seat(recipe=recipe, model=seats.policy),
         Seat(recipe=recipe, model=recipe.reference.model or seats.initial),
@@ -151,37 +151,45 @@ async def launch_actor(cluster: Cluster, seats: Seats, number: int, devices: tup
     from interlace.workers.actor import ActorWorker
 
     make = partial(make_actor_engine, Seat(recipe=seats.recipe, model=seats.policy))
-    spec = _spec("actor", number, devices, worker=ActorWorker, make_engine=make)
-    return await cluster.launch(replace(spec, num_ranks=num_ranks(seats.recipe, "actor", devices)))
+    return await cluster.launch(_spec(seats.recipe, ("actor", number), devices, ActorWorker, make))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Launcher:
-    """Starts the workers of a role, where the schedule places it."""
-
-    cluster: Cluster
-    recipe: Recipe
-
-    async def all(
-        self, role: str, worker: type[Worker], make_engine: Callable[..., object], *, preemptible: bool = False
-    ) -> list[WorkerGroup[Any]]:
-        groups = []
-        for number, devices in enumerate(self.cluster.place(role)):
-            spec = _spec(role, number, devices, worker=worker, make_engine=make_engine)
-            ranks = num_ranks(self.recipe, role, devices)
-            groups.append(await self.cluster.launch(replace(spec, num_ranks=ranks, preemptible=preemptible)))
-        return groups
+async def _launch_all(
+    cluster: Cluster,
+    recipe: Recipe,
+    role: str,
+    worker: type[Worker],
+    make_engine: Callable[..., object],
+    *,
+    preemptible: bool = False,
+) -> list[WorkerGroup[Any]]:
+    """The workers of a role, where the schedule places it."""
+    specs = [
+        _spec(recipe, (role, number), devices, worker, make_engine, preemptible=preemptible)
+        for number, devices in enumerate(cluster.place(role))
+    ]
+    return [await cluster.launch(spec) for spec in specs]
 
 
 def _spec(
-    role: str, number: int, devices: tuple[Device, ...], *, worker: type[Worker], make_engine: Callable[..., object]
+    recipe: Recipe,
+    seat: tuple[str, int],
+    devices: tuple[Device, ...],
+    worker: type[Worker],
+    make_engine: Callable[..., object],
+    *,
+    preemptible: bool = False,
 ) -> WorkerSpec:
+    """seat: role and number of the instance."""
+    role, number = seat
     return WorkerSpec(
         name=f"{role}/{number}",
         factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # of a Worker with an engine
         worker_class=worker,
         devices=devices,
+        num_ranks=num_ranks(recipe, role, devices),
         stage=STAGES[role],
+        preemptible=preemptible,
     )
 
 

@@ -12,6 +12,8 @@ from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.models.loading import load_tokenizer
 from interlace.observe.progress import ProgressView
+from interlace.observe.whole_file import write_whole
+from interlace.recipes.assemble import sampling_of
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, ScheduleChoice
 from interlace.recipes.launch import Seats, algorithm_of, launch_actor, launch_roles
@@ -100,7 +102,7 @@ class _Measurement:
         groups = self._groups = await launch_roles(cluster, seats)
         engine = groups.rollout[0]
         budget_s = self._begin("samples")
-        self._sampling = sampling = await self._resolved_sampling()
+        self._sampling = sampling = await sampling_of(recipe, engine)
         drawn = await draw_samples(engine, prompts.train, sampling, recipe, budget_s=budget_s)
         budget_s = self._begin("rollout")
         rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=budget_s)
@@ -122,11 +124,6 @@ class _Measurement:
         )
         budget_s, stream = self._begin("whole steps"), PromptStream(prompts.train, recipe.seed)
         return profile, await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
-
-    async def _resolved_sampling(self) -> SamplingParams:
-        sampling = self._recipe.sampling
-        stops = dict.fromkeys((*sampling.stop_token_ids, *await self._groups.rollout[0].stop_token_ids()))
-        return sampling.model_copy(update={"stop_token_ids": tuple(stops)})
 
     async def _reference(self) -> InferenceCosts | None:
         if not self._groups.reference:
@@ -192,6 +189,4 @@ def _processor() -> str:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """All of it, or what was there before."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, profile.model_dump_json(indent=1) + "\n")

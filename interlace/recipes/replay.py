@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from interlace.core.profile import InferenceCosts, Profile, RolloutCosts, TrainCosts
-from interlace.core.types import Prompt, SampleKey
+from interlace.core.types import FinishReason, Prompt, SampleKey
 from interlace.data.loading import load_prompts
 from interlace.models.loading import load_tokenizer
 from interlace.observe.run_folder import RunFolder
@@ -125,7 +125,7 @@ class _CompletionLog:
     def keep(self, records: Records) -> None:
         for served in records.served:
             found = [response.completion for response in served.responses]
-            self.keys += [done.request.key for done in found if done.finish_reason != "aborted"]
+            self.keys += [done.request.key for done in found if done.finish_reason != FinishReason.ABORTED]
 
     def close(self, records: Records) -> None:
         self.keep(records)

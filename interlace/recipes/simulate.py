@@ -1,10 +1,10 @@
 """A recipe on devices that are not there: workers only cost what a profile says."""
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from interlace.core.types import JSON, Prompt, Request
 from interlace.observe.jsonl import to_line
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, default_name
-from interlace.recipes.compare import Outcome, names_of
+from interlace.observe.transcripts import step_file
+from interlace.recipes.compare import Outcome, under_each
 from interlace.recipes.config import Recipe
 from interlace.recipes.load import load_recipe
 from interlace.recipes.virtual import Simulated, SimulatedRole, run_virtually
@@ -105,14 +106,11 @@ class SimulatedVariant:
 
     outcome: Outcome
     simulated: Simulated
-    cpu_s: float
-    """Seconds of this machine that the simulation took."""
 
     def row(self, first: "SimulatedVariant") -> Mapping[str, JSON]:
         """As JSON, with the ratios against the first schedule."""
         row = {name: value for name, value in self.outcome.row(first.outcome).items() if name != "folder"}
         counts = Counter(str(ended.event) for ended in self.simulated.events)
-        # What differs from run to run, the cost of simulating, is left out: the same input prints the same bytes.
         return {**row, "seconds": self.simulated.seconds, "samples": dict(sorted(counts.items()))}
 
 
@@ -132,31 +130,27 @@ def simulate_variants(
         recipe = load_recipe(spec, overrides)
         recipes = {recipe.schedule.preset: recipe}
     else:
-        recipes = {name: load_recipe(spec, [f"schedule={name}", *overrides]) for name in names_of(schedules)}
+        recipes = under_each(spec, overrides, schedules)
     first = next(iter(recipes))
-    return [_variant(name, recipe, simulation, timeline if name == first else None) for name, recipe in recipes.items()]
+    found = []
+    for name, recipe in recipes.items():
+        simulated = simulate(recipe, simulation, name=name, timeline=timeline if name == first else None)
+        found.append(SimulatedVariant(outcome=Outcome.of(name, simulated.run), simulated=simulated))
+    return found
 
 
 def simulate_into(
     spec: str, overrides: Sequence[str], schedules: str, root: Path, simulation: Simulation
 ) -> list[Outcome]:
     """As simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
-    recipes = {name: load_recipe(spec, [f"schedule={name}", *overrides]) for name in names_of(schedules)}
     outcomes = []
-    for name, recipe in recipes.items():
+    for name, recipe in under_each(spec, overrides, schedules).items():
         folder = RunFolder.create(root, default_name(root, f"{Path(spec).stem}-{Path(name).stem}-simulated"))
         folder.write_config(recipe)
         run = simulate(recipe, simulation, name=folder.name, timeline=folder.timeline).run
         folder.metrics.write_text("".join(to_line(row) for row in run.rows), encoding="utf-8")
-        for step in sorted({transcript.step for transcript in run.transcripts}):
-            lines = [to_line(asdict(transcript)) for transcript in run.transcripts if transcript.step == step]
-            (folder.samples / f"step_{step:06d}.jsonl").write_text("".join(lines), encoding="utf-8")
+        for step, ended in groupby(run.transcripts, key=lambda transcript: transcript.step):
+            lines = [to_line(asdict(transcript)) for transcript in ended]
+            step_file(folder.samples, step).write_text("".join(lines), encoding="utf-8")
         outcomes.append(Outcome.of(name, RunData.read(folder)))
     return outcomes
-
-
-def _variant(name: str, recipe: Recipe, simulation: Simulation, timeline: Path | None) -> SimulatedVariant:
-    start_s = time.process_time()
-    simulated = simulate(recipe, simulation, name=name, timeline=timeline)
-    cpu_s = time.process_time() - start_s
-    return SimulatedVariant(outcome=Outcome.of(name, simulated.run), simulated=simulated, cpu_s=cpu_s)

@@ -92,7 +92,6 @@ class _Session:
         self._recipe, self._stand_ins = recipe, stand_ins
         self._algorithm = Timed(algorithm_of(recipe))
         self._results: list[StepResult] = []
-        self._events: list[Ended] = []
 
     async def run(self, name: str, recorder: Callable[[], Recorder]) -> Simulated:
         recipe, stand_ins = self._recipe, self._stand_ins
@@ -111,7 +110,7 @@ class _Session:
                 books = ready.run.books()
         finally:
             await cluster.shutdown()
-        self._record(ready.run.finish())
+        leftover = ready.run.finish()
         if not self._results:
             raise UserError("the recipe's data ended before its first step: nothing was simulated.")
         run = RunData(
@@ -123,18 +122,14 @@ class _Session:
         return Simulated(
             run=run,
             books=books,
-            events=self._events,
+            events=[*(ended for result in self._results for ended in result.ended), *leftover],
             seconds=cluster.clock.now(),
         )
 
     async def on_step(self, result: StepResult) -> bool:
         """Never stops."""
         self._results.append(result)
-        self._record(result.ended)
         return True
-
-    def _record(self, ended: Sequence[Ended]) -> None:
-        self._events.extend(ended)
 
 
 async def _flow(run: PolicyRun) -> None:

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from interlace.core.errors import UserError
-from interlace.core.runs import Runs
 from interlace.core.training import WeightBundle
 from interlace.core.types import (
     JSON,
-    Completion,
     FinishReason,
     Metrics,
     Progress,
@@ -25,9 +23,11 @@ from interlace.core.types import (
     SampleKey,
 )
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.transcripts import read_transcripts
 from interlace.runtime.group import Ran, Rank
 from interlace.runtime.trace import DEVICE_PROCESS, WORKER_PROCESS, names_of
 from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.simulate.rollout import pieces_of, response_of
 
 Call = tuple[str, str, tuple[JSON, ...]]
 """(group, operation, samples it was given)."""
@@ -48,7 +48,7 @@ class Recording:
 
     num_devices: int
     ends: Mapping[Call, "deque[float]"]
-    """When each call ended, in order."""
+    """When each call ended, in order; those that serve are apart."""
     serves: Mapping[str, Sequence[float]]
     """When each call of an engine ended, in order."""
     finished: Mapping[SampleKey, "deque[Finish]"]
@@ -72,10 +72,11 @@ class Recording:
         finishes: list[tuple[float, SampleKey, Finish]] = []
         for event, end_s in _calls(events):
             group = tracks[WORKER_PROCESS, event["tid"]].partition(" rank ")[0]
-            given = tuple(event["args"].get("samples", ()))
-            ends[group, event["name"].partition(".")[2], given].append(end_s)
-            if event["name"] == "rollout.serve":
+            operation_name = event["name"].partition(".")[2]
+            if operation_name == "serve":
                 serves[group].append(end_s)
+            else:
+                ends[group, operation_name, tuple(event["args"].get("samples", ()))].append(end_s)
             for gid, index, num_tokens, reason in event["args"].get("finished", ()):
                 finish = Finish(end_s=end_s, num_tokens=num_tokens, reason=FinishReason(reason))
                 finishes.append((end_s, SampleKey(gid, index), finish))
@@ -83,7 +84,7 @@ class Recording:
         finished: dict[SampleKey, deque[Finish]] = defaultdict(deque)
         for _, key, finish in finishes:
             finished[key].append(finish)
-        rows = list(_transcripts(folder))
+        rows: Sequence[Mapping[str, Any]] = read_transcripts(folder.samples)
         return cls(
             num_devices=sum(process == DEVICE_PROCESS for process, _ in tracks),
             ends=ends,
@@ -117,11 +118,6 @@ def _calls(events: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], float
     calls = [(event, (event["ts"] + event["dur"]) / 1e6) for event in workers if event["ph"] == "X"]
     calls += [(event, beside[event["cat"], event["id"]] / 1e6) for event in workers if event["ph"] == "b"]
     return sorted(calls, key=lambda call: float(call[0]["ts"]))
-
-
-def _transcripts(folder: RunFolder) -> Sequence[dict[str, Any]]:
-    paths = sorted(folder.samples.glob("step_*.jsonl"))
-    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _reward(row: Mapping[str, Any]) -> RewardResult:
@@ -239,15 +235,7 @@ class ReplayedEngine(Worker):
         del self._pending[request.id]
         finish = self._recording.finished[request.key].popleft()
         num_new = max(0, finish.num_tokens - len(request.generated_ids))
-        earlier = [(version, 1) for version in request.generated_versions]
-        completion = Completion(
-            request=request,
-            token_ids=Runs([(0, finish.num_tokens)]),
-            logprobs=Runs([(0.0, finish.num_tokens)]),
-            versions=Runs([*earlier, (pending.version, num_new)]),
-            finish_reason=finish.reason,
-        )
-        return Response(completion=completion, text="")
+        return response_of(request, [*pieces_of(request.generated_versions), (pending.version, num_new)], finish.reason)
 
 
 def _wake(future: "asyncio.Future[None]") -> None:
@@ -256,14 +244,7 @@ def _wake(future: "asyncio.Future[None]") -> None:
 
 
 def _aborted(request: Request) -> Response:
-    completion = Completion(
-        request=request,
-        token_ids=tuple(request.generated_ids),
-        logprobs=tuple(request.generated_logprobs),
-        versions=tuple(request.generated_versions),
-        finish_reason=FinishReason.ABORTED,
-    )
-    return Response(completion=completion, text="")
+    return response_of(request, pieces_of(request.generated_versions), FinishReason.ABORTED)
 
 
 class ReplayedReward(Worker):

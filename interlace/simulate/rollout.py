@@ -70,7 +70,9 @@ class SimulatedEngine(Worker):
 
     async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
         """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left."""
-        responses = [self._aborted(found) for request_id in aborts if (found := self._take_out(request_id))]
+        responses = [
+            _ended(found, FinishReason.ABORTED) for request_id in aborts if (found := self._take_out(request_id))
+        ]
         self._waiting.extend(self._sequence(request) for request in submissions)
         self._due_s += self._costs.call_s + len(submissions) * self._costs.sequence_s
         if submissions:
@@ -108,7 +110,7 @@ class SimulatedEngine(Worker):
     async def abort(self) -> tuple[Response, ...]:
         """Ends everything and returns what there is, to be resubmitted."""
         ids = [*self._running, *(sequence.request.id for sequence in self._waiting)]
-        return tuple(self._aborted(found) for request_id in ids if (found := self._take_out(request_id)))
+        return tuple(_ended(found, FinishReason.ABORTED) for request_id in ids if (found := self._take_out(request_id)))
 
     async def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
         """Swaps all weights; with `recompute`, what is cached is computed again."""
@@ -164,7 +166,7 @@ class SimulatedEngine(Worker):
             limit=int(limit),
             reason=FinishReason.STOP if limit == natural else FinishReason.LENGTH,
             done=len(request.generated_ids),
-            versions=list(_pieces(request.generated_versions)),
+            versions=list(pieces_of(request.generated_versions)),
         )
 
     def _admit(self, fresh: set[str]) -> None:
@@ -232,7 +234,7 @@ class SimulatedEngine(Worker):
             number = heapq.heappop(self._ends)[1]
             if number in self._stints:
                 sequence = self._stop(self._stints[number].request.id)
-                found.append(_response(sequence, sequence.reason))
+                found.append(_ended(sequence, sequence.reason))
         return found
 
     def _take_out(self, request_id: str) -> _Sequence | None:
@@ -259,8 +261,9 @@ class SimulatedEngine(Worker):
             sequence.done += count
             sequence.began = self._step
 
-    def _aborted(self, sequence: _Sequence) -> Response:
-        return _response(sequence, FinishReason.ABORTED)
+
+def _ended(sequence: _Sequence, reason: FinishReason) -> Response:
+    return response_of(sequence.request, sequence.versions, reason)
 
 
 def _steps_in(seconds: float, first: float, reading: float) -> int:
@@ -271,18 +274,21 @@ def _steps_in(seconds: float, first: float, reading: float) -> int:
     return math.ceil(steps - 1e-9)
 
 
-def _pieces(versions: Sequence[int]) -> Sequence[tuple[int, int]]:
+def pieces_of(versions: Sequence[int]) -> Sequence[tuple[int, int]]:
+    """(version, tokens that it made) pairs, in order."""
     if isinstance(versions, Runs):
         return versions.pieces
     return [(version, len(list(run))) for version, run in itertools.groupby(versions)]
 
 
-def _response(sequence: _Sequence, reason: FinishReason) -> Response:
+def response_of(request: Request, versions: Sequence[tuple[int, int]], reason: FinishReason) -> Response:
+    """A simulated response. versions: (version, tokens that it made) pairs, in order."""
+    tagged = Runs(versions)
     completion = Completion(
-        request=sequence.request,
-        token_ids=Runs([(0, sequence.done)]),
-        logprobs=Runs([(0.0, sequence.done)]),
-        versions=Runs(sequence.versions),
+        request=request,
+        token_ids=Runs([(0, len(tagged))]),
+        logprobs=Runs([(0.0, len(tagged))]),
+        versions=tagged,
         finish_reason=reason,
     )
     return Response(completion=completion, text="")

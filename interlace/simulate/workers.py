@@ -10,18 +10,18 @@ import numpy as np
 
 from interlace.core.profile import InferenceCosts, RewardCosts, TrainCosts, speed_up
 from interlace.core.random import keyed_random
+from interlace.core.runs import endless
 from interlace.core.training import WeightBundle
 from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.simulate.lengths import to_normal, uniforms
 from interlace.simulate.pace import Pace
 
-_ZEROS = np.broadcast_to(np.float32(0), 2**40)
-
 
 def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
     """[L] of each sample, without memory of its own."""
-    return [_ZEROS[: sample.num_tokens] for sample in samples]
+    zero = endless(0.0, np.dtype(np.float32))
+    return [zero[: sample.num_tokens] for sample in samples]
 
 
 class SimulatedReward(Worker):

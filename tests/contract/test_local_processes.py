@@ -16,7 +16,8 @@ from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import run_local
-from tests.contract.ray_workers import Engine, Mate, PidTracer, Resident, Trainer
+from tests.contract.ray_workers import Engine, Mate, Resident, Trainer
+from tests.contract.traced import check_each_process_is_traced
 
 
 def run(body: Callable[[Cluster], Awaitable[Any]]) -> Any:
@@ -124,14 +125,6 @@ def test_ranks_meet_for_torch_distributed_and_weights_cross() -> None:
 
 def test_each_process_is_traced_beside_what_runs_there() -> None:
     async def body(cluster: Cluster) -> None:
-        group = await launch(cluster, Resident, ranks=2)
-        processes = await group.process()
-        running = group.sleeps(0.5)
-        await cluster.start_trace(PidTracer)
-        traces = await cluster.stop_trace()
-        assert {name: int(trace) for name, trace in traces.items()} == {
-            "controller": os.getpid(), "actor[rank 0]": processes[0], "actor[rank 1]": processes[1],
-        }  # fmt: skip
-        await running
+        await check_each_process_is_traced(cluster, await launch(cluster, Resident, ranks=2))
 
     run(body)

@@ -19,7 +19,8 @@ from interlace.runtime.group import WorkerGroup
 from interlace.runtime.process.rank import ProcessRank
 from interlace.runtime.worker import Worker
 from interlace.schedule.schedule import Schedule
-from tests.contract.ray_workers import Engine, Mate, PidTracer, Resident, Trainer, large_array
+from tests.contract.ray_workers import Engine, Mate, Resident, Trainer, large_array
+from tests.contract.traced import check_each_process_is_traced
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -163,15 +164,7 @@ def test_a_running_cluster_of_two_nodes_is_joined_and_left() -> None:
 
 def test_each_process_is_traced_beside_what_runs_there() -> None:
     async def body(cluster: Cluster) -> None:
-        group = await launch(cluster, "actor", Resident, ranks=2)
-        processes = await group.process()
-        running = group.sleeps(0.5)
-        await cluster.start_trace(PidTracer)
-        traces = await cluster.stop_trace()
-        assert {name: int(trace) for name, trace in traces.items()} == {
-            "controller": os.getpid(), "actor[rank 0]": processes[0], "actor[rank 1]": processes[1],
-        }  # fmt: skip
-        await running
+        await check_each_process_is_traced(cluster, await launch(cluster, "actor", Resident, ranks=2))
 
     run(body)
 

@@ -9,6 +9,7 @@ from interlace.observe.report.gantt import DeviceTimeline
 from interlace.observe.report.sections import RUN_COLOURS, Entry
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.whole_file import write_whole
 
 STYLE = """
 :root { --ink: #1c2433; --soft: #667085; --line: #e6e9f0; --card: #ffffff; --back: #f6f7fa; --track: #eef0f5; }
@@ -77,9 +78,7 @@ def write_report(folders: Sequence[RunFolder], path: Path, *, step: int | None =
         )
         for place, folder in enumerate(folders)
     ]
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(page(entries, step), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, page(entries, step))
 
 
 def page(entries: Sequence[Entry], step: int | None) -> str:
