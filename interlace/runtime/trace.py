@@ -9,11 +9,12 @@ asynchronous events. All is written at step boundaries: the file grows with the 
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TextIO
 
-from interlace.core.types import JSON, FinishReason, Request, Sample
+from interlace.core.types import JSON, Completion, FinishReason, Request, Sample
 from interlace.runtime.goodput import OPERATIONS
 from interlace.runtime.timeline import Records, Served, Span, StepRecord
 from interlace.schedule.placement import Device
@@ -60,10 +61,8 @@ class TraceFile:
         self._file.close()
 
     def _append(self, records: Records) -> None:
-        finished = {served.span: _finished(served) for served in records.served}
-        workers = {
-            span: self._draw(span, span.end_s, finished.get(span, "")) for span in sorted(records.spans, key=_start)
-        }
+        calls = {served.span: served for served in records.served}
+        workers = {span: self._draw(span, span.end_s, calls.get(span)) for span in sorted(records.spans, key=_start)}
         for served in records.served:
             if served.span in workers:
                 self._arrows.generated(served, workers[served.span])
@@ -74,27 +73,32 @@ class TraceFile:
         for step in records.steps:
             self._step(step)
 
-    def _draw(self, span: Span, end_s: float, finished: str = "") -> int:
-        """Returns the number of its worker's track."""
+    def _draw(self, span: Span, end_s: float, served: Served | None = None) -> int:
+        """Returns the number of its worker's track, on which alone its samples are named."""
         start_us, end_us = _us(span.start_s), _us(end_s)
-        arguments = f'"args":{{{_arguments(span)}{finished}}}'
+        what, worker = _heads(span.group, span.rank, span.operation)
+        arguments = f'"cause":{_quoted(span.cause or span.operation)},"step":{span.step},"version":{span.version}'
         for device in span.devices:
-            self._slice(DEVICE_PROCESS, self._devices[device].name, span, (start_us, end_us), arguments)
-        return self._slice(WORKER_PROCESS, f"{span.group} rank {span.rank}", span, (start_us, end_us), arguments)
+            self._slice((DEVICE_PROCESS, self._devices[device].name), what, (start_us, end_us), arguments)
+        return self._slice(
+            (WORKER_PROCESS, worker), what, (start_us, end_us), arguments + _samples(span) + _finished(served)
+        )
 
-    def _slice(self, process: int, track_name: str, span: Span, when_us: tuple[float, float], arguments: str) -> int:
+    def _slice(self, track_name: tuple[int, str], what: str, when_us: tuple[float, float], arguments: str) -> int:
         start_us, end_us = when_us
-        track, is_free = self._tracks.place(process, track_name, start_us, end_us)
-        operation = f'"name":{_quoted(f"{span.role}.{span.operation}")},"cat":{_quoted(span.role)}'
-        where = f'"pid":{process},"tid":{track}'
-        if is_free:
+        track = self._tracks[track_name]
+        what = f'{what},"pid":{track_name[0]},"tid":{track.number}'
+        if track.reach_us <= start_us:
+            track.reach_us = end_us
             dur = round(end_us - start_us, 3)
-            self._lines.append(f'{{"ph":"X",{operation},{where},"ts":{start_us},"dur":{dur},{arguments}}}')
+            self._lines.append(f'{{"ph":"X",{what},"ts":{start_us},"dur":{dur},"args":{{{arguments}}}}}')
         else:
             self._num_beside += 1
-            both = f'{operation},{where},"id":{self._num_beside}'
-            self._lines.append(f'{{"ph":"b",{both},"ts":{start_us},{arguments}}},\n{{"ph":"e",{both},"ts":{end_us}}}')
-        return track
+            what += f',"id":{self._num_beside}'
+            self._lines.append(
+                f'{{"ph":"b",{what},"ts":{start_us},"args":{{{arguments}}}}},\n{{"ph":"e",{what},"ts":{end_us}}}'
+            )
+        return track.number
 
     def _step(self, step: StepRecord) -> None:
         start_us, end_us = _us(step.start_s), _us(step.end_s)
@@ -111,27 +115,29 @@ class TraceFile:
         return text
 
 
-class _Tracks:
-    """Numbers of tracks, and until when each is taken: slices of a track must not overlap."""
+@dataclass(slots=True)
+class _Track:
+    """Slices of a track must not overlap; what has no room there is drawn as an event beside it."""
+
+    number: int
+    reach_us: float = 0.0
+
+
+class _Tracks(dict[tuple[int, str], _Track]):
+    """(process, name) -> track; one that is asked for first is made."""
 
     def __init__(self, lines: list[str]) -> None:
+        super().__init__()
         self._lines = lines
-        self._tracks: dict[tuple[int, str], tuple[int, float]] = {}
 
-    def reserve(self, process: int, name: str, number: int) -> None:
+    def __missing__(self, key: tuple[int, str]) -> _Track:
+        return self.reserve(*key, len(self))
+
+    def reserve(self, process: int, name: str, number: int) -> _Track:
         """A track that is there before anything is on it."""
-        self._tracks[process, name] = (number, 0.0)
+        self[process, name] = _Track(number)
         _name(self._lines, "thread_name", process, number, name)
-
-    def place(self, process: int, name: str, start_us: float, end_us: float) -> tuple[int, bool]:
-        """The track of that name, and whether a slice has room there; if not, it is drawn as an event beside it."""
-        if (process, name) not in self._tracks:
-            self.reserve(process, name, len(self._tracks))
-        number, reach_us = self._tracks[process, name]
-        if reach_us > start_us:
-            return number, False
-        self._tracks[process, name] = (number, end_us)
-        return number, True
+        return self[process, name]
 
 
 class _Arrows:
@@ -146,11 +152,9 @@ class _Arrows:
         """Remembers where groups come from."""
         span = served.span
         inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
-        for response in served.responses:
-            done = response.completion
-            gid = done.request.serial
-            if gid >= 0 and done.request.sample_index >= 0 and done.finish_reason != FinishReason.ABORTED:
-                self._origins[gid] = (track, inside_us)
+        for done in _finishes(served):
+            if done.request.sample_index >= 0:
+                self._origins[done.request.serial] = (track, inside_us)
         while len(self._origins) > MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
 
@@ -173,26 +177,23 @@ class _Counters:
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
-        self._last: dict[str, float] = {}
+        self._last: dict[tuple[str, str], float] = {}
 
     def served(self, served: Served) -> None:
         """An engine's, as the call began and after it."""
         span = served.span
-        moments = (
-            (span.start_s, served.batch, served.kv_use),
-            (span.end_s, served.num_running, served.kv_use if served.num_running else 0.0),
-        )
-        for at_s, num_running, kv_use in moments:
-            self.count(f"running sequences {span.group}", at_s, num_running)
-            self.count(f"KV use {span.group}", at_s, round(kv_use, 3))
-        self.count(f"queued requests {span.group}", span.start_s, served.num_queued)
+        self.count("running sequences", span.start_s, served.batch, span.group)
+        self.count("KV use", span.start_s, round(served.kv_use, 3), span.group)
+        self.count("queued requests", span.start_s, served.num_queued, span.group)
+        self.count("running sequences", span.end_s, served.num_running, span.group)
+        self.count("KV use", span.end_s, round(served.kv_use, 3) if served.num_running else 0.0, span.group)
 
-    def count(self, name: str, at_s: float, value: float) -> None:
-        """One number."""
-        if self._last.get(name) != value:
-            self._last[name] = value
-            head = f'{{"ph":"C","name":{_quoted(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_us(at_s)}'
-            self._lines.append(f'{head},"args":{{"value":{value}}}}}')
+    def count(self, name: str, at_s: float, value: float, group: str = "") -> None:
+        """One number. group: the engine's that it is of."""
+        if self._last.get((name, group)) != value:
+            self._last[name, group] = value
+            head = f'{{"ph":"C","name":{_quoted(f"{name} {group}".rstrip())},"pid":{RUN_PROCESS},"tid":0'
+            self._lines.append(f'{head},"ts":{_us(at_s)},"args":{{"value":{value}}}}}')
 
 
 def _start(span: Span) -> float:
@@ -204,23 +205,32 @@ def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _arguments(span: Span) -> str:
-    parts = [f'"cause":{_quoted(span.cause or span.operation)},"step":{span.step},"version":{span.version}']
-    if span.end_s == math.inf:
-        parts.append('"unfinished":true')
-    if span.given and (names := names_of(span.given)):
-        parts.append(f'"samples":{json.dumps(names)}')
-    return ",".join(parts)
+@lru_cache(maxsize=4096)
+def _heads(group: str, rank: int, operation: str) -> tuple[str, str]:
+    """(name and category of an operation's events, name of its worker's track)."""
+    role = group.partition("/")[0]
+    return f'"name":{_quoted(f"{role}.{operation}")},"cat":{_quoted(role)}', f"{group} rank {rank}"
 
 
-def _finished(served: Served) -> str:
+def _samples(span: Span) -> str:
+    names = names_of(span.given) if span.given else ()
+    unfinished = ',"unfinished":true' if span.end_s == math.inf else ""
+    return f',"samples":{json.dumps(names)}{unfinished}' if names else unfinished
+
+
+def _finished(served: Served | None) -> str:
     """[group, sample, response tokens, finish reason] of each sample of the flow that the call finished."""
     found = [
-        (done.request.serial, done.request.sample_index, len(done.token_ids), done.finish_reason.value)
-        for done in (response.completion for response in served.responses)
-        if done.request.serial >= 0 and done.finish_reason != FinishReason.ABORTED
+        f'[{done.request.serial},{done.request.sample_index},{len(done.token_ids)},"{done.finish_reason}"]'
+        for done in (_finishes(served) if served else ())
     ]
-    return f',"finished":{json.dumps(found)}' if found else ""
+    return f',"finished":[{",".join(found)}]' if found else ""
+
+
+def _finishes(served: Served) -> list[Completion]:
+    """Of the samples of the flow that a call finished."""
+    done = [response.completion for response in served.responses]
+    return [each for each in done if each.request.serial >= 0 and each.finish_reason != FinishReason.ABORTED]
 
 
 def names_of(given: Sequence[object]) -> list[JSON]:
