@@ -97,29 +97,30 @@ static void attend_layer(const Decoder& d, const Layer& layer, const Tokens& t, 
   write_and_attend(t, a);
 }
 
-static void run_layer(const Decoder& d, const Layer& layer, const Tokens& t, Buffers& b) {
+// next: the weight that is read after the layer's.
+static void run_layer(const Decoder& d, const Layer& layer, const float* next, const Tokens& t, Buffers& b) {
   const int64_t count = t.count, query = d.heads * d.head_dim, key = d.kv_heads * d.head_dim, width = query + 2 * key;
   auto normalise = [&](const float* weight) {
     for (int64_t i = 0; i < count; ++i)
       rms_norm(b.residual + i * d.hidden, weight, b.normed + i * d.hidden, d.hidden, layer.epsilon);
   };
-  auto project = [&](const float* weight, int64_t rows, float* out, int64_t out_row) {
-    multiply({b.normed, d.hidden, count, d.hidden, weight, rows, out, out_row, false});
+  auto project = [&](const float* weight, int64_t rows, float* out, int64_t out_row, const float* after) {
+    multiply({b.normed, d.hidden, count, d.hidden, weight, rows, out, out_row, false, after});
   };
   normalise(layer.input_norm);
-  project(layer.query, query, b.qkv, width);
-  project(layer.key, key, b.qkv + query, width);
-  project(layer.value, key, b.qkv + query + key, width);
+  project(layer.query, query, b.qkv, width, layer.key);
+  project(layer.key, key, b.qkv + query, width, layer.value);
+  project(layer.value, key, b.qkv + query + key, width, layer.out);
   const double start = seconds();
   rotate(d, layer, t, b.qkv);
   attend_layer(d, layer, t, b);
   b.attention_s += seconds() - start;
-  multiply({b.attended, query, count, query, layer.out, d.hidden, b.residual, d.hidden, true});
+  multiply({b.attended, query, count, query, layer.out, d.hidden, b.residual, d.hidden, true, layer.gate});
   normalise(layer.post_norm);
-  project(layer.gate, d.inner, b.gate_up, 2 * d.inner);
-  project(layer.up, d.inner, b.gate_up + d.inner, 2 * d.inner);
+  project(layer.gate, d.inner, b.gate_up, 2 * d.inner, layer.up);
+  project(layer.up, d.inner, b.gate_up + d.inner, 2 * d.inner, layer.down);
   gate_rows(b.gate_up, d.inner, count);
-  multiply({b.gate_up, 2 * d.inner, count, d.inner, layer.down, d.hidden, b.residual, d.hidden, true});
+  multiply({b.gate_up, 2 * d.inner, count, d.inner, layer.down, d.hidden, b.residual, d.hidden, true, next});
 }
 
 // Logits [num_wanted, vocab] of the tokens whose indices are `wanted`.
@@ -127,8 +128,9 @@ static void run_decoder(const Decoder& d, const Tokens& t, const int64_t* token_
                         int64_t num_wanted, Buffers& b) {
   for (int64_t i = 0; i < t.count; ++i)
     std::memcpy(b.residual + i * d.hidden, d.embedding + token_ids[i] * d.hidden, sizeof(float) * d.hidden);
-  for (int64_t layer = 0; layer < d.num_layers; ++layer) run_layer(d, d.layers[layer], t, b);
+  for (int64_t layer = 0; layer < d.num_layers; ++layer)
+    run_layer(d, d.layers[layer], layer + 1 < d.num_layers ? d.layers[layer + 1].query : d.head, t, b);
   for (int64_t i = 0; i < num_wanted; ++i)
     rms_norm(b.residual + wanted[i] * d.hidden, d.norm, b.normed + i * d.hidden, d.hidden, d.epsilon);
-  multiply({b.normed, d.hidden, num_wanted, d.hidden, d.head, d.vocab, b.logits, d.vocab, false});
+  multiply({b.normed, d.hidden, num_wanted, d.hidden, d.head, d.vocab, b.logits, d.vocab, false, d.layers->query});
 }

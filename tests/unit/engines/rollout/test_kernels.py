@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from interlace.engines.rollout import NativeEngine, SamplingParams, kernels
+from interlace.engines.rollout import NativeEngine, SamplingParams, kernels, verify
 
 
 @pytest.fixture
@@ -46,8 +46,14 @@ def test_a_failing_compiler_is_quoted(fresh: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("hidden", "inner", "vocab"), [(40, 52, 101), (64, 1300, 96), (720, 700, 97), (8, 4, 3)])
-def test_products_of_any_size_are_right_and_invariant(hidden: int, inner: int, vocab: int) -> None:
-    """Sizes that leave rests of vectors, of tiles and of cache blocks; the engine compares with the model at start."""
+def test_products_of_any_size_are_right_and_invariant(
+    hidden: int, inner: int, vocab: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes that leave rests of vectors, of tiles and of cache blocks; the engine compares with the model at start.
+
+    Every number of rows: each has tiles of its own.
+    """
+    monkeypatch.setattr(verify, "COMPANY", tuple(range(1, 70)))
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=hidden, intermediate_size=inner, vocab_size=vocab, num_hidden_layers=2, num_attention_heads=2,
@@ -63,5 +69,6 @@ def test_other_processors_get_another_library(fresh: Path, monkeypatch: pytest.M
         pytest.skip("no x86 processor with AVX2")
     flags = tuple("-march=haswell" if flag == "-march=native" else flag for flag in kernels.FLAGS)
     monkeypatch.setattr(kernels, "FLAGS", flags)
+    monkeypatch.setattr(verify, "COMPANY", tuple(range(1, 40)))
     report = NativeEngine(make_model(), max_running=40).report()
     assert "c++ decoder" in report.attention and report.invariant, report
