@@ -3,6 +3,9 @@
 Linear layers see one row of tokens without padding. Only inside attention are sequences of similar length brought into
 a dense [sequences, heads, length, head dim] block, so that causal attention costs the sum of squares of the lengths
 and not the square of their sum.
+
+A prompt that several samples answer stands in the row once, since what a causal model computes of it does not depend on
+what follows (as in Prefix Grouper, arXiv 2506.05433). Attention alone sees it before each of its responses.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from interlace.engines.train.prepare import on_device
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
 PACKED_ATTENTION = "interlace_packed"
@@ -49,16 +54,48 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedTokens:
+    """How the sequences that attention sees, F tokens one after the other, come from a row of S tokens."""
+
+    spread_F: Tensor
+    """[F] for each token its place in the row."""
+    home_S: Tensor
+    """[S] for each place of the row its first token."""
+    again_E: Tensor
+    """[F - S] the other tokens: further copies of what the row has once."""
+
+    @classmethod
+    def of(cls, spread_F: NDArray[np.int64], device: torch.device) -> SharedTokens | None:
+        """None where every place of the row is one token's, in order."""
+        places, home_S = np.unique(spread_F, return_index=True)
+        if len(places) == len(spread_F):
+            return None
+        again_E = np.setdiff1d(np.arange(len(spread_F)), home_S, assume_unique=True)
+        return cls(
+            spread_F=on_device(spread_F, device, torch.long),
+            home_S=on_device(home_S, device, torch.long),
+            again_E=on_device(again_E, device, torch.long),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLayout:
     """Where the sequences of a packed row lie. Handed to attention as an argument of the model's forward."""
 
     blocks: tuple[Block, ...]
+    shared: SharedTokens | None = None
+    """Where some tokens belong to several sequences; blocks then count the sequences' tokens, not the row's."""
     on_call: Callable[[int | None], None] | None = None
     """Told the sliding window of each attention call; how a probe sees what a model asks for."""
 
     @classmethod
     def of(
-        cls, sizes: Sequence[int], device: torch.device, on_call: Callable[[int | None], None] | None = None
+        cls,
+        sizes: Sequence[int],
+        device: torch.device,
+        *,
+        shared: SharedTokens | None = None,
+        on_call: Callable[[int | None], None] | None = None,
     ) -> PackedLayout:
         """sizes: tokens of each sequence, in row order; best sorted."""
         blocks, first, start = [], 0, 0
@@ -67,7 +104,7 @@ class PackedLayout:
                 continue
             blocks.append(_block(start, sizes[first:index], device))
             start, first = blocks[-1].stop, index
-        return cls(blocks=tuple(blocks), on_call=on_call)
+        return cls(blocks=tuple(blocks), shared=shared, on_call=on_call)
 
 
 def register() -> None:
@@ -106,11 +143,15 @@ def packed_attention(  # noqa: PLR0913 # house: the signature is that of transfo
     if packed_layout.on_call:
         packed_layout.on_call(sliding_window)
     kernel = _Kernel(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
+    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    if shared := packed_layout.shared:
+        rows = [_Spread.apply(tensor, shared) for tensor in rows]
     # Split, not sliced: the backward of a split is one concatenation, that of each slice a tensor as large as the row.
     sizes = [block.stop - block.start for block in packed_layout.blocks]
-    parts = zip(*(tensor[0].transpose(0, 1).split(sizes) for tensor in (query, key, value)), strict=True)
-    outputs = [_attend_block(kernel, block, *rows) for block, rows in zip(packed_layout.blocks, parts, strict=True)]
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0), None
+    parts = zip(*(tensor.split(sizes) for tensor in rows), strict=True)
+    outputs = [_attend_block(kernel, block, *part) for block, part in zip(packed_layout.blocks, parts, strict=True)]
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return (_Scatter.apply(output, shared.home_S) if shared else output).unsqueeze(0), None
 
 
 def _untraced(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
@@ -155,6 +196,23 @@ class _Kernel:
         return mask if self.window is None else mask.triu(1 - self.window)
 
 
+class _Spread(torch.autograd.Function):
+    """Puts a row's tokens wherever a sequence has them; the backward adds up what comes from the copies."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, row: Tensor, shared: SharedTokens) -> Tensor:
+        ctx.shared = shared  # type: ignore[attr-defined]
+        return row.index_select(0, shared.spread_F)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
+        shared: SharedTokens = ctx.shared  # type: ignore[attr-defined]
+        row = gradients[0].index_select(0, shared.home_S)
+        again = gradients[0].index_select(0, shared.again_E)
+        # Not index_add_, whose order of additions differs from call to call on a GPU.
+        return row.index_put_((shared.spread_F[shared.again_E],), again, accumulate=True), None
+
+
 class _Rows(torch.autograd.Function):
     """Picks rows; the backward picks too, since no two picked rows that carry gradient come from the same place."""
 
@@ -169,7 +227,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """Picks the row's tokens out of the dense block; padding gets no gradient."""
+    """Picks the row's tokens out of what is larger; what is not picked, such as padding, gets no gradient."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, dense: Tensor, to_row: Tensor) -> Tensor:

@@ -19,8 +19,7 @@ from interlace.engines.train.packing import (
     collate,
     placeholder,
     read_columns,
-    row_length,
-    split_by_tokens,
+    split_samples,
 )
 from interlace.engines.train.prepare import ahead
 from interlace.engines.train.ranks import Ranks, own_part
@@ -56,8 +55,8 @@ class PackedEngine:
     def _split(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Micro-batches, as indices, and empty ones where other ranks have more; without samples without a response."""
         present = [index for index, sample in enumerate(samples) if sample.num_tokens]
-        lengths = [row_length(samples[index]) for index in present]
-        split = split_by_tokens(lengths, self._packing.tokens_per_microbatch)
+        answered = [samples[index] for index in present]
+        split = split_samples(answered, self._packing.tokens_per_microbatch, padded=not self.packed.is_packed)
         num_missing = self._ranks.largest(len(split)) - len(split)
         return [[present[row] for row in rows] for rows in split] + [[] for _ in range(num_missing)]
 

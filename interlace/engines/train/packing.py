@@ -1,4 +1,4 @@
-"""Samples laid out as micro-batches: one row of tokens, sample after sample, no padding."""
+"""Samples laid out as micro-batches: one row of tokens, sample after sample, no padding, each prompt once."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.core.types import Prompt, Sample, SampleKey
-from interlace.engines.train.attention import PackedLayout
+from interlace.engines.train.attention import PackedLayout, SharedTokens
 from interlace.engines.train.prepare import on_device
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from interlace.core.types import BoolArray, FloatArray, IntArray
+
+    Places = NDArray[np.int64]
+    """Of a sample's tokens, flat."""
 
 
 class PackingConfig(Config):
     """How much is computed at once, and by what. Changes memory and speed, and at most the last bits of a result."""
 
     tokens_per_microbatch: int = Field(default=8192, ge=1)
-    """Prompt and response tokens of one forward; a longer sample has one to itself."""
+    """Prompt and response tokens of one forward, a prompt that samples share counted once; a longer sample has one to
+    itself."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward: less memory, about a third more time."""
     compile: bool = False
@@ -38,7 +43,7 @@ class PackingConfig(Config):
 class MicroBatch:
     """The tokens of some samples, ready for one forward. T = response tokens asked for, over all samples.
 
-    A sample's row is its prompt and its response without the last token, whose logits nobody reads.
+    A sample's tokens are its prompt and its response without the last one, whose logits nobody reads.
     """
 
     input_ids: Tensor
@@ -48,9 +53,9 @@ class MicroBatch:
     attention_mask: Tensor | None
     """[samples, longest] where padded."""
     layout: PackedLayout | None
-    """Where each sample lies, where packed."""
+    """Where each sample lies, where packed; samples of one prompt have its tokens in common."""
     keep_T: Tensor
-    """[T] flat positions whose output predicts the response tokens."""
+    """[T] flat positions whose output predicts the response tokens; samples of one prompt have the first in common."""
     targets_T: Tensor
     """[T] the response tokens."""
     sample_T: Tensor
@@ -93,6 +98,25 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return bins
 
 
+def split_samples(samples: Sequence[Sample], budget: int, *, padded: bool) -> list[list[int]]:
+    """Micro-batches of at most `budget` tokens, as indices, longest first. Samples of one prompt stay together as far
+    as they fit, so that it counts once, unless rows are padded, where each sample has its own."""
+    if padded:
+        return split_by_tokens([row_length(sample) for sample in samples], budget)
+    by_prompt: dict[bytes, list[int]] = {}
+    for index, sample in enumerate(samples):
+        by_prompt.setdefault(sample.prompt.token_ids.tobytes(), []).append(index)
+    parts, lengths = [], []
+    for group in by_prompt.values():
+        num_prompt_tokens = len(samples[group[0]].prompt.token_ids)
+        own = [samples[index].num_tokens - 1 for index in group]
+        for part in split_by_tokens(own, budget - num_prompt_tokens):
+            parts.append([group[place] for place in part])
+            lengths.append(num_prompt_tokens + sum(own[place] for place in part))
+    whole = [[index for part in bin_ for index in parts[part]] for bin_ in split_by_tokens(lengths, budget)]
+    return [sorted(indices, key=lambda index: (-row_length(samples[index]), index)) for indices in whole]
+
+
 def placeholder() -> Sample:
     """One token to predict, from one: what an empty micro-batch computes."""
     token = np.zeros(1, np.int32)
@@ -114,26 +138,24 @@ def collate(
     """
     rows = [_row(sample) for sample in samples]
     sizes = [len(row) for row in rows]
-    width = max(sizes)
-    offsets = [index * width for index in range(len(rows))] if padded else _starts(sizes)
+    places = _padded_places(sizes) if padded else _places(samples)
     keep, targets, lengths = [], [], []
-    for sample, offset, mask in zip(samples, offsets, masks, strict=True):
-        first = offset + len(sample.prompt.token_ids) - 1
-        positions = np.arange(first, first + sample.num_tokens)
+    for sample, place, mask in zip(samples, places, masks, strict=True):
+        positions = place[len(sample.prompt.token_ids) - 1 :]
         keep.append(positions if mask is None else positions[mask])
         targets.append(sample.token_ids if mask is None else sample.token_ids[mask])
         lengths.append(len(targets[-1]))
-    if padded:
-        input_ids, position_ids = _pad(rows, width), np.arange(width)[None].repeat(len(rows), 0)
-        attention_mask = on_device(position_ids < np.array(sizes)[:, None], device, torch.long)
-    else:
-        input_ids, attention_mask = np.concatenate(rows)[None], None
-        position_ids = np.concatenate([np.arange(size) for size in sizes])[None]
+    shape = (len(rows), max(sizes)) if padded else (1, 1 + max(int(place[-1]) for place in places))
+    input_ids, position_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for row, place in zip(rows, places, strict=True):
+        input_ids.flat[place], position_ids.flat[place] = row, np.arange(len(row))
+    mask_NL = np.arange(shape[1]) < np.array(sizes)[:, None] if padded else None
+    shared = None if padded else SharedTokens.of(np.concatenate(places), device)
     return MicroBatch(
         input_ids=on_device(input_ids, device, torch.long),
         position_ids=on_device(position_ids, device, torch.long),
-        attention_mask=attention_mask,
-        layout=None if padded else PackedLayout.of(sizes, device),
+        attention_mask=None if mask_NL is None else on_device(mask_NL, device, torch.long),
+        layout=None if padded else PackedLayout.of(sizes, device, shared=shared),
         keep_T=on_device(np.concatenate(keep), device, torch.long),
         targets_T=on_device(np.concatenate(targets), device, torch.long),
         sample_T=on_device(np.repeat(np.arange(len(rows)), lengths), device),
@@ -170,12 +192,21 @@ def _row(sample: Sample) -> IntArray:
     return np.concatenate([sample.prompt.token_ids, sample.token_ids[:-1]])
 
 
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return [0, *np.cumsum(sizes)[:-1].tolist()]
+def _places(samples: Sequence[Sample]) -> list[Places]:
+    """Of each sample, where its tokens stand in a row that has each prompt once, before its first response."""
+    prompts: dict[bytes, Places] = {}
+    found: list[Places] = []
+    reach = 0
+    for sample in samples:
+        key = sample.prompt.token_ids.tobytes()
+        if key not in prompts:
+            prompts[key] = np.arange(reach, reach + len(sample.prompt.token_ids))
+            reach += len(prompts[key])
+        own = np.arange(reach, reach + sample.num_tokens - 1)
+        reach += len(own)
+        found.append(np.concatenate([prompts[key], own]))
+    return found
 
 
-def _pad(rows: Sequence[IntArray], width: int) -> IntArray:
-    padded = np.zeros((len(rows), width), np.int32)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = row
-    return padded
+def _padded_places(sizes: Sequence[int]) -> list[Places]:
+    return [np.arange(size) + index * max(sizes) for index, size in enumerate(sizes)]

@@ -53,18 +53,22 @@ def tiny_model(kind: str = "qwen2", **extra: object) -> PreTrainedModel:
 
 
 def ragged_samples(count: int, seed: int = 0, *, longest: int = 20) -> list[Sample]:
-    """Samples of random lengths with every column that a policy loss reads; some tokens are not trained."""
+    """Samples of random lengths with every column that a policy loss reads; some tokens are not trained.
+
+    Of four in a row three answer one prompt.
+    """
     draw = np.random.default_rng(seed)
-    samples = []
+    samples: list[Sample] = []
     for index in range(count):
         length = int(draw.integers(1, longest))
         behaviour = -draw.random(length, np.float32) * 4
         mask = draw.random(length) < 0.8
         mask[0] = True
+        prompt = Prompt(uid=str(index), token_ids=_tokens(draw, 1, 9), text="", answer="")
         samples.append(
             Sample(
                 key=SampleKey(index, 0),
-                prompt=Prompt(uid=str(index), token_ids=_tokens(draw, 1, 9), text="", answer=""),
+                prompt=samples[-1].prompt if index % 4 in (1, 2) else prompt,
                 token_ids=_tokens(draw, length, length + 1),
                 logprobs=behaviour,
                 loss_mask=None if index % 3 == 0 else mask,
