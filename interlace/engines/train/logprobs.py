@@ -82,7 +82,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 weight = weight - of_entropy_T[rows, None] * (log_p + entropy_T[rows, None])
             gradient = log_p.exp_().mul_(weight)
             gradient.scatter_add_(-1, targets_T[rows, None], of_logprob_T[rows, None])
-            logits_TV[rows] = gradient.div_(temperature)
+            logits_TV[rows] = gradient if temperature == 1 else gradient.div_(temperature)
         return logits_TV, None, None
 
 
@@ -93,5 +93,6 @@ def _chunks(logits_TV: Tensor) -> list[slice]:
 
 
 def _scores(logits: Tensor, temperature: float) -> Tensor:
-    """A float32 copy of the scaled logits."""
-    return logits.float() / temperature
+    """The scaled logits in float32; they themselves where that changes nothing."""
+    scores = logits.float()
+    return scores if temperature == 1 else scores / temperature
