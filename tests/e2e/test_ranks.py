@@ -1,6 +1,7 @@
 """Whole runs whose trained roles have two ranks, at toy size."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,14 @@ def test_a_resumed_run_of_two_ranks_is_equal_to_one_that_never_stopped(tmp_path:
     run(tmp_path, "stopped", ["actor.ranks=2"], resume=True)
     assert metrics(tmp_path, "stopped") == metrics(tmp_path, "whole")
     assert equal_weights(final_weights(tmp_path, "stopped"), final_weights(tmp_path, "whole"))
+
+
+@pytest.mark.slow  # compiles
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_ranks_with_compiled_layers_train_as_one_without(tmp_path: Path) -> None:
+    run(tmp_path, "one", ["steps=2"])
+    run(tmp_path, "compiled", ["steps=2", "actor.ranks=2", "actor.compile=true"])
+    assert_same(tmp_path, "compiled", "one")
 
 
 @pytest.mark.slow  # eight processes that import torch
