@@ -5,9 +5,10 @@ a ratio compares neighbours in time; rates are tokens per CPU second, and a rati
 
 - `generate`: one padded batch; a row that ended is padded until the longest row ends.
 - `continuous batching`: transformers' ContinuousBatchingManager with each request's own max_new_tokens.
-- `share of the bound`: the time that a decode step of 4 or 64 rows must take at least, max(FLOPs / GEMM rate, bytes /
+- `share of the bound`: the time that a decode step of some rows must take at least, max(FLOPs / GEMM rate, bytes /
   memory bandwidth), both measured in this run, over the time it took. `outside`: the part of a decode step that is
-  not the model's forward pass.
+  not the model's forward pass. `--rows` chooses the numbers of rows; with `--workloads` and no name nothing else
+  is measured. `--threads` are the decoder's in these steps; with two or more, times are the clock's and not the CPU's.
 
     python benchmarks/rollout.py [--model tiny|135m] [--median 64] [--rounds 5] [--against generate] [--json FILE]
 """
@@ -34,7 +35,7 @@ from transformers import (
 )
 
 from interlace.core.types import Request
-from interlace.engines.rollout import NativeEngine, SamplingParams
+from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 
 SAMPLES, PROMPT_TOKENS = 64, 16
 PEERS = ("generate", "continuous batching")
@@ -156,57 +157,86 @@ def compare(name: str, workloads: list[str], median: int, rounds: int, peers: li
     return results
 
 
-def share_of_bound(name: str, rows: int, steps: int) -> dict[str, float]:
+@dataclass(frozen=True, kw_only=True)
+class Steps:
     """Decode steps of some rows, against what the machine's GEMM rate and memory bandwidth allow."""
+
+    rows: int
+    gemm_gflops_per_s: float
+    bandwidth_gb_per_s: float
+    step_ms: float
+    compute_ms: float
+    """FLOPs / GEMM rate."""
+    read_ms: float
+    """Bytes of the weights / bandwidth."""
+    share_of_bound: float
+    """Of the larger of the two, in step_ms."""
+    outside_forward: float
+    attention_share: float
+    """Of the forward pass."""
+
+
+def decode_steps(name: str, row_counts: list[int], steps: int, threads: int) -> list[Steps]:
+    """Without speculation: as many tokens as rows."""
     model = build(name)
     weights = (
         sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
         + model.get_input_embeddings().weight.numel()
     )
-    engine = NativeEngine(model, max_running=SAMPLES)
+    engine = NativeEngine(model, max_running=SAMPLES, options=EngineOptions(draft_tokens=0, num_threads=threads))
+    torch.set_num_threads(1)  # the machine's rates are those of one core
+    return [_decode_steps(engine, weights, rows, steps, threads) for rows in row_counts]
+
+
+def _decode_steps(engine: NativeEngine, weights: int, rows: int, steps: int, threads: int) -> Steps:
     for index in range(rows):
         prompt = [(index * 7 + place) % 512 for place in range(PROMPT_TOKENS)]
-        engine.submit(
-            Request(uid="b", sample_index=index, prompt_ids=prompt, params=SamplingParams(max_new_tokens=steps + 8))
-        )
+        params = SamplingParams(max_new_tokens=steps + 8)
+        engine.submit(Request(uid=f"b{rows}", sample_index=index, prompt_ids=prompt, params=params))
     for _ in range(3):
         engine.step()
     engine.metrics()
     flops, bandwidth, spent, wall_s = [], [], [], 0.0
     square = torch.randn(1024, 1024)
     block = torch.randn(16 * 2**20)
+    clock = time.process_time if threads == 1 else time.perf_counter
     for _ in range(5):
         flops.append(2 * 1024**3 / timed(lambda: square @ square))
         bandwidth.append(block.nbytes / timed(block.sum))
         start = time.perf_counter()
-        spent += [timed(engine.step) for _ in range(steps // 5)]
+        spent += [timed(engine.step, clock) for _ in range(steps // 5)]
         wall_s += time.perf_counter() - start
     split = engine.metrics()
+    engine.abort()
     step_s = statistics.median(spent)
-    needed = max(2 * weights * rows / max(flops), 4 * weights / max(bandwidth))
-    return {
-        "gemm_gflops_per_s": max(flops) / 1e9,
-        "bandwidth_gb_per_s": max(bandwidth) / 1e9,
-        "step_ms": step_s * 1e3,
-        "bound_ms": needed * 1e3,
-        "share_of_bound": needed / step_s,
-        "outside_forward": 1 - split["forward_s"] / wall_s,
-        "attention_share": split["attention_s"] / split["forward_s"],
-    }
+    compute_s, read_s = 2 * weights * rows / max(flops), 4 * weights / max(bandwidth)
+    return Steps(
+        rows=rows,
+        gemm_gflops_per_s=max(flops) / 1e9,
+        bandwidth_gb_per_s=max(bandwidth) / 1e9,
+        step_ms=step_s * 1e3,
+        compute_ms=compute_s * 1e3,
+        read_ms=read_s * 1e3,
+        share_of_bound=max(compute_s, read_s) / step_s,
+        outside_forward=1 - split["forward_s"] / wall_s,
+        attention_share=split["attention_s"] / split["forward_s"],
+    )
 
 
-def timed(work: Callable[[], object]) -> float:
-    """CPU seconds."""
-    start = time.process_time()
+def timed(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
+    """Seconds, of the CPU where no other clock is given."""
+    start = clock()
     work()
-    return time.process_time() - start
+    return clock() - start
 
 
 def main() -> None:
     """Prints a table and writes the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["tiny", "135m"], default="tiny")
-    parser.add_argument("--workloads", nargs="+", choices=["uniform", "long tail"], default=["uniform", "long tail"])
+    parser.add_argument("--rows", nargs="+", type=int, default=[4, SAMPLES])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--workloads", nargs="*", choices=["uniform", "long tail"], default=["uniform", "long tail"])
     parser.add_argument("--median", type=int, default=64, help="response tokens; 16 keeps 135m within minutes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--against", nargs="+", choices=PEERS, default=list(PEERS))
@@ -214,19 +244,23 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     steps = 100 if arguments.model == "tiny" else 10
-    bound = {rows: share_of_bound(arguments.model, rows, steps) for rows in (4, SAMPLES)}
-    for rows, found in bound.items():
-        print(f"\ndecode steps of {rows} rows")
-        for key, value in found.items():
-            print(f"  {key:22}{value:10.3g}")
-    results = compare(arguments.model, arguments.workloads, arguments.median, arguments.rounds, arguments.against)
+    bound = decode_steps(arguments.model, arguments.rows, steps, arguments.threads)
+    for found in bound:
+        print("".join(f"{key} {value:.3g}   " for key, value in asdict(found).items()))
+    results = (
+        compare(arguments.model, arguments.workloads, arguments.median, arguments.rounds, arguments.against)
+        if arguments.workloads
+        else []
+    )
     for result in results:
         print(f"\n{arguments.model}, {result.workload}: {result.tokens} tokens in {SAMPLES} samples")
         for contestant, rate in result.tokens_per_s.items():
             ratio = f"   interlace is {result.ratio[contestant]:.2f}x" if contestant in result.ratio else ""
             print(f"  {contestant:22}{rate:10.0f} tokens per CPU second{ratio}")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"bound": bound, "results": [asdict(one) for one in results]}, indent=1))
+        arguments.json.write_text(
+            json.dumps({"steps": [asdict(one) for one in bound], "results": [asdict(one) for one in results]}, indent=1)
+        )
 
 
 if __name__ == "__main__":

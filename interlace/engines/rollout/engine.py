@@ -215,7 +215,7 @@ class NativeEngine:
 
     def _kv_use(self) -> float:
         """Share of the cells that running sequences hold; what ended ones left for reuse is free to be taken."""
-        return self._store.held([sequence.row for sequence in self._scheduler.running]) / self._store.num_cells
+        return self._store.held(self._scheduler.running_rows()) / self._store.num_cells
 
     def _forget_computed(self) -> None:
         self._scheduler.forget_computed()
@@ -287,7 +287,7 @@ class NativeEngine:
         """Draws the tokens that come at `places` and keeps those whose predecessors were right. Returns how many."""
         table, rows = self._table, wanted.rows
         tokens, logprobs = draw(logits, wanted, table, self._sampler)
-        if not table.num_drafts[rows].any():
+        if not (self._draft_tokens and table.num_drafts[rows].any()):
             self._append(rows, tokens, logprobs, finished)
             return len(rows)
         kept = 0

@@ -113,7 +113,7 @@ class KVStore(Protocol):
         """[num_tokens] pool cells of a row's first tokens."""
         ...
 
-    def held(self, rows: Sequence[int]) -> int:
+    def held(self, rows: Int64Array) -> int:
         """Cells that some rows hold, shared ones counted once."""
         ...
 
@@ -182,8 +182,8 @@ class SlotStore:
     def cells(self, row: int, num_tokens: int) -> Int64Array:
         return self.page_table[row, 0] + np.arange(num_tokens, dtype=np.int64)
 
-    def held(self, rows: Sequence[int]) -> int:
-        return int(self.capacity[list(rows)].sum())
+    def held(self, rows: Int64Array) -> int:
+        return int(self.capacity[rows].sum())
 
     def _take(self, size: int) -> int | None:
         """A free block of `size`, splitting the smallest larger one; the lowest offset, so that runs repeat."""
@@ -270,6 +270,6 @@ class PagedStore:
         positions = np.arange(num_tokens, dtype=np.int64)
         return self.page_table[row, positions >> self.page_shift] + (positions & (self._page - 1))
 
-    def held(self, rows: Sequence[int]) -> int:
+    def held(self, rows: Int64Array) -> int:
         pages = [self.page_table[row, : int(self.capacity[row]) >> self.page_shift] for row in rows]
         return len(np.unique(np.concatenate(pages))) * self._page if pages else 0

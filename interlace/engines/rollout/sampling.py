@@ -15,16 +15,26 @@ from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.sequence import SequenceTable
 
 FloatRows = NDArray[np.float32]
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ONE, _GOLDEN = np.uint64(1), np.uint64(0x9E3779B97F4A7C15)
+_ROUNDS = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
+_LAST_SHIFT, _UNUSED_BITS = np.uint64(31), np.uint64(11)
 
 
 def keyed_uniform(keys: NDArray[np.uint64], positions: Int64Array) -> NDArray[np.float64]:
     """[N] numbers in (0, 1), one for each key and position: splitmix64 (Steele et al., OOPSLA 2014) as a hash."""
-    x = keys + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    x = positions.astype(np.uint64)
+    x += _ONE
+    x *= _GOLDEN
+    x += keys
+    for shift, factor in _ROUNDS:
+        x ^= x >> shift
+        x *= factor
+    x ^= x >> _LAST_SHIFT
+    x >>= _UNUSED_BITS
+    return (x.astype(np.float64) + 0.5) * 2.0**-53
 
 
 class PlainSampler(Protocol):

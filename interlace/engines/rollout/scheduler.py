@@ -61,7 +61,7 @@ class Scheduler:
         if self.waiting and self._table.num_free:
             self._admit()
         self._make_room(lookahead)
-        table, rows = self._table, self._running_rows()
+        table, rows = self._table, self.running_rows()
         left = table.num_tokens[rows] + table.num_drafts[rows] - table.num_computed[rows]
         total = int(left.sum())
         if total == len(rows):
@@ -81,7 +81,7 @@ class Scheduler:
         Only where each row will run one token more and has room for it: cells of rows that run must not move.
         """
         self._prepared = None
-        rows = self._running_rows()
+        rows = self.running_rows()
         if not plan.all_decode or len(plan.rows) < len(rows) or (self.waiting and self._table.num_free):
             return
         needed = np.minimum(self._table.num_tokens[rows] + lookahead, self._table.limit[rows])
@@ -127,7 +127,7 @@ class Scheduler:
 
     def _make_room(self, lookahead: int) -> None:
         """Reserves the cells of the step; preempts the youngest until they suffice."""
-        table, store, rows = self._table, self._store, self._running_rows()
+        table, store, rows = self._table, self._store, self.running_rows()
         needed = np.minimum(table.num_tokens[rows] + table.num_drafts[rows] + lookahead - 1, table.limit[rows])
         if not (needed > store.capacity[rows]).any():
             return
@@ -136,7 +136,8 @@ class Scheduler:
                 if not self._prefixes.evict():
                     self._preempt(self.running[-1])
 
-    def _running_rows(self) -> Int64Array:
+    def running_rows(self) -> Int64Array:
+        """Those of `running`, in its order."""
         if self._stale:
             self._rows = np.asarray([sequence.row for sequence in self.running], np.int64)
             self._stale = False
