@@ -54,7 +54,7 @@ def test_forward_and_backward_hold_one_table_of_logits(monkeypatch: pytest.Monke
     engine = TrainEngine(
         tiny_model("qwen2", vocab_size=4000), loss=sft_loss, optimizer=OptimizerConfig(), config=TrainConfig()
     )
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 4000 * 8)
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", {"cpu": 4000 * 8})
     with Allocations(int(num_tokens) * 4000) as allocations:
         engine.accumulate(samples)
     assert allocations.made == ["aten.mm.default"]

@@ -27,7 +27,7 @@ def test_value_and_gradient(seed: int, tokens: int, chunk: int, heat: float) -> 
     (up[0] * expected[0] + up[1] * expected[1]).sum().backward()
     ours = logits.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK_ELEMENTS", chunk)
+        patch.setattr(module, "CHUNK_ELEMENTS", {"cpu": chunk})
         found = token_logprobs(ours * 1, targets, heat)
         (up[0] * found[0] + up[1] * found[1]).sum().backward()
     for one, other in zip(found, expected, strict=True):
