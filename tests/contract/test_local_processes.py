@@ -47,8 +47,8 @@ def test_they_end_with_the_cluster_and_leave_nothing_behind() -> None:
 
     async def body(cluster: Cluster) -> list[int]:
         group = await launch(cluster, Resident)
-        assert isinstance(cluster, LocalCluster) and cluster._folder and cluster._folder.is_dir()
-        made.append(cluster._folder)
+        assert isinstance(cluster, LocalCluster) and cluster._folder and cluster._folder.path.is_dir()
+        made.append(cluster._folder.path)
         processes: list[int] = await group.process()
         assert len({os.getpid(), *processes}) == 3
         assert await group.device_names() == [("cpu:0",), ("cpu:1",)]

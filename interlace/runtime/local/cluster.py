@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Ran, Rank, turn_of
 from interlace.runtime.local.spawned import SpawnedRank, find_rendezvous
-from interlace.runtime.process.shared import SharedArrays, shared_folder
+from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -81,7 +80,7 @@ class LocalCluster(Cluster):
     def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
         self._spawned: list[SpawnedRank] = []
-        self._folder: Path | None = None
+        self._folder: SharedFolder | None = None
         self._shared: SharedArrays | None = None
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
@@ -91,13 +90,13 @@ class LocalCluster(Cluster):
             return rank
         spawned = SpawnedRank(context, self.clock, self._shared, self.fail)
         self._spawned.append(spawned)
-        await spawned.start(spec.factory, self._folder)
+        await spawned.start(spec.factory, self._folder.path if self._folder else None)
         self.processes.append(spawned)
         return spawned
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:  # noqa: ARG002 - every device is on this machine
         if self._folder is None and (folder := shared_folder()):
-            self._folder, self._shared = folder, SharedArrays(folder, passes_on=True)
+            self._folder, self._shared = folder, SharedArrays(folder.path, passes_on=True)
         return find_rendezvous()
 
     async def shutdown(self) -> None:
@@ -106,7 +105,7 @@ class LocalCluster(Cluster):
         for rank in self._spawned:  # those whose group never came to be
             await rank.close()
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
 
 def host_memory_bytes() -> int:

@@ -2,8 +2,10 @@
 
 import bisect
 import contextlib
+import fcntl
 import mmap
 import os
+import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,9 +31,37 @@ class Span:
     size: int
 
 
-def shared_folder() -> Path | None:
-    """A new folder in memory, named after this process, for whoever asked to remove; None on a machine without."""
-    return Path(tempfile.mkdtemp(prefix=f"interlace-{os.getpid()}-", dir=_MEMORY)) if _MEMORY.is_dir() else None
+class SharedFolder:
+    """A folder in memory, named after this process. Its lock says that the process lives: no kill can keep it."""
+
+    def __init__(self, memory: Path) -> None:
+        """Also removes what killed processes left in the same memory."""
+        for left in memory.glob("interlace-*"):
+            _remove_if_left(left)
+        made = Path(tempfile.mkdtemp(prefix=f".interlace-{os.getpid()}-", dir=memory))
+        self._lock = os.open(made, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = made.rename(made.with_name(made.name[1:]))  # not seen by others before it is locked
+
+    def remove(self) -> None:
+        """At the end."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def shared_folder() -> SharedFolder | None:
+    """A new one, for whoever asked to remove; None on a machine without shared memory that is a folder."""
+    return SharedFolder(_MEMORY) if _MEMORY.is_dir() else None
+
+
+def _remove_if_left(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # gone meanwhile, another user's, or its process lives
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
 
 
 def padding(size: int) -> bytes:

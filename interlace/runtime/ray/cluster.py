@@ -1,6 +1,5 @@
 """Ranks as processes that Ray places, watches and ends, on one node or many."""
 
-import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -35,7 +34,7 @@ class RayCluster(Cluster):
         self._reservation = session.reserve(seats)
         self._ranks: list[RayRank] = []
         self._folder = shared_folder()
-        self._shared = SharedArrays(self._folder, passes_on=True) if self._folder else None
+        self._shared = SharedArrays(self._folder.path, passes_on=True) if self._folder else None
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> RayRank:
         own = spec.devices[context.rank :: spec.num_ranks]
@@ -47,7 +46,9 @@ class RayCluster(Cluster):
             max_concurrency=3,
             scheduling_strategy=self._at(own),
             runtime_env=_GPUS_STAY_VISIBLE if local and local[0].startswith("cuda") else None,
-        ).remote(f"{context.group}[{context.rank}]", str(Path.cwd()), sys.path, self._folder)
+        ).remote(
+            f"{context.group}[{context.rank}]", str(Path.cwd()), sys.path, self._folder.path if self._folder else None
+        )
         rank = RayRank(handle, replace(context, devices=local), self.clock, self._shared, self.fail)
         self._ranks.append(rank)
         await rank.start(spec.factory)
@@ -71,7 +72,7 @@ class RayCluster(Cluster):
         for rank in self._ranks:  # those whose group never came to be
             await rank.close()
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
         self._session.release(self._reservation)
         self._session.close()
 

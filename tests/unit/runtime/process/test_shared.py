@@ -2,12 +2,14 @@
 
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 
 from interlace.runtime.process.frames import SHARED_BYTES, Assembler, Call, Reply, encode
-from interlace.runtime.process.shared import SharedArrays, write_all
+from interlace.runtime.process.shared import SharedArrays, SharedFolder, write_all
 
 
 def received(parts: list[bytes | memoryview], shared: SharedArrays) -> Call | Reply:
@@ -75,3 +77,20 @@ def test_a_writer_that_writes_little_is_called_again() -> None:
     assert os.read(reader, 100) == b"abcdefg"
     os.close(reader)
     os.close(writer)
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from interlace.runtime.process.shared import SharedFolder\n"
+        "folder = SharedFolder(Path(sys.argv[1])); print(folder.path, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        theirs = Path(other.stdout.readline().strip())
+        SharedFolder(tmp_path).remove()
+        assert theirs.is_dir()
+        other.kill()
+    ours = SharedFolder(tmp_path)
+    assert list(tmp_path.iterdir()) == [ours.path]
+    ours.remove()

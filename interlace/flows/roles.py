@@ -1,0 +1,156 @@
+"""The roles of a policy run beside its actor: each turns one stream of samples into the next."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from interlace.algorithms.base import Needs
+from interlace.core.types import (
+    FloatArray,
+    RewardResult,
+    Sample,
+    SampleGroup,
+    SampleKey,
+    SamplingParams,
+)
+from interlace.flows.baseline import GreedyBaseline
+from interlace.rewards.shaping import ShapingConfig, group_shaped
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.stages.admission import Admission
+from interlace.runtime.stages.batches import Batch
+from interlace.runtime.stages.factory import StageFactory
+from interlace.runtime.stages.group import GroupStage
+from interlace.runtime.stages.map import Columns, Failure
+from interlace.runtime.stages.sources import PromptSource
+from interlace.runtime.stages.stream import Stream
+
+
+class RolloutRole:
+    """Generation."""
+
+    def __init__(
+        self, stages: StageFactory, engines: Sequence[WorkerGroup[Any]], params: SamplingParams, admission: Admission
+    ) -> None:
+        self.generator = stages.generator(engines, params)
+        self.generator.on_generated = admission.generated
+        self.baseline: GreedyBaseline | None = None
+        self._admission = admission
+
+    def generate(self, prompts: PromptSource) -> Stream:
+        """Responses to the prompts that pass the gate."""
+        del prompts  # the admission draws from them
+        self._admission.on_admit = self._admitted
+        return self.generator.attach(self._admission.channel)
+
+    def _admitted(self, wave: Sequence[Sample]) -> None:
+        self.generator.generate(wave)
+        if self.baseline:
+            self.baseline.admitted(wave)
+
+
+def _reward_columns(result: RewardResult) -> Columns | Failure:
+    if result.failure is not None:
+        return Failure(result.failure)
+    return {"reward": result.reward, "reward_parts": result.parts}
+
+
+def _scored_columns(result: RewardResult) -> Columns | Failure:
+    return {"scored": result} if result.failure is None else Failure(result.failure)
+
+
+class RewardRole:
+    """Scoring."""
+
+    def __init__(
+        self,
+        stages: StageFactory,
+        group: WorkerGroup[Any],
+        failures: dict[SampleKey, str],
+        admission: Admission,
+        shaping: ShapingConfig,
+    ) -> None:
+        self._admission, self._shaping = admission, shaping
+        self._stage = stages.map_stage(
+            "reward",
+            [group],
+            operation="score",
+            writes=("scored",) if shaping.length_weight else ("reward", "reward_parts"),
+            to_columns=_scored_columns if shaping.length_weight else _reward_columns,
+            on_failed=failures.__setitem__,
+        )
+
+    def score(self, samples: Stream) -> Stream:
+        """Adds `reward`; a sample whose scoring fails ends as `failed`."""
+        scored = self._stage.attach(samples)
+        if not self._shaping.length_weight:
+            return scored
+
+        def shape(group: SampleGroup) -> None:
+            results = [sample.scored for sample in group.samples if sample.scored is not None]
+            lengths = [sample.num_tokens for sample in group.samples]
+            for sample, result in zip(group.samples, group_shaped(results, lengths, self._shaping), strict=True):
+                scored.channel.put(sample.key, {"reward": result.reward, "reward_parts": result.parts})
+
+        GroupStage("length reward", self._admission, min_samples=1, on_group=shape).attach(scored)
+        return scored.plus("reward", "reward_parts")
+
+
+def _unexpected(key: SampleKey, reason: str) -> None:
+    raise ValueError(f"sample {key}: {reason}")
+
+
+class ReferenceRole:
+    """Log-probs of the reference policy, where they are needed."""
+
+    def __init__(self, stages: StageFactory, replicas: Sequence[WorkerGroup[Any]], operation: str) -> None:
+        def columns(logprobs: FloatArray) -> Columns:
+            return {"ref_logprobs": logprobs}
+
+        self._stage = (
+            stages.map_stage(
+                "reference",
+                replicas,
+                operation=operation,
+                writes=("ref_logprobs",),
+                to_columns=columns,
+                on_failed=_unexpected,
+            )
+            if replicas
+            else None
+        )
+
+    def logprobs(self, samples: Stream) -> Stream:
+        """Adds `ref_logprobs`."""
+        return self._stage.attach(samples) if self._stage else samples
+
+
+class CriticRole:
+    """A trained model that judges each token, where one is needed: a critic, or a process reward model."""
+
+    def __init__(
+        self, stages: StageFactory, group: WorkerGroup[Any] | None, needs: Needs, *, minibatches: int, whole_batch: bool
+    ) -> None:
+        column = "process_rewards" if needs.process_reward else "values"
+
+        def columns(values: FloatArray) -> Columns:
+            return {column: values}
+
+        self._values = self._train = None
+        if group:
+            self._values = stages.map_stage(
+                "critic",
+                [group],
+                operation=column,
+                writes=(column,),
+                to_columns=columns,
+                on_failed=_unexpected,
+            )
+            self._train = stages.train_stage("critic", group, minibatches=minibatches, whole_batch=whole_batch)
+
+    def values(self, samples: Stream) -> Stream:
+        """Adds `values`, or `process_rewards`."""
+        return self._values.attach(samples) if self._values else samples
+
+    async def update(self, batch: Batch) -> None:
+        """Trains it on the batch."""
+        if self._train:
+            await self._train.update(batch)
