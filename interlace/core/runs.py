@@ -1,7 +1,8 @@
-"""Sequences of long equal runs, which cost nothing to keep: the tokens of a simulated response."""
+"""Sequences of long equal runs, which cost nothing to keep: versions of tokens, the tokens of a simulated response."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain, groupby, repeat
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -20,13 +21,26 @@ class Runs(Sequence[N], Generic[N]):
         self._pieces: tuple[tuple[N, int], ...] = tuple((value, count) for value, count in pieces if count)
         self._length: int = sum(count for _, count in self._pieces)
 
+    @classmethod
+    def of(cls, values: Sequence[N]) -> "Runs[N]":
+        """The same sequence, as runs."""
+        return values if isinstance(values, cls) else cls([(value, len(list(run))) for value, run in groupby(values)])
+
     @property
     def pieces(self) -> tuple[tuple[N, int], ...]:
         """(value, count) pairs."""
         return self._pieces
 
+    @property
+    def values(self) -> tuple[N, ...]:
+        """Of each run, in order."""
+        return tuple(value for value, _ in self._pieces)
+
     def __len__(self) -> int:
         return self._length
+
+    def __iter__(self) -> Iterator[N]:
+        return chain.from_iterable(repeat(value, count) for value, count in self._pieces)
 
     @overload
     def __getitem__(self, index: int) -> N: ...

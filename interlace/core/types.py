@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from interlace.core.config import Config
+from interlace.core.runs import Runs
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -182,6 +183,7 @@ class RewardResult:
 
 EMPTY_INT: IntArray = np.zeros(0, np.int32)
 EMPTY_FLOAT: FloatArray = np.zeros(0, np.float32)
+NO_VERSIONS: Runs[int] = Runs(())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -194,8 +196,8 @@ class Sample:
     """[L] response tokens, the stop token included."""
     logprobs: FloatArray = field(default_factory=lambda: EMPTY_FLOAT)
     """[L] behaviour log-probs."""
-    versions: IntArray = field(default_factory=lambda: EMPTY_INT)
-    """[L] version that produced each token."""
+    versions: Runs[int] = NO_VERSIONS
+    """[L] version that produced each token: few, one behind the other."""
     loss_mask: BoolArray | None = None
     """[L] True on tokens to train; None trains all (tool and user tokens of an episode are False)."""
     finish_reason: FinishReason | None = None

@@ -54,8 +54,8 @@ def _row(step: int, ended: EndedSample) -> Mapping[str, object]:
         "token_ids": sample.token_ids,
         "num_tokens": sample.num_tokens,
         "reward": sample.reward,
-        "version_min": sample.versions.min() if sample.num_tokens else None,
-        "version_max": sample.versions.max() if sample.num_tokens else None,
+        "version_min": min(sample.versions.values, default=None),
+        "version_max": max(sample.versions.values, default=None),
         "event": ended.event,
     }
     return {**row, "reason": ended.reason} if ended.reason else row

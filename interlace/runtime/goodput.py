@@ -1,7 +1,9 @@
 """Where the device-seconds went: the timeline's spans and the lock's claims, put into the ledger's bins."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from interlace.observe.goodput import BINS, Ledger
 from interlace.runtime.decode_curve import DecodeCurve
@@ -124,9 +126,10 @@ class Accountant:
         anything = union(_clipped(((s.start_s, s.end_s) for s in spans), window))
         computing, filled = _computing(spans, self._num_devices), []
         busy = [union(interval for layer in mine.values() for interval in layer) for mine in computing]
+        waits = {id(hold): _waited_for(hold, busy) for hold in holds}
         reserved, calls = by_device(holds, self._num_devices), by_device(records.served, self._num_devices)
         for device in range(self._num_devices):
-            layers = [*computing[device].items(), *_reserved(device, reserved[device], busy)]
+            layers = [*computing[device].items(), *_reserved(reserved[device], waits)]
             if device in self._rollout_devices:
                 layers.append(("tail_bubble", serving))
             layers.append(("pipeline_bubble", anything))
@@ -183,20 +186,33 @@ def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[I
     return found
 
 
-def _reserved(
-    device: int, mine: Sequence[Hold], busy: Sequence[Sequence[Interval]]
-) -> list[tuple[str, Iterable[Interval]]]:
+def _waited_for(hold: Hold, busy: Sequence[Sequence[Interval]]) -> list[Interval]:
+    """While a group holds its devices: when any of them computes. Those that do not then wait for it.
+
+    busy: when something ran, of each device; disjoint and in order.
+    """
+    if hold.granted_s == math.inf or len(hold.devices) == 1:
+        return []
+    window = hold.granted_s, hold.released_s
+    return common([window], union(each for device in hold.devices for each in _touching(busy[device], window)))
+
+
+def _touching(intervals: Sequence[Interval], window: Interval) -> Sequence[Interval]:
+    """Of disjoint ones in order, those that share time with a window."""
+    first = bisect_right(intervals, window[0], key=itemgetter(1))
+    return intervals[first : bisect_left(intervals, window[1], key=itemgetter(0))]
+
+
+def _reserved(mine: Sequence[Hold], waits: Mapping[int, Sequence[Interval]]) -> list[tuple[str, Iterable[Interval]]]:
     """Layers of a device that does nothing though a group has it or waits for it.
 
-    mine: claims on it. busy: when something ran, of each device.
+    mine: claims on it. waits: of each claim, by its id(), when a device of it has to wait for another.
     """
-    held = [(hold, (hold.granted_s, hold.released_s)) for hold in mine if hold.granted_s < math.inf]
-    loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold, _ in held]
+    held = [hold for hold in mine if hold.granted_s < math.inf]
+    loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold in held]
     waiting = [(hold.asked_s, min(hold.granted_s, hold.released_s)) for hold in mine]
-    for hold, interval in held:
-        others = union(each for other in hold.devices if other != device for each in busy[other])
-        waiting += common([interval], others)
-    return [("switch", loading), ("lock_wait", waiting), ("idle", [interval for _, interval in held])]
+    waiting += (interval for hold in held for interval in waits[id(hold)])
+    return [("switch", loading), ("lock_wait", waiting), ("idle", [(h.granted_s, h.released_s) for h in held])]
 
 
 def _clipped(intervals: Iterable[Interval], window: Interval) -> Iterable[Interval]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from interlace.core.errors import UserError
+from interlace.core.runs import Runs
 from interlace.core.training import WeightBundle
 from interlace.core.types import (
     JSON,
@@ -27,7 +28,7 @@ from interlace.observe.transcripts import read_transcripts
 from interlace.runtime.group import Ran, Rank
 from interlace.runtime.trace import DEVICE_PROCESS, WORKER_PROCESS, names_of
 from interlace.runtime.worker import Worker, WorkerContext, operation
-from interlace.simulate.rollout import pieces_of, response_of
+from interlace.simulate.rollout import response_of
 
 Call = tuple[str, str, tuple[JSON, ...]]
 """(group, operation, samples it was given)."""
@@ -235,7 +236,8 @@ class ReplayedEngine(Worker):
         del self._pending[request.id]
         finish = self._recording.finished[request.key].popleft()
         num_new = max(0, finish.num_tokens - len(request.generated_ids))
-        return response_of(request, [*pieces_of(request.generated_versions), (pending.version, num_new)], finish.reason)
+        versions = [*Runs.of(request.generated_versions).pieces, (pending.version, num_new)]
+        return response_of(request, versions, finish.reason)
 
 
 def _wake(future: "asyncio.Future[None]") -> None:
@@ -244,7 +246,7 @@ def _wake(future: "asyncio.Future[None]") -> None:
 
 
 def _aborted(request: Request) -> Response:
-    return response_of(request, pieces_of(request.generated_versions), FinishReason.ABORTED)
+    return response_of(request, Runs.of(request.generated_versions).pieces, FinishReason.ABORTED)
 
 
 class ReplayedReward(Worker):

@@ -166,7 +166,7 @@ class SimulatedEngine(Worker):
             limit=int(limit),
             reason=FinishReason.STOP if limit == natural else FinishReason.LENGTH,
             done=len(request.generated_ids),
-            versions=list(pieces_of(request.generated_versions)),
+            versions=list(Runs.of(request.generated_versions).pieces),
         )
 
     def _admit(self, fresh: set[str]) -> None:
@@ -272,13 +272,6 @@ def _steps_in(seconds: float, first: float, reading: float) -> int:
         return 0
     steps = (math.sqrt(first**2 + 4 * reading * seconds) - first) / (2 * reading) if reading else seconds / first
     return math.ceil(steps - 1e-9)
-
-
-def pieces_of(versions: Sequence[int]) -> Sequence[tuple[int, int]]:
-    """(version, tokens that it made) pairs, in order."""
-    if isinstance(versions, Runs):
-        return versions.pieces
-    return [(version, len(list(run))) for version, run in itertools.groupby(versions)]
 
 
 def response_of(request: Request, versions: Sequence[tuple[int, int]], reason: FinishReason) -> Response:

@@ -37,7 +37,7 @@ class Batch:
     def add(self, group: SampleGroup, version: int) -> None:
         """Takes a group for training at the current version."""
         self.groups.append(group)
-        self.staleness += [version - int(sample.versions.min(initial=version)) for sample in group.samples]
+        self.staleness += [version - min(sample.versions.values, default=version) for sample in group.samples]
 
 
 class Batches:

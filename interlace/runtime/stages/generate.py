@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from interlace.core.runs import Runs
 from interlace.core.training import WeightBundle
 from interlace.core.types import FinishReason, Metrics, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.runtime.cluster import Cluster
@@ -213,7 +214,7 @@ class Generator:
         columns: dict[str, object] = {
             "token_ids": np.asarray(done.token_ids, np.int32),
             "logprobs": np.asarray(done.logprobs, np.float32),
-            "versions": np.asarray(done.versions, np.int32),
+            "versions": Runs.of(done.versions),
             "finish_reason": done.finish_reason,
             "text": response.text,
         }

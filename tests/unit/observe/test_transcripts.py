@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from interlace.core.runs import Runs
 from interlace.core.types import Prompt, Sample, SampleKey, TerminalEvent
 from interlace.observe.transcripts import write_transcripts
 
@@ -23,7 +24,7 @@ def ended(gid: int, index: int, event: TerminalEvent, versions: tuple[int, ...],
         key=SampleKey(gid, index),
         prompt=prompt,
         token_ids=np.arange(len(versions), dtype=np.int32),
-        versions=np.array(versions, np.int32),
+        versions=Runs.of(versions),
         text="1 2 3 ✓",
         reward=reward,
     )
