@@ -20,6 +20,7 @@ from interlace.recipes.simulate import Simulation, simulate
 from interlace.schedule.presets import preset_names
 from interlace.simulate.profiles import load_profile
 
+BASELINE = "verl-colocated"
 WARM_STEPS = 2
 """The first ones fill the pipeline and are not counted."""
 SPLITS = (25, 50, 62, 75)
@@ -219,18 +220,21 @@ def claims(steps: int) -> list[dict[str, object]]:
 def presets(devices: int, steps: int) -> list[dict[str, object]]:
     """Every preset at one size."""
     setup = Setup(devices=devices, prompts=256, samples=16, max_tokens=28672, lengths=REASONING)
-    found = [measure(name, setup, steps) for name in ["verl-colocated", *preset_names()]]
-    first = found[0]
+    first = measure(BASELINE, setup, steps)
+    told = []
     bins = ("generate", "decode_underfilled", "train", "re_prefill", "discarded", "tail_bubble", "pipeline_bubble")
     print(f"{'preset':22s} split  s/step  ratio  {'  '.join(bins)}  staleness  length shift")
-    for each in found[1:]:
+    for name in preset_names():
+        each = first if name == BASELINE else measure(name, setup, steps)
         shares = "  ".join(f"{each.goodput[name]:{len(name)}.0%}" for name in bins)
         ratio = each.tokens_per_s / first.tokens_per_s
         print(
             f"{each.preset:22s} {each.split or '-'!s:>5s}  {each.step_s:6.1f}  {ratio:4.2f}x  {shares}",
             f"  {each.staleness_mean:.2f}/{each.staleness_max:.0f}  {each.length_shift:+.1%}",
+            flush=True,
         )
-    return [asdict(each) for each in found[1:]]
+        told.append(asdict(each))
+    return told
 
 
 def main() -> None:

@@ -5,7 +5,9 @@ state is sharded over them.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Self
 
 from pydantic import Field, model_validator
@@ -73,7 +75,7 @@ class RolloutCosts(StateCosts):
         steps = self.steps
         if batch <= steps[0][0] or len(steps) == 1:
             return steps[0][1]
-        place = next((i for i in range(1, len(steps)) if batch <= steps[i][0]), len(steps) - 1)
+        place = min(bisect_left(steps, batch, key=itemgetter(0)), len(steps) - 1)
         (low, low_s), (high, high_s) = steps[place - 1], steps[place]
         return low_s + (high_s - low_s) * (batch - low) / (high - low)
 

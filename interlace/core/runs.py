@@ -18,8 +18,8 @@ class Runs(Sequence[N], Generic[N]):
 
     def __init__(self, pieces: Sequence[tuple[N, int]]) -> None:
         """pieces: in order; those of length 0 are left out."""
-        self._pieces: tuple[tuple[N, int], ...] = tuple((value, count) for value, count in pieces if count)
-        self._length: int = sum(count for _, count in self._pieces)
+        self._pieces: tuple[tuple[N, int], ...] = tuple([piece for piece in pieces if piece[1]])
+        self._length: int = sum([count for _, count in self._pieces])
 
     @classmethod
     def of(cls, values: Sequence[N]) -> "Runs[N]":

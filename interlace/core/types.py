@@ -105,16 +105,16 @@ class Request:
     generated_versions: Sequence[int] = ()
     generated_raw_logprobs: Sequence[float] = ()
     """Where the parameters ask for them."""
+    id: str = field(init=False)
+    """Unique among the live requests of an engine."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", f"{self.uid}#{self.attempt}#{self.sample_index}#{self.serial}")
 
     @property
     def key(self) -> SampleKey:
         """Of the sample that it is to make."""
         return SampleKey(self.serial, self.sample_index)
-
-    @property
-    def id(self) -> str:
-        """Unique among the live requests of an engine."""
-        return f"{self.noise_key}#{self.serial}"
 
     @property
     def noise_key(self) -> str:

@@ -19,6 +19,8 @@ class DecodeCurve:
         self._tokens: dict[int, int] = {}
         self._seconds: dict[int, float] = {}
         self._calls: dict[int, int] = {}
+        self._rates: dict[int, float] = {}
+        """Tokens/s, of those with calls enough."""
 
     def observe(self, call: Served) -> None:
         """Learns from a call that mostly decoded; one that mostly read prompts says little of the batch."""
@@ -29,6 +31,8 @@ class DecodeCurve:
         self._tokens[size] = self._tokens.get(size, 0) + call.num_new_tokens
         self._seconds[size] = self._seconds.get(size, 0.0) + seconds
         self._calls[size] = self._calls.get(size, 0) + 1
+        if self._calls[size] >= MIN_CALLS:
+            self._rates[size] = self._tokens[size] / self._seconds[size]
 
     def tokens_per_s(self, batch: int) -> float | None:
         """At batches of about this size; None where there was none."""
@@ -37,9 +41,8 @@ class DecodeCurve:
 
     def is_underfilled(self, batch: int) -> bool:
         """Whether a batch decodes at less than the share of the best; no where nothing is known of it."""
-        rates = [self._tokens[size] / self._seconds[size] for size, n in self._calls.items() if n >= MIN_CALLS]
         rate = self.tokens_per_s(batch)
-        return rate is not None and rate < UNDERFILLED_SHARE * max(rates, default=0.0)
+        return rate is not None and rate < UNDERFILLED_SHARE * max(self._rates.values(), default=0.0)
 
 
 def _size(batch: int) -> int:

@@ -215,11 +215,10 @@ def _reserved(mine: Sequence[Hold], waits: Mapping[int, Sequence[Interval]]) -> 
     return [("switch", loading), ("lock_wait", waiting), ("idle", [(h.granted_s, h.released_s) for h in held])]
 
 
-def _clipped(intervals: Iterable[Interval], window: Interval) -> Iterable[Interval]:
-    for low, high in intervals:
-        inside = max(low, window[0]), min(high, window[1])
-        if inside[1] > inside[0]:
-            yield inside
+def _clipped(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
+    start, end = window
+    clipped = [(low if low > start else start, high if high < end else end) for low, high in intervals]
+    return [each for each in clipped if each[1] > each[0]]
 
 
 def _length(intervals: Iterable[Interval]) -> float:

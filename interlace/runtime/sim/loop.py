@@ -1,13 +1,16 @@
 """asyncio on a virtual clock: when nothing is ready, time jumps to the next timer instead of being waited for."""
 
 import asyncio
+import contextvars
 import heapq
 import selectors
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVarTuple
 
 from interlace.core.errors import HangError
+
+Args = TypeVarTuple("Args")
 
 
 class _NoSelector(selectors.BaseSelector):
@@ -39,6 +42,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     _ready: "deque[asyncio.Handle]"
     _scheduled: "list[Any]"
+    """(when, timer)."""
     _stopping: bool
 
     def __init__(self, *, max_seconds: float = 1e9) -> None:
@@ -52,6 +56,37 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._virtual_s
+
+    # The base class's ways to schedule look for misuse and for debug mode at each of a simulation's many callbacks.
+    def call_soon(
+        self, callback: Callable[[*Args], object], *args: *Args, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[[*Args], object], *args: *Args, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, (when, timer))
+        return timer
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._virtual_s + delay, callback, *args, context=context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Passed over when its time comes."""
+
+    def get_debug(self) -> bool:
+        """Never: nothing here is slow or blocks."""
+        return False
 
     def _run_once(self) -> None:
         # In place of the base class's turn, which asks a selector and the clock each time: most turns of a simulation
@@ -67,16 +102,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _advance(self, ready: "deque[asyncio.Handle]") -> None:
         """To the next timer; where there is none, a stall."""
         timers = self._scheduled
-        while timers and timers[0]._cancelled:
-            heapq.heappop(timers)._scheduled = False
+        while timers and timers[0][1]._cancelled:
+            heapq.heappop(timers)
         if not timers:
             if not self.on_stall():
                 raise HangError("nothing is ready and nothing is timed on the virtual clock")
             return
-        self._virtual_s = max(self._virtual_s, timers[0]._when)
+        self._virtual_s = max(self._virtual_s, timers[0][0])
         if self._virtual_s > self._max_seconds:
             raise HangError(f"the virtual clock passed {self._max_seconds:.0f} s")
-        while timers and timers[0]._when <= self._virtual_s:
-            timer = heapq.heappop(timers)
-            timer._scheduled = False
-            ready.append(timer)
+        while timers and timers[0][0] <= self._virtual_s:
+            ready.append(heapq.heappop(timers)[1])

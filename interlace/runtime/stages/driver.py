@@ -51,6 +51,7 @@ class EngineDriver:
         """on_swapped: told when new weights serve. on_requeue: gets partials that were taken out, to dispatch anew."""
         self.group = group
         self.version = -1
+        self.load = Load(num_requests=0, live_tokens=0.0)
         self.metrics: Metrics = {}
         """What the engine counted between its last two swaps of weights."""
         self._clock = clock
@@ -64,18 +65,12 @@ class EngineDriver:
         self._running: dict[str, Job] = {}
         self._aborts: list[str] = []
         self._pending: WeightBundle | None = None
-        self._live_tokens = 0.0
         self._sequence = 0
         self._held_since = 0.0
         self._serving = self._yield_asked = self._evacuating = False
         group.on_yield = self._ask_to_yield
         if schedule.kv_on_switch == "recompute":
             group.unload_arguments, group.on_unload = (schedule.kv_on_switch,), self._meter.recompute
-
-    @property
-    def load(self) -> Load:
-        """As a dispatch policy sees it."""
-        return Load(num_requests=len(self._queued) + len(self._running), live_tokens=self._live_tokens)
 
     @property
     def starts_new(self) -> bool:
@@ -85,7 +80,8 @@ class EngineDriver:
     def submit(self, job: Job) -> None:
         """Queues a job."""
         self._sequence += 1
-        self._live_tokens += job.expected_tokens
+        self.load.num_requests += 1
+        self.load.live_tokens += job.expected_tokens
         self._queued[job.request.id] = job
         heapq.heappush(self._queue, (not job.started, job.order, self._sequence, job))
         self._poke()
@@ -94,11 +90,11 @@ class EngineDriver:
         """Ends a job without a delivery. Nothing if it is not here."""
         queued = self._queued.pop(request_id, None)  # its entry of the heap is passed over when it comes up
         if queued:
-            self._live_tokens -= queued.expected_tokens
+            self._left(queued)
             self._meter.drop(len(queued.request.generated_ids))
         job = self._running.pop(request_id, None)
         if job:
-            self._live_tokens -= job.expected_tokens
+            self._left(job)
             self._aborts.append(request_id)
             self._poke()
 
@@ -186,8 +182,12 @@ class EngineDriver:
         if job is None:  # cancelled while it ran, or on its way
             self._meter.drop(len(response.completion.token_ids))
             return
-        self._live_tokens -= job.expected_tokens
+        self._left(job)
         job.deliver(response)
+
+    def _left(self, job: Job) -> None:
+        self.load.num_requests -= 1
+        self.load.live_tokens -= job.expected_tokens
 
     async def _swap_if_due(self) -> None:
         if self._pending is None or (self._on_update == "drain" and self._must_drain()):
@@ -224,7 +224,7 @@ class EngineDriver:
             if job is None:
                 self._meter.drop(len(done.token_ids))
                 continue
-            self._live_tokens -= job.expected_tokens
+            self._left(job)
             jobs.append(replace(job, request=done.resumed))
         self._on_requeue(jobs)
 

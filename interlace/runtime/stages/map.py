@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from interlace.core.types import Sample, SampleKey, TerminalEvent
@@ -72,12 +72,15 @@ class MapStage:
             self._write(rows, results)
 
     async def _serve_concurrently(self, replica: WorkerGroup[Any]) -> None:
+        operation = getattr(replica.because(self._name), self._operation)
         while await self._granule_released(replica):
             rows = self._cursor.lease(self._released.popleft())
-            self._cluster.spawn(self._process(replica, rows), name=f"{self._name} {len(rows)}")
+            self._cluster.spawn(self._process(operation, rows), name=self._name)
 
-    async def _process(self, replica: WorkerGroup[Any], rows: Sequence[Sample]) -> None:
-        self._write(rows, await getattr(replica.because(self._name), self._operation)(rows))
+    async def _process(
+        self, operation: Callable[[Sequence[Sample]], Awaitable[Sequence[Any]]], rows: list[Sample]
+    ) -> None:
+        self._write(rows, await operation(rows))
 
     async def _granule_released(self, replica: WorkerGroup[Any]) -> bool:
         while not self._released:

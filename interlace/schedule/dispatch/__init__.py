@@ -8,9 +8,10 @@ from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_callable
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# Not frozen: the engine's driver keeps it up to date, so that a small wave over many engines makes no objects.
+@dataclass(kw_only=True, slots=True)
 class Load:
-    """One engine, as a policy sees it."""
+    """One engine now, as a policy sees it."""
 
     num_requests: int
     """Requests it has, running or queued."""
