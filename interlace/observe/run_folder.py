@@ -3,7 +3,7 @@
 config.yaml        resolved
 metrics.jsonl      one flat object a step
 evaluations.jsonl  one object an evaluation on held-out prompts; step 0 is before the first step
-timeline.json      Chrome trace format; of the process that ran last
+timeline.json      Chrome trace format; of the process that ran last, those of earlier ones are timeline-1.json ...
 samples/           step_*.jsonl, one object a sample
 checkpoints/       step_*/
 tensorboard/       event files, where TensorBoard is installed
@@ -121,6 +121,12 @@ class RunFolder:
         for path in self.samples.glob("step_*.jsonl"):
             if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()
+
+    def set_timeline_aside(self) -> None:
+        """Under a number of its own, where there is one: a resumed run has another clock, and writes its own."""
+        if self.timeline.exists():
+            number = 1 + len(list(self.path.glob("timeline-*.json")))
+            self.timeline.rename(self.path / f"timeline-{number}.json")
 
     def _make_subfolders(self) -> None:
         self.samples.mkdir(exist_ok=True)

@@ -118,6 +118,7 @@ class _Session:
     def _recorder(self) -> Recorder:
         if not self._recipe.logging.timeline:
             return NoRecorder()
+        self._folder.set_timeline_aside()
         return TraceFile(self._folder.timeline, self._cluster.devices)
 
     def _restore(self) -> Path | None:

@@ -89,6 +89,15 @@ def test_truncation_drops_later_metrics_and_samples(tmp_path: Path) -> None:
     assert sorted(path.name for path in run.samples.iterdir()) == [f"step_00000{step}.jsonl" for step in (1, 2, 3)]
 
 
+def test_the_timelines_of_earlier_processes_are_kept(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "r")
+    for text in ("first", "second", "third"):
+        run.set_timeline_aside()
+        run.timeline.write_text(text)
+    kept = {path.name: path.read_text() for path in run.path.glob("timeline*")}
+    assert kept == {"timeline-1.json": "first", "timeline-2.json": "second", "timeline.json": "third"}
+
+
 def test_default_names_count_up_and_the_latest_is_found(tmp_path: Path) -> None:
     assert default_name(tmp_path / "runs", "quick") == "quick"
     for expected in ("quick", "quick-2", "quick-3"):
