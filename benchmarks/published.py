@@ -21,8 +21,6 @@ from interlace.schedule.presets import preset_names
 from interlace.simulate.profiles import load_profile
 
 BASELINE = "verl-colocated"
-WARM_STEPS = 2
-"""The first ones fill the pipeline and are not counted."""
 SPLITS = (25, 50, 62, 75)
 """Shares of the devices for generation, in percent: a split preset takes the best where its paper does not say."""
 REASONING = Lengths(prompt_tokens=200, median=7000, prompt_sigma=0.5, response_sigma=0.5, cap_share=0.03)
@@ -30,6 +28,8 @@ REASONING = Lengths(prompt_tokens=200, median=7000, prompt_sigma=0.5, response_s
 SHORT_TAIL = Lengths(prompt_tokens=200, median=600, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.025)
 """RollPacker's: three in four responses within 1k tokens, the longest at the limit."""
 CHAT = Lengths(prompt_tokens=150, median=250, prompt_sigma=0.5, response_sigma=0.6, cap_share=0.01)
+PIPELINE = 4
+"""Steps: the furthest that a preset lets generation run ahead."""
 H800, H20 = "qwen2.5-7b-h800", "qwen2.5-7b-h20"
 
 
@@ -46,6 +46,10 @@ class Setup:
     splits: tuple[int, ...] = SPLITS
     settings: tuple[str, ...] = ()
     """Further overrides."""
+    warm: int = 2
+    """Steps at the start that fill the pipeline and are not counted."""
+    cool: int = 0
+    """Steps at the end that are not counted: where generation ran ahead, it has nothing to do beside them."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Means over the steps behind the warm ones."""
+    """Means over the steps that are counted."""
 
     preset: str
     split: int | None
@@ -169,7 +173,7 @@ def run(preset: str, setup: Setup, steps: int, settings: Sequence[str], split: i
             f"prompts_per_step={setup.prompts}",
             f"samples_per_prompt={setup.samples}",
             f"sampling.max_new_tokens={setup.max_tokens}",
-            f"steps={steps + WARM_STEPS}",
+            f"steps={setup.warm + steps + setup.cool}",
             "minibatches=1",
             *setup.settings,
             *settings,
@@ -177,7 +181,7 @@ def run(preset: str, setup: Setup, steps: int, settings: Sequence[str], split: i
     )
     costs = load_profile(setup.profile).model_copy(update={"lengths": setup.lengths})
     told = simulate(recipe, Simulation(profile=costs, num_devices=setup.devices)).run
-    rows = told.rows[WARM_STEPS:]
+    rows = told.rows[setup.warm : setup.warm + steps]
     seconds = sum(float(row["timing_s/step"]) for row in rows)
     bias = told.length_bias
     return Measured(
@@ -218,8 +222,17 @@ def claims(steps: int) -> list[dict[str, object]]:
 
 
 def presets(devices: int, steps: int) -> list[dict[str, object]]:
-    """Every preset at one size."""
-    setup = Setup(devices=devices, prompts=256, samples=16, max_tokens=28672, lengths=REASONING)
+    """Every preset at one size, at the better of two splits; whole pipelines are left out at both ends."""
+    setup = Setup(
+        devices=devices,
+        prompts=256,
+        samples=16,
+        max_tokens=28672,
+        lengths=REASONING,
+        splits=(50, 75),
+        warm=PIPELINE,
+        cool=PIPELINE,
+    )
     first = measure(BASELINE, setup, steps)
     told = []
     bins = ("generate", "decode_underfilled", "train", "re_prefill", "discarded", "tail_bubble", "pipeline_bubble")
