@@ -1,5 +1,6 @@
 """What a recipe's policy writes, and what its reward makes of it: lengths, latencies, how much is right."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -82,9 +83,10 @@ async def measure_reward(
     """Latencies of scoring and what comes with a call; how many answers are right, and how that differs by prompt."""
     results: list[RewardResult] = await group.score(samples)
     alone = [await timed(_score(group, samples[place : place + 1])) for place in _spread_out(len(samples))]
-    sizes = list(dict.fromkeys((1, max(1, len(samples) // 4), len(samples))))
-    times = await medians([_score(group, samples[:size]) for size in sizes], rounds=5, budget_s=budget_s)
-    call_s, answer_s = fit([[1.0, float(size)] for size in sizes], times)
+    some, count = samples[: max(1, len(samples) // 4)], len(samples)
+    calls = [_score(group, some), _score(group, samples), lambda: _score_each(group, samples)]
+    times = await medians(calls, rounds=5, budget_s=budget_s)
+    call_s, answer_s = fit([[1.0, float(len(some))], [1.0, float(count)], [float(count), float(count)]], times)
     workers = max(1, recipe.reward.workers)
     right = [result.failure is None and result.reward >= recipe.reward.correct for result in results]
     failed = [result.failure is not None for result in results]
@@ -108,6 +110,11 @@ def by_prompt(samples: Sequence[Sample], values: Sequence[Value]) -> list[list[V
     for sample, value in zip(samples, values, strict=True):
         found.setdefault(sample.key.gid, []).append(value)
     return list(found.values())
+
+
+async def _score_each(group: WorkerGroup[Any], samples: Sequence[Sample]) -> None:
+    """In calls that are under way at once, as a run makes them: what each takes of the way, not how long the way is."""
+    await asyncio.gather(*(group.score([sample]) for sample in samples))
 
 
 def _score(group: WorkerGroup[Any], samples: Sequence[Sample]) -> Call:

@@ -70,10 +70,10 @@ def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> 
     free = [window] if window[1] > window[0] else []
     seconds = dict.fromkeys(BINS, 0.0)
     for name, intervals in layers:
-        taken = union(_clipped(intervals, window))
-        if not taken:
+        inside = _clipped(intervals, window)
+        if not inside:
             continue
-        rest = without(free, taken)
+        rest = without(free, union(inside))
         seconds[name] += max(0.0, _length(free) - _length(rest))
         free = rest
     seconds["idle"] += _length(free)
@@ -217,8 +217,11 @@ def _reserved(mine: Sequence[Hold], waits: Mapping[int, Sequence[Interval]]) -> 
 
 def _clipped(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     start, end = window
-    clipped = [(low if low > start else start, high if high < end else end) for low, high in intervals]
-    return [each for each in clipped if each[1] > each[0]]
+    return [
+        (low if low > start else start, high if high < end else end)
+        for low, high in intervals
+        if low < high and low < end and high > start
+    ]
 
 
 def _length(intervals: Iterable[Interval]) -> float:

@@ -177,23 +177,28 @@ class _Counters:
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
-        self._last: dict[tuple[str, str], float] = {}
+        self._last: dict[str, str] = {}
 
     def served(self, served: Served) -> None:
         """An engine's, as the call began and after it."""
-        span = served.span
-        self.count("running sequences", span.start_s, served.batch, span.group)
-        self.count("KV use", span.start_s, round(served.kv_use, 3), span.group)
-        self.count("queued requests", span.start_s, served.num_queued, span.group)
-        self.count("running sequences", span.end_s, served.num_running, span.group)
-        self.count("KV use", span.end_s, round(served.kv_use, 3) if served.num_running else 0.0, span.group)
+        span, kv_use = served.span, round(served.kv_use, 3)
+        self._write(span.group, span.start_s, _of_engine(served.batch, kv_use, served.num_queued))
+        after = _of_engine(served.num_running, kv_use if served.num_running else 0.0, served.num_queued)
+        self._write(span.group, span.end_s, after)
 
-    def count(self, name: str, at_s: float, value: float, group: str = "") -> None:
-        """One number. group: the engine's that it is of."""
-        if self._last.get((name, group)) != value:
-            self._last[name, group] = value
-            head = f'{{"ph":"C","name":{_quoted(f"{name} {group}".rstrip())},"pid":{RUN_PROCESS},"tid":0'
-            self._lines.append(f'{head},"ts":{_us(at_s)},"args":{{"value":{value}}}}}')
+    def count(self, name: str, at_s: float, value: float) -> None:
+        """One number."""
+        self._write(name, at_s, f'"value":{value}')
+
+    def _write(self, name: str, at_s: float, values: str) -> None:
+        if self._last.get(name) != values:
+            self._last[name] = values
+            head = f'{{"ph":"C","name":{_quoted(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_us(at_s)}'
+            self._lines.append(f'{head},"args":{{{values}}}}}')
+
+
+def _of_engine(num_running: int, kv_use: float, num_queued: int) -> str:
+    return f'"running sequences":{num_running},"KV use":{kv_use},"queued requests":{num_queued}'
 
 
 def _start(span: Span) -> float:

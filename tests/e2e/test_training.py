@@ -42,7 +42,7 @@ def test_a_run_leaves_what_the_manual_says(root: Path) -> None:
     check_trace(trace)
     assert {"rollout.serve", "actor.accumulate"} <= {event["name"] for event in trace}
     assert sum(event["ph"] == "s" for event in trace) == 4 * 4, "an arrow for each group"
-    assert max(counters_of(trace)["KV use rollout/0"]) > 0
+    assert max(counters_of(trace)["rollout/0 KV use"]) > 0
     assert len(samples(root, "whole")) == 4 * 16
 
 

@@ -67,9 +67,11 @@ def tracks_of(events: list[Event], process: str) -> dict[int, str]:
 
 
 def counters_of(events: list[Event]) -> dict[str, list[float]]:
-    """Name -> values in order of time."""
+    """Name, with that of the series where an event has several -> values in order of time."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in events:
         if event["ph"] == "C":
-            found[event["name"]].append((event["ts"], event["args"]["value"]))
+            for series, value in event["args"].items():
+                name = event["name"] if series == "value" else f"{event['name']} {series}"
+                found[name].append((event["ts"], value))
     return {name: [value for _, value in sorted(values, key=lambda pair: pair[0])] for name, values in found.items()}

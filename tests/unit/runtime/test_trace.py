@@ -38,8 +38,8 @@ def test_a_track_a_worker_and_counters_of_engines_and_staleness(tmp_path: Path) 
     workers = tracks_of(events, "workers").values()
     assert {"rollout/0 rank 0", "actor/0 rank 0", "reward rank 0"} <= set(workers)
     counted = counters_of(events)
-    assert max(counted["running sequences rollout/0"]) > 1 and counted["running sequences rollout/0"][-1] == 0
-    assert {"queued requests rollout/0", "KV use rollout/0", "samples in flight", "staleness mean"} <= set(counted)
+    assert max(counted["rollout/0 running sequences"]) > 1 and counted["rollout/0 running sequences"][-1] == 0
+    assert {"rollout/0 queued requests", "rollout/0 KV use", "samples in flight", "staleness mean"} <= set(counted)
     assert max(counted["staleness max"]) >= 1
 
 
