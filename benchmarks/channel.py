@@ -38,6 +38,8 @@ OURS = "interlace Channel"
 HERE = ("bare Ray actor", "ray Queue", "multiprocessing.Queue")
 ELSEWHERE = ("RLinf Channel", "TransferQueue")
 BOUND = 64
+STEP = 64
+"""Items: after so many the timeline's books are closed, as at the end of a step. Until then it has what calls got."""
 WARM_UP_S = 5.0
 """Before the first measurement: a Ray that has just started is still busy with itself."""
 COLUMNS = ("key", "token_ids", "logprobs")
@@ -77,6 +79,8 @@ class Ours:
             while rows := await cursor.get(batch):
                 await self._consumer.take(rows)
                 cursor.acknowledge([row.key for row in rows])
+                if (rows[-1].key + 1) % STEP == 0:
+                    self._cluster.timeline.take()
 
         start = time.perf_counter()
         await asyncio.gather(produce(), consume())
