@@ -29,7 +29,8 @@ SHORT_TAIL = Lengths(prompt_tokens=200, median=600, prompt_sigma=0.6, response_s
 """RollPacker's: three in four responses within 1k tokens, the longest at the limit."""
 CHAT = Lengths(prompt_tokens=150, median=250, prompt_sigma=0.5, response_sigma=0.6, cap_share=0.01)
 PIPELINE = 4
-"""Steps: the furthest that a preset lets generation run ahead."""
+"""Steps, the furthest that a preset lets generation run ahead. So many are not counted at the start, where the pipeline
+fills, nor at the end, where generation that ran ahead has nothing to do."""
 H800, H20 = "qwen2.5-7b-h800", "qwen2.5-7b-h20"
 
 
@@ -46,10 +47,6 @@ class Setup:
     splits: tuple[int, ...] = SPLITS
     settings: tuple[str, ...] = ()
     """Further overrides."""
-    warm: int = 2
-    """Steps at the start that fill the pipeline and are not counted."""
-    cool: int = 0
-    """Steps at the end that are not counted: where generation ran ahead, it has nothing to do beside them."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,7 @@ def run(preset: str, setup: Setup, steps: int, settings: Sequence[str], split: i
             f"prompts_per_step={setup.prompts}",
             f"samples_per_prompt={setup.samples}",
             f"sampling.max_new_tokens={setup.max_tokens}",
-            f"steps={setup.warm + steps + setup.cool}",
+            f"steps={PIPELINE + steps + PIPELINE}",
             "minibatches=1",
             *setup.settings,
             *settings,
@@ -181,7 +178,7 @@ def run(preset: str, setup: Setup, steps: int, settings: Sequence[str], split: i
     )
     costs = load_profile(setup.profile).model_copy(update={"lengths": setup.lengths})
     told = simulate(recipe, Simulation(profile=costs, num_devices=setup.devices)).run
-    rows = told.rows[setup.warm : setup.warm + steps]
+    rows = told.rows[PIPELINE : PIPELINE + steps]
     seconds = sum(float(row["timing_s/step"]) for row in rows)
     bias = told.length_bias
     return Measured(
@@ -222,17 +219,8 @@ def claims(steps: int) -> list[dict[str, object]]:
 
 
 def presets(devices: int, steps: int) -> list[dict[str, object]]:
-    """Every preset at one size, at the better of two splits; whole pipelines are left out at both ends."""
-    setup = Setup(
-        devices=devices,
-        prompts=256,
-        samples=16,
-        max_tokens=28672,
-        lengths=REASONING,
-        splits=(50, 75),
-        warm=PIPELINE,
-        cool=PIPELINE,
-    )
+    """Every preset at one size, at the better of two splits."""
+    setup = Setup(devices=devices, prompts=256, samples=16, max_tokens=28672, lengths=REASONING, splits=(50, 75))
     first = measure(BASELINE, setup, steps)
     told = []
     bins = ("generate", "decode_underfilled", "train", "re_prefill", "discarded", "tail_bubble", "pipeline_bubble")
