@@ -74,8 +74,8 @@ class EngineDriver:
 
     @property
     def starts_new(self) -> bool:
-        """False while an update is pending that running sequences must end for."""
-        return self._pending is None or self._on_update != "drain"
+        """False while an update is pending: a sequence that began now would be older than its admission allows for."""
+        return self._pending is None
 
     def submit(self, job: Job) -> None:
         """Queues a job."""
@@ -132,10 +132,10 @@ class EngineDriver:
 
     async def _serve(self) -> None:
         while self._has_work():
-            await self._swap_if_due()
             if self._evacuating:
                 self._evacuating = False
                 await self._abort_all()
+            await self._swap_if_due()
             submissions = self._admit()
             if not self._running and not self._aborts:
                 continue
@@ -155,7 +155,7 @@ class EngineDriver:
     def _admit(self) -> tuple[Request, ...]:
         admitted = []
         while (job := self._next()) and len(self._running) < self._limit.value:
-            if not job.started and not self.starts_new:
+            if not self._may_begin(job):
                 break
             heapq.heappop(self._queue)
             del self._queued[job.request.id]
@@ -175,7 +175,12 @@ class EngineDriver:
 
     def _is_more_ready(self) -> bool:
         following = self._next()
-        return following is not None and (following.started or self.starts_new)
+        return following is not None and self._may_begin(following)
+
+    def _may_begin(self, job: Job) -> bool:
+        """While an update is pending, what began under these weights or older ones may end under them."""
+        versions = job.request.generated_versions
+        return self.starts_new or (len(versions) > 0 and versions[-1] <= self.version)
 
     def _deliver(self, response: Response) -> None:
         job = self._running.pop(response.completion.request.id, None)
@@ -190,11 +195,14 @@ class EngineDriver:
         self.load.live_tokens -= job.expected_tokens
 
     async def _swap_if_due(self) -> None:
-        if self._pending is None or (self._on_update == "drain" and self._must_drain()):
-            return
-        bundle, self._pending = self._pending, None
-        if self._on_update == "abort_resume" and self._running:
-            await self._abort_all()
+        # Again where the next one was published meanwhile.
+        while self._pending and not (self._on_update == "drain" and self._must_drain()):
+            bundle, self._pending = self._pending, None
+            if self._on_update == "abort_resume" and self._running:
+                await self._abort_all()
+            await self._swap(bundle)
+
+    async def _swap(self, bundle: WeightBundle) -> None:
         self.group.version = bundle.version
         mode = "recompute" if self._on_update == "recompute" else "keep"
         await self.group.because("publication").update_weights(bundle, mode)
@@ -206,7 +214,7 @@ class EngineDriver:
 
     def _must_drain(self) -> bool:
         following = self._next()
-        return bool(self._running) or (following is not None and following.started)
+        return bool(self._running) or (following is not None and self._may_begin(following))
 
     def _next(self) -> Job | None:
         """The queued job whose turn it is."""

@@ -30,6 +30,17 @@ def test_many_more_schedules(block: int) -> None:
         run_one(seed)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        2970,  # the next version was published while an engine swapped, which then began sequences with the last one
+        4537,  # a partial was moved to an engine that was two versions behind and still ended what it had begun
+    ],
+)
+def test_schedules_that_once_went_beyond_their_bound(seed: int) -> None:
+    run_one(seed)
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_synchronous_schedules_train_on_the_same_prompts_in_every_version(seed: int) -> None:
     rng = random.Random(seed)
