@@ -109,7 +109,7 @@ class Request:
     """Unique among the live requests of an engine."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "id", f"{self.uid}#{self.attempt}#{self.sample_index}#{self.serial}")
+        object.__setattr__(self, "id", f"{self.noise_key}#{self.serial}")
 
     @property
     def key(self) -> SampleKey:

@@ -104,7 +104,7 @@ def under_each(spec: str, overrides: Sequence[str], schedules: str) -> dict[str,
     """The recipe under each schedule of a list with commas, all read before any of them runs. Raises UserError."""
     named = names_of(schedules)
     if any(override_key(override) == "schedule" for override in overrides):
-        raise UserError("schedule=... and --schedules both name the schedule: leave out the first.")
+        raise UserError("schedule=... and the option that lists schedules both name the schedule: leave out the first.")
     return {name: load_recipe(spec, [f"schedule={name}", *overrides]) for name in named}
 
 

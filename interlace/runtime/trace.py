@@ -78,6 +78,8 @@ class TraceFile:
         start_us, end_us = _us(span.start_s), _us(end_s)
         what, worker = _heads(span.group, span.rank, span.operation)
         arguments = f'"cause":{_quoted(span.cause or span.operation)},"step":{span.step},"version":{span.version}'
+        if span.end_s == math.inf:
+            arguments += ',"unfinished":true'
         for device in span.devices:
             self._slice((DEVICE_PROCESS, self._devices[device].name), what, (start_us, end_us), arguments)
         return self._slice(
@@ -219,8 +221,7 @@ def _heads(group: str, rank: int, operation: str) -> tuple[str, str]:
 
 def _samples(span: Span) -> str:
     names = names_of(span.given) if span.given else ()
-    unfinished = ',"unfinished":true' if span.end_s == math.inf else ""
-    return f',"samples":{json.dumps(names)}{unfinished}' if names else unfinished
+    return f',"samples":{json.dumps(names)}' if names else ""
 
 
 def _finished(served: Served | None) -> str:

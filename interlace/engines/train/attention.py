@@ -63,6 +63,8 @@ class SharedTokens:
     """[S] for each place of the row its first token."""
     again_E: Tensor
     """[F - S] the other tokens: further copies of what the row has once."""
+    again_row_E: Tensor
+    """[F - S] their places in the row."""
 
     @classmethod
     def of(cls, spread_F: NDArray[np.int64], device: torch.device) -> SharedTokens | None:
@@ -75,6 +77,7 @@ class SharedTokens:
             spread_F=on_device(spread_F, device, torch.long),
             home_S=on_device(home_S, device, torch.long),
             again_E=on_device(again_E, device, torch.long),
+            again_row_E=on_device(spread_F[again_E], device, torch.long),
         )
 
 
@@ -210,7 +213,7 @@ class _Spread(torch.autograd.Function):
         row = gradients[0].index_select(0, shared.home_S)
         again = gradients[0].index_select(0, shared.again_E)
         # Not index_add_, whose order of additions differs from call to call on a GPU.
-        return row.index_put_((shared.spread_F[shared.again_E],), again, accumulate=True), None
+        return row.index_put_((shared.again_row_E,), again, accumulate=True), None
 
 
 class _Rows(torch.autograd.Function):

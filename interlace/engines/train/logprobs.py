@@ -77,6 +77,9 @@ class _TokenLogprobs(torch.autograd.Function):
         of_logprob_T, of_entropy_T = gradients
         if of_logprob_T is None:
             of_logprob_T = torch.zeros_like(normalizer_T)
+        # By the logits, not by the scores: divided here, where there is one number a token.
+        of_logprob_T = of_logprob_T / temperature
+        of_entropy_T = None if of_entropy_T is None else of_entropy_T / temperature
         for rows in _chunks(logits_TV):
             # In place, where the logits are float32 already: what log_p was becomes the gradient.
             log_p = logits_TV[rows].float()
@@ -88,8 +91,6 @@ class _TokenLogprobs(torch.autograd.Function):
                 weight = weight - of_entropy_T[rows, None] * (log_p + entropy_T[rows, None])
             gradient = log_p.exp_().mul_(weight)
             gradient.scatter_add_(-1, targets_T[rows, None], of_logprob_T[rows, None])
-            if temperature != 1:
-                gradient.div_(temperature)
             if gradient.dtype != logits_TV.dtype:
                 logits_TV[rows] = gradient
         return logits_TV, None, None

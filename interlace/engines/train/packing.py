@@ -138,24 +138,28 @@ def collate(
     """
     rows = [_row(sample) for sample in samples]
     sizes = [len(row) for row in rows]
-    places = _padded_places(sizes) if padded else _places(samples)
+    attention_mask, layout = None, None
+    if padded:
+        places, shape = _padded_places(sizes), (len(rows), max(sizes))
+        attention_mask = on_device(np.arange(max(sizes)) < np.array(sizes)[:, None], device, torch.long)
+    else:
+        places = _places(samples)
+        shape = (1, 1 + max(int(place[-1]) for place in places))
+        layout = PackedLayout.of(sizes, device, shared=SharedTokens.of(np.concatenate(places), device))
     keep, targets, lengths = [], [], []
     for sample, place, mask in zip(samples, places, masks, strict=True):
         positions = place[len(sample.prompt.token_ids) - 1 :]
         keep.append(positions if mask is None else positions[mask])
         targets.append(sample.token_ids if mask is None else sample.token_ids[mask])
         lengths.append(len(targets[-1]))
-    shape = (len(rows), max(sizes)) if padded else (1, 1 + max(int(place[-1]) for place in places))
     input_ids, position_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     for row, place in zip(rows, places, strict=True):
         input_ids.flat[place], position_ids.flat[place] = row, np.arange(len(row))
-    mask_NL = np.arange(shape[1]) < np.array(sizes)[:, None] if padded else None
-    shared = None if padded else SharedTokens.of(np.concatenate(places), device)
     return MicroBatch(
         input_ids=on_device(input_ids, device, torch.long),
         position_ids=on_device(position_ids, device, torch.long),
-        attention_mask=None if mask_NL is None else on_device(mask_NL, device, torch.long),
-        layout=None if padded else PackedLayout.of(sizes, device, shared=shared),
+        attention_mask=attention_mask,
+        layout=layout,
         keep_T=on_device(np.concatenate(keep), device, torch.long),
         targets_T=on_device(np.concatenate(targets), device, torch.long),
         sample_T=on_device(np.repeat(np.arange(len(rows)), lengths), device),

@@ -2,7 +2,6 @@
 
 import bisect
 import contextlib
-import fcntl
 import mmap
 import os
 import shutil
@@ -36,6 +35,8 @@ class SharedFolder:
 
     def __init__(self, memory: Path) -> None:
         """Also removes what killed processes left in the same memory."""
+        import fcntl  # not on Windows, where there is no such memory either
+
         for left in memory.glob("interlace-*"):
             _remove_if_left(left)
         made = Path(tempfile.mkdtemp(prefix=f".interlace-{os.getpid()}-", dir=memory))
@@ -55,6 +56,8 @@ def shared_folder() -> SharedFolder | None:
 
 
 def _remove_if_left(folder: Path) -> None:
+    import fcntl
+
     with contextlib.suppress(OSError):  # gone meanwhile, another user's, or its process lives
         lock = os.open(folder, os.O_RDONLY)
         try:

@@ -213,8 +213,7 @@ class EngineDriver:
         self._on_swapped()
 
     def _must_drain(self) -> bool:
-        following = self._next()
-        return bool(self._running) or (following is not None and self._may_begin(following))
+        return bool(self._running) or self._is_more_ready()
 
     def _next(self) -> Job | None:
         """The queued job whose turn it is."""
