@@ -68,15 +68,16 @@ def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interv
 def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> dict[str, float]:
     """Seconds of a window by bin: each point goes to the first layer that covers it, what none covers to `idle`."""
     free = [window] if window[1] > window[0] else []
+    free_s = _length(free)
     seconds = dict.fromkeys(BINS, 0.0)
     for name, intervals in layers:
         inside = _clipped(intervals, window)
         if not inside:
             continue
-        rest = without(free, union(inside))
-        seconds[name] += max(0.0, _length(free) - _length(rest))
-        free = rest
-    seconds["idle"] += _length(free)
+        free = without(free, union(inside))
+        before_s, free_s = free_s, _length(free)
+        seconds[name] += max(0.0, before_s - free_s)
+    seconds["idle"] += free_s
     return seconds
 
 
@@ -125,8 +126,7 @@ class Accountant:
         serving = union(_clipped(((s.start_s, s.end_s) for s in spans if s.operation == "serve" and s.devices), window))
         anything = union(_clipped(((s.start_s, s.end_s) for s in spans), window))
         computing, filled = _computing(spans, self._num_devices), []
-        busy = [union(interval for layer in mine.values() for interval in layer) for mine in computing]
-        waits = {id(hold): _waited_for(hold, busy) for hold in holds}
+        waits = _waits(holds, computing)
         reserved, calls = by_device(holds, self._num_devices), by_device(records.served, self._num_devices)
         for device in range(self._num_devices):
             layers = [*computing[device].items(), *_reserved(reserved[device], waits)]
@@ -186,12 +186,23 @@ def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[I
     return found
 
 
+def _waits(
+    holds: Sequence[Hold], computing: Sequence[Mapping[str, Sequence[Interval]]]
+) -> dict[int, Sequence[Interval]]:
+    """By the id() of each hold of several devices: when any of them computes."""
+    shared = [hold for hold in holds if len(hold.devices) > 1]
+    if not shared:
+        return {}
+    busy = [union(interval for layer in mine.values() for interval in layer) for mine in computing]
+    return {id(hold): _waited_for(hold, busy) for hold in shared}
+
+
 def _waited_for(hold: Hold, busy: Sequence[Sequence[Interval]]) -> list[Interval]:
     """While a group holds its devices: when any of them computes. Those that do not then wait for it.
 
     busy: when something ran, of each device; disjoint and in order.
     """
-    if hold.granted_s == math.inf or len(hold.devices) == 1:
+    if hold.granted_s == math.inf:
         return []
     window = hold.granted_s, hold.released_s
     return common([window], union(each for device in hold.devices for each in _touching(busy[device], window)))
@@ -206,12 +217,12 @@ def _touching(intervals: Sequence[Interval], window: Interval) -> Sequence[Inter
 def _reserved(mine: Sequence[Hold], waits: Mapping[int, Sequence[Interval]]) -> list[tuple[str, Iterable[Interval]]]:
     """Layers of a device that does nothing though a group has it or waits for it.
 
-    mine: claims on it. waits: of each claim, by its id(), when a device of it has to wait for another.
+    mine: claims on it. waits: of a claim on several, by its id(), when a device of it has to wait for another.
     """
     held = [hold for hold in mine if hold.granted_s < math.inf]
     loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold in held]
     waiting = [(hold.asked_s, min(hold.granted_s, hold.released_s)) for hold in mine]
-    waiting += (interval for hold in held for interval in waits[id(hold)])
+    waiting += (interval for hold in held for interval in waits.get(id(hold), ()))
     return [("switch", loading), ("lock_wait", waiting), ("idle", [(h.granted_s, h.released_s) for h in held])]
 
 

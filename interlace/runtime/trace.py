@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from interlace.core.types import JSON, Completion, FinishReason, Request, Sample
 from interlace.runtime.goodput import OPERATIONS
@@ -61,46 +61,50 @@ class TraceFile:
         self._file.close()
 
     def _append(self, records: Records) -> None:
-        calls = {served.span: served for served in records.served}
-        workers = {span: self._draw(span, span.end_s, calls.get(span)) for span in sorted(records.spans, key=_start)}
+        finished = {served.span: _finishes(served) for served in records.served}
+        tracks = {
+            span: self._draw(span, span.end_s, finished.get(span, ())) for span in sorted(records.spans, key=_start)
+        }
+        for span, done in finished.items():
+            if done and span in tracks:
+                self._arrows.generated(span, done, tracks[span])
         for served in records.served:
-            if served.span in workers:
-                self._arrows.generated(served, workers[served.span])
             self._counters.served(served)
         # After what was generated, some of which the same stretch trains on.
-        for span, track in workers.items():
+        for span, track in tracks.items():
             self._arrows.end_at(span, track)
         for step in records.steps:
             self._step(step)
 
-    def _draw(self, span: Span, end_s: float, served: Served | None = None) -> int:
-        """Returns the number of its worker's track, on which alone its samples are named."""
+    def _draw(self, span: Span, end_s: float, done: Sequence[Completion] = ()) -> "_Track":
+        """Returns its worker's track, on which alone its samples are named."""
         start_us, end_us = _us(span.start_s), _us(end_s)
+        when = _When(start_us, end_us, f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}')
         what, worker = _heads(span.group, span.rank, span.operation)
         arguments = f'"cause":{_quoted(span.cause or span.operation)},"step":{span.step},"version":{span.version}'
         if span.end_s == math.inf:
             arguments += ',"unfinished":true'
         for device in span.devices:
-            self._slice((DEVICE_PROCESS, self._devices[device].name), what, (start_us, end_us), arguments)
-        return self._slice(
-            (WORKER_PROCESS, worker), what, (start_us, end_us), arguments + _samples(span) + _finished(served)
-        )
+            self._slice(self._tracks[DEVICE_PROCESS, self._devices[device].name], what, when, arguments)
+        track = self._tracks[WORKER_PROCESS, worker]
+        if span.given:
+            arguments += _samples(span.given)
+        if done:
+            arguments += _finished(done)
+        self._slice(track, what, when, arguments)
+        return track
 
-    def _slice(self, track_name: tuple[int, str], what: str, when_us: tuple[float, float], arguments: str) -> int:
-        start_us, end_us = when_us
-        track = self._tracks[track_name]
-        what = f'{what},"pid":{track_name[0]},"tid":{track.number}'
-        if track.reach_us <= start_us:
-            track.reach_us = end_us
-            dur = round(end_us - start_us, 3)
-            self._lines.append(f'{{"ph":"X",{what},"ts":{start_us},"dur":{dur},"args":{{{arguments}}}}}')
+    def _slice(self, track: "_Track", what: str, when: "_When", arguments: str) -> None:
+        if track.reach_us <= when.start_us:
+            track.reach_us = when.end_us
+            self._lines.append(f'{{"ph":"X",{what},{track.place},{when.text},"args":{{{arguments}}}}}')
         else:
             self._num_beside += 1
-            what += f',"id":{self._num_beside}'
+            what = f'{what},{track.place},"id":{self._num_beside}'
             self._lines.append(
-                f'{{"ph":"b",{what},"ts":{start_us},"args":{{{arguments}}}}},\n{{"ph":"e",{what},"ts":{end_us}}}'
+                f'{{"ph":"b",{what},"ts":{when.start_us},"args":{{{arguments}}}}},\n'
+                f'{{"ph":"e",{what},"ts":{when.end_us}}}'
             )
-        return track.number
 
     def _step(self, step: StepRecord) -> None:
         start_us, end_us = _us(step.start_s), _us(step.end_s)
@@ -117,11 +121,20 @@ class TraceFile:
         return text
 
 
+class _When(NamedTuple):
+    """Of a slice."""
+
+    start_us: float
+    end_us: float
+    text: str
+
+
 @dataclass(slots=True)
 class _Track:
     """Slices of a track must not overlap; what has no room there is drawn as an event beside it."""
 
-    number: int
+    place: str
+    """Numbers of process and thread, as events have them."""
     reach_us: float = 0.0
 
 
@@ -137,7 +150,7 @@ class _Tracks(dict[tuple[int, str], _Track]):
 
     def reserve(self, process: int, name: str, number: int) -> _Track:
         """A track that is there before anything is on it."""
-        self[process, name] = _Track(number)
+        self[process, name] = _Track(f'"pid":{process},"tid":{number}')
         _name(self._lines, "thread_name", process, number, name)
         return self[process, name]
 
@@ -147,30 +160,30 @@ class _Arrows:
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
-        self._origins: dict[int, tuple[int, float]] = {}
+        self._origins: dict[int, tuple[_Track, float]] = {}
         self._number = 0
 
-    def generated(self, served: Served, track: int) -> None:
+    def generated(self, span: Span, done: Sequence[Completion], track: _Track) -> None:
         """Remembers where groups come from."""
-        span = served.span
         inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
-        for done in _finishes(served):
-            if done.request.sample_index >= 0:
-                self._origins[done.request.serial] = (track, inside_us)
+        for each in done:
+            if each.request.sample_index >= 0:
+                self._origins[each.request.serial] = (track, inside_us)
         while len(self._origins) > MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
 
-    def end_at(self, span: Span, track: int) -> None:
+    def end_at(self, span: Span, track: _Track) -> None:
         """Draws the arrows that end at a span; none unless it trains."""
         if OPERATIONS.get(span.operation) != "train":
             return
+        here = f'{track.place},"ts":{_us(span.start_s)}'
         for gid in dict.fromkeys(sample.key.gid for sample in span.given if isinstance(sample, Sample)):
             if origin := self._origins.get(gid):
                 self._number += 1
-                base = f'"name":"trained on","cat":"sample","id":{self._number},"pid":{WORKER_PROCESS}'
+                base = f'"name":"trained on","cat":"sample","id":{self._number}'
                 self._lines.append(
-                    f'{{"ph":"s",{base},"tid":{origin[0]},"ts":{origin[1]},"args":{{"group":{gid}}}}},\n'
-                    f'{{"ph":"f","bp":"e",{base},"tid":{track},"ts":{_us(span.start_s)}}}'
+                    f'{{"ph":"s",{base},{origin[0].place},"ts":{origin[1]},"args":{{"group":{gid}}}}},\n'
+                    f'{{"ph":"f","bp":"e",{base},{here}}}'
                 )
 
 
@@ -179,28 +192,33 @@ class _Counters:
 
     def __init__(self, lines: list[str]) -> None:
         self._lines = lines
-        self._last: dict[str, str] = {}
+        self._last: dict[str, object] = {}
 
     def served(self, served: Served) -> None:
         """An engine's, as the call began and after it."""
         span, kv_use = served.span, round(served.kv_use, 3)
-        self._write(span.group, span.start_s, _of_engine(served.batch, kv_use, served.num_queued))
-        after = _of_engine(served.num_running, kv_use if served.num_running else 0.0, served.num_queued)
-        self._write(span.group, span.end_s, after)
+        self._engine(span.group, span.start_s, (served.batch, kv_use, served.num_queued))
+        after = (served.num_running, kv_use if served.num_running else 0.0, served.num_queued)
+        self._engine(span.group, span.end_s, after)
 
     def count(self, name: str, at_s: float, value: float) -> None:
         """One number."""
-        self._write(name, at_s, f'"value":{value}')
+        if self._last.get(name) != value:
+            self._last[name] = value
+            self._write(name, at_s, f'"value":{value}')
 
-    def _write(self, name: str, at_s: float, values: str) -> None:
+    def _engine(self, name: str, at_s: float, values: tuple[int, float, int]) -> None:
         if self._last.get(name) != values:
             self._last[name] = values
-            head = f'{{"ph":"C","name":{_quoted(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_us(at_s)}'
-            self._lines.append(f'{head},"args":{{{values}}}}}')
+            num_running, kv_use, num_queued = values
+            self._write(
+                name, at_s, f'"running sequences":{num_running},"KV use":{kv_use},"queued requests":{num_queued}'
+            )
 
-
-def _of_engine(num_running: int, kv_use: float, num_queued: int) -> str:
-    return f'"running sequences":{num_running},"KV use":{kv_use},"queued requests":{num_queued}'
+    def _write(self, name: str, at_s: float, values: str) -> None:
+        self._lines.append(
+            f'{{"ph":"C","name":{_quoted(name)},"pid":{RUN_PROCESS},"tid":0,"ts":{_us(at_s)},"args":{{{values}}}}}'
+        )
 
 
 def _start(span: Span) -> float:
@@ -219,22 +237,24 @@ def _heads(group: str, rank: int, operation: str) -> tuple[str, str]:
     return f'"name":{_quoted(f"{role}.{operation}")},"cat":{_quoted(role)}', f"{group} rank {rank}"
 
 
-def _samples(span: Span) -> str:
-    names = names_of(span.given) if span.given else ()
+def _samples(given: Sequence[object]) -> str:
+    names = names_of(given)
     return f',"samples":{json.dumps(names)}' if names else ""
 
 
-def _finished(served: Served | None) -> str:
-    """[group, sample, response tokens, finish reason] of each sample of the flow that the call finished."""
+def _finished(done: Sequence[Completion]) -> str:
+    """[group, sample, response tokens, finish reason] of each sample of the flow that a call finished."""
     found = [
-        f'[{done.request.serial},{done.request.sample_index},{len(done.token_ids)},"{done.finish_reason}"]'
-        for done in (_finishes(served) if served else ())
+        f'[{each.request.serial},{each.request.sample_index},{len(each.token_ids)},"{each.finish_reason.value}"]'
+        for each in done
     ]
-    return f',"finished":[{",".join(found)}]' if found else ""
+    return f',"finished":[{",".join(found)}]'
 
 
-def _finishes(served: Served) -> list[Completion]:
+def _finishes(served: Served) -> Sequence[Completion]:
     """Of the samples of the flow that a call finished."""
+    if not served.responses:
+        return ()
     done = [response.completion for response in served.responses]
     return [each for each in done if each.request.serial >= 0 and each.finish_reason != FinishReason.ABORTED]
 
@@ -253,7 +273,12 @@ def names_of(given: Sequence[object]) -> list[JSON]:
             groups[uid].append(index)
         else:
             groups[uid] = [index]
-    return [uid + f" {indices}".replace(", ", ",") for uid, indices in groups.items()]
+    return [f"{uid} {_listed(tuple(indices))}" for uid, indices in groups.items()]
+
+
+@lru_cache(maxsize=4096)
+def _listed(indices: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, indices))}]"
 
 
 @lru_cache(maxsize=4096)

@@ -38,6 +38,8 @@ Call = tuple[str, str, tuple[JSON, ...]]
 class Finish:
     """A sample left an engine."""
 
+    place: int
+    """In the order of all of them; several end with one call."""
     end_s: float
     num_tokens: int
     reason: FinishReason
@@ -70,7 +72,7 @@ class Recording:
         }
         ends: dict[Call, deque[float]] = defaultdict(deque)
         serves: dict[str, list[float]] = defaultdict(list)
-        finishes: list[tuple[float, SampleKey, Finish]] = []
+        finishes: list[tuple[float, SampleKey, int, FinishReason]] = []
         for event, end_s in _calls(events):
             group = tracks[WORKER_PROCESS, event["tid"]].partition(" rank ")[0]
             operation_name = event["name"].partition(".")[2]
@@ -79,19 +81,18 @@ class Recording:
             else:
                 ends[group, operation_name, tuple(event["args"].get("samples", ()))].append(end_s)
             for gid, index, num_tokens, reason in event["args"].get("finished", ()):
-                finish = Finish(end_s=end_s, num_tokens=num_tokens, reason=FinishReason(reason))
-                finishes.append((end_s, SampleKey(gid, index), finish))
+                finishes.append((end_s, SampleKey(gid, index), num_tokens, FinishReason(reason)))
         finishes.sort(key=lambda entry: entry[0])
         finished: dict[SampleKey, deque[Finish]] = defaultdict(deque)
-        for _, key, finish in finishes:
-            finished[key].append(finish)
+        for place, (end_s, key, num_tokens, reason) in enumerate(finishes):
+            finished[key].append(Finish(place=place, end_s=end_s, num_tokens=num_tokens, reason=reason))
         rows: Sequence[Mapping[str, Any]] = read_transcripts(folder.samples)
         return cls(
             num_devices=sum(process == DEVICE_PROCESS for process, _ in tracks),
             ends=ends,
             serves=serves,
             finished=finished,
-            completion_order=[key for _, key, _ in finishes],
+            completion_order=[key for _, key, _, _ in finishes],
             uids={int(row["group"]): str(row["uid"]) for row in rows},
             rewards={SampleKey(int(row["group"]), int(row["index"])): _reward(row) for row in rows},
         )
@@ -177,9 +178,9 @@ class ReplayedEngine(Worker):
         for request in submissions:
             self._pending[request.id] = _Pending(request=request, version=self._version)
         if self._pending:
-            await self._sleep_until(min(self._next_end(), *(self._due(each) for each in self._pending.values())))
+            await self._sleep_until(min(self._next_end(), *(self._due(each)[0] for each in self._pending.values())))
         now = asyncio.get_running_loop().time() + 1e-9
-        done = [pending for pending in self._pending.values() if self._due(pending) <= now]
+        done = [pending for pending in self._pending.values() if self._due(pending)[0] <= now]
         responses += [self._finish(pending) for pending in sorted(done, key=self._due)]
         return Progress(responses=tuple(responses), num_running=len(self._pending))
 
@@ -218,10 +219,10 @@ class ReplayedEngine(Worker):
         place = bisect_right(ends, asyncio.get_running_loop().time() + 1e-9)
         return ends[place] if place < len(ends) else math.inf
 
-    def _due(self, pending: _Pending) -> float:
-        """A sample that was never finished is waited for without end."""
+    def _due(self, pending: _Pending) -> tuple[float, int]:
+        """(when, place among all). A sample that was never finished is waited for without end."""
         finishes = self._recording.finished.get(pending.request.key)
-        return finishes[0].end_s if finishes else math.inf
+        return (finishes[0].end_s, finishes[0].place) if finishes else (math.inf, 0)
 
     async def _sleep_until(self, at_s: float) -> None:
         loop = asyncio.get_running_loop()

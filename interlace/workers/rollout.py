@@ -1,6 +1,7 @@
 """The rollout role: one engine, its tokenizer, and a loop that can be interrupted."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -24,11 +25,21 @@ class Serving:
     """Tokens that end the model's responses."""
 
 
+MIN_CALL_S = 0.01
+"""What finishes sooner waits for company: a call costs its caller as much as some decode steps of a small model."""
+
+
 class RolloutWorker(Worker):
     """Serves requests until something is finished."""
 
-    def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], Serving]) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        make_engine: Callable[[WorkerContext], Serving],
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
         super().__init__(context)
+        self._now = now
         serving = make_engine(context)
         self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
         self._interrupted = threading.Event()
@@ -37,9 +48,11 @@ class RolloutWorker(Worker):
     def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
         """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left.
 
-        Those taken out are among the responses, with what they had.
+        A call that began less than MIN_CALL_S ago goes on, whatever finishes. Those taken out are among the responses,
+        with what they had.
         """
-        aborted = self._engine.abort(aborts) if aborts else ()
+        start_s = self._now()
+        finished = list(self._engine.abort(aborts)) if aborts else []
         for request in submissions:
             self._engine.submit(request)
         num_new_tokens = num_preemptions = 0
@@ -49,11 +62,14 @@ class RolloutWorker(Worker):
             num_new_tokens += output.num_new_tokens
             num_preemptions += output.num_preemptions
             kv_use = max(kv_use, output.kv_use)
-            if output.finished or self._interrupted.is_set() or not output.num_running + output.num_waiting:
+            finished += output.finished
+            if self._interrupted.is_set() or not output.num_running + output.num_waiting:
+                break
+            if finished and self._now() - start_s >= MIN_CALL_S:
                 break
         self._interrupted.clear()
         return Progress(
-            responses=self._decoded((*aborted, *output.finished)),
+            responses=self._decoded(finished),
             num_running=output.num_running,
             num_waiting=output.num_waiting,
             num_new_tokens=num_new_tokens,

@@ -1,0 +1,56 @@
+"""How long one call of the rollout worker serves."""
+
+from collections.abc import Iterable
+from itertools import count
+
+from interlace.core.types import FinishReason, Progress, Request, SamplingParams
+from interlace.engines.rollout import NativeEngine
+from interlace.models.tiny import build_tiny
+from interlace.runtime.worker import WorkerContext
+from interlace.workers.rollout import MIN_CALL_S, RolloutWorker, Serving
+
+LENGTHS = (2, 4, 4, 9)
+REQUESTS = tuple(
+    Request(uid="p", sample_index=index, prompt_ids=[1, 2, 3], params=SamplingParams(max_new_tokens=length))
+    for index, length in enumerate(LENGTHS)
+)
+
+
+def worker_at(times: Iterable[float]) -> RolloutWorker:
+    """One whose clock shows these times, the next each time it is asked."""
+    model, tokenizer = build_tiny("micro", seed=0)
+    serving = Serving(engine=NativeEngine(model), tokenizer=tokenizer, stop_token_ids=())
+    context = WorkerContext(group="rollout/0", rank=0, num_ranks=1, devices=())
+    shown = iter(times)
+    return RolloutWorker(context, lambda _: serving, now=lambda: next(shown))
+
+
+def lengths_of(progress: Progress) -> list[int]:
+    return [len(response.completion.token_ids) for response in progress.responses]
+
+
+def test_a_call_that_lasts_ends_as_something_finishes() -> None:
+    worker = worker_at(count(step=MIN_CALL_S))
+    calls = [worker.serve(REQUESTS, ())]
+    while calls[-1].num_running:
+        calls.append(worker.serve((), ()))
+    assert [lengths_of(call) for call in calls] == [[2], [4, 4], [9]]
+    assert sum(call.num_new_tokens for call in calls) == sum(LENGTHS)
+
+
+def test_what_finishes_sooner_waits_for_company() -> None:
+    # The first computes the prompt of all, so that the others are a step behind it.
+    worker = worker_at(MIN_CALL_S * part for part in (0, 0.5, 0.6, 0.7, 1, 2))
+    assert lengths_of(worker.serve(REQUESTS, ())) == [2, 4, 4]
+    assert lengths_of(worker.serve((), ())) == [9], "nothing is left: nothing to wait for"
+
+
+def test_an_interruption_ends_a_call_at_once_and_what_was_taken_out_comes_with_it() -> None:
+    worker = worker_at([0.0] * 4)
+    worker.interrupt()
+    begun = worker.serve(REQUESTS, ())
+    assert not begun.responses and begun.num_running + begun.num_waiting == len(REQUESTS)
+    worker.interrupt()
+    progress = worker.serve((), [REQUESTS[-1].id])
+    assert lengths_of(progress) == [0, 2] and progress.num_running == 2
+    assert progress.responses[0].completion.finish_reason == FinishReason.ABORTED
