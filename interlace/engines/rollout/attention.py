@@ -143,13 +143,13 @@ class KernelAttention:
 
     def begin(self, rows: Int64Array, positions: Int64Array) -> None:
         self._held = (rows, positions)  # keeps the memory that the pointers mean
-        self.describe(self._tokens, rows, positions)
+        self._tokens.position = positions.ctypes.data
+        self.describe(self._tokens, rows)
 
-    def describe(self, tokens: kernels.Tokens, rows: Int64Array, positions: Int64Array) -> None:
-        """Makes `tokens` the kernel's view of rows and positions [T]. Valid while these live."""
+    def describe(self, tokens: kernels.Tokens, rows: Int64Array) -> None:
+        """Makes `tokens` the kernel's view of rows [T], but for their positions. Valid while they live."""
         table = self._store.page_table
-        tokens.count = len(rows)
-        tokens.row, tokens.position = rows.ctypes.data, positions.ctypes.data
+        tokens.count, tokens.row = len(rows), rows.ctypes.data
         tokens.page_table, tokens.pages_per_row = table.ctypes.data, table.shape[1]
         tokens.page_shift = self._store.page_shift
 

@@ -14,9 +14,9 @@ class Counters:
         self._prepared = 0
         self._reset(0.0, 0, 0)
 
-    def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float) -> None:
-        """One step: tokens run, tokens drawn, and where the time went."""
-        self._steps += 1
+    def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float, steps: int = 1) -> None:
+        """Tokens run, tokens drawn, and where the time went."""
+        self._steps += steps
         self._sampled += sampled
         self._prefilled += tokens - sampled
         self._forward_s += forward_s

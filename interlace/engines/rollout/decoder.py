@@ -7,9 +7,11 @@ so an update in place reaches both; where parameters are replaced, rebind() foll
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -18,6 +20,7 @@ from interlace.engines.rollout.attention import AttentionTraits, KernelAttention
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.model_setup import RoutedModel
 from interlace.engines.rollout.runner import Logits
+from interlace.engines.rollout.sequence import SequenceTable
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 _WEIGHTS = {
@@ -32,6 +35,11 @@ _WEIGHTS = {
     "down": "mlp.down_proj.weight",
 }
 """The kernel's name of a weight, and the model's."""
+_TABLE = (
+    "token_ids", "logprobs", "versions", "num_tokens", "num_computed", "num_prompt", "limit", "noise_key",
+    "temperature", "stop_ids",
+)  # fmt: skip
+"""Arrays of the sequence table that the kernel reads and writes."""
 _OPTIONAL = {
     "query_bias": "self_attn.q_proj.bias",
     "key_bias": "self_attn.k_proj.bias",
@@ -76,6 +84,17 @@ def _epsilon(norm: nn.Module) -> float:
     return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0)))
 
 
+class Advance(NamedTuple):
+    """What steps from tokens to tokens made."""
+
+    outcome: NDArray[np.int8]
+    """[N] kernels.GOES_ON, STOPPED (by a token), FULL or NOT_FINITE."""
+    forward_s: float
+    """Of the forward passes."""
+    num_drawn: int
+    """Tokens."""
+
+
 class _Buffers:
     """What one thread writes to."""
 
@@ -114,6 +133,8 @@ class DecoderRunner:
             cos, sin = rotary(table[:1], torch.arange(longest)[None])
         self._rotation = (cos[0].contiguous(), sin[0].contiguous())
         self._logits = torch.empty(0)
+        self._table = kernels.Table()
+        self._bound: tuple[Int64Array, ...] = (np.zeros(0, np.int64),) * 2
         self.rebind()
         self._buffers = [_Buffers(64, self._decoder, longest) for _ in range(num_threads)]
         self._threads = ThreadPoolExecutor(num_threads, "decode") if num_threads > 1 else None
@@ -137,12 +158,11 @@ class DecoderRunner:
 
     def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
         """See Runner. With one thread the pass is over when this returns."""
-        if len(wanted) > len(self._logits):
-            self._logits = torch.empty(max(len(wanted), 2 * len(self._logits)), self._decoder.vocab)
+        self._reserve_logits(len(wanted))
         bounds = self._bounds(rows)
         parts = [slice(start, end) for start, end in pairwise(bounds)]
         firsts = np.searchsorted(wanted, bounds).tolist()
-        before = self._attention_s
+        before = self._spent()[0]
 
         def run(number: int) -> None:
             part, mine = parts[number], slice(firsts[number], firsts[number + 1])
@@ -152,7 +172,7 @@ class DecoderRunner:
         def finish() -> Tensor:
             for run_elsewhere in running:
                 run_elsewhere.result()
-            self._attention.seconds += (self._attention_s - before) / len(parts)
+            self._attention.seconds += (self._spent()[0] - before) / len(parts)
             return self._logits
 
         running = [self._threads.submit(run, number) for number in range(len(parts))] if self._threads else []
@@ -160,9 +180,62 @@ class DecoderRunner:
             run(0)
         return finish
 
-    @property
-    def _attention_s(self) -> float:
-        return float(sum(buffers.arguments.attention_s for buffers in self._buffers))
+    def advance(self, rows: Int64Array, table: SequenceTable, version: int, *, max_steps: int, max_s: float) -> Advance:
+        """Decodes `rows` [N], each of which runs its last token and draws from its logits as they are.
+
+        A step follows another until a sequence ends, or max_steps of them, or max_s seconds. What is appended to the
+        table are the bits that start() and sampling.draw() give.
+        """
+        self._reserve_logits(len(rows))
+        self._bind(table)
+        outcome, before = np.empty(len(rows), np.int8), self._spent()
+        bounds = self._bounds(rows)
+        limits = (version, max_steps, max_s)
+        if self._threads is None:
+            self._advance(0, rows, self._logits, limits, outcome)
+        else:
+            running = [
+                self._threads.submit(self._advance, number, rows[i:j], self._logits[i:], limits, outcome[i:j])
+                for number, (i, j) in enumerate(pairwise(bounds))
+            ]
+            for run_elsewhere in running:
+                run_elsewhere.result()
+        attention_s, forward_s, num_drawn = (now - then for now, then in zip(self._spent(), before, strict=True))
+        parts = len(bounds) - 1
+        self._attention.seconds += attention_s / parts
+        return Advance(outcome, forward_s / parts, int(num_drawn))
+
+    def _advance(
+        self, number: int, rows: Int64Array, logits: Tensor, limits: tuple[int, int, float], outcome: NDArray[np.int8]
+    ) -> None:
+        """One thread's rows, which end on their own."""
+        buffers = self._buffers_for(number, len(rows), logits)
+        self._attention.describe(buffers.tokens, rows)
+        self._attention.library.advance(
+            ctypes.byref(self._decoder), ctypes.byref(buffers.tokens), ctypes.byref(self._table), *limits,
+            ctypes.byref(buffers.arguments), outcome.ctypes.data,
+        )  # fmt: skip
+
+    def _bind(self, table: SequenceTable) -> None:
+        """Points to the table's arrays, which lie elsewhere once it has grown."""
+        if table.token_ids is self._bound[0] and table.stop_ids is self._bound[1]:
+            return
+        self._bound = table.token_ids, table.stop_ids
+        arrays = {name: getattr(table, name).ctypes.data for name in _TABLE}
+        self._table = kernels.Table(columns=table.token_ids.shape[1], num_stops=table.stop_ids.shape[1], **arrays)
+
+    def _reserve_logits(self, rows: int) -> None:
+        if rows > len(self._logits):
+            self._logits = torch.empty(max(rows, 2 * len(self._logits)), self._decoder.vocab)
+
+    def _spent(self) -> tuple[float, float, float]:
+        """Of all threads: seconds in attention and in the forward passes of advance(), tokens that it drew."""
+        each = [buffers.arguments for buffers in self._buffers]
+        return (
+            sum(one.attention_s for one in each),
+            sum(one.forward_s for one in each),
+            sum(one.num_drawn for one in each),
+        )
 
     def _bounds(self, rows: Int64Array) -> list[int]:
         """Where each thread's tokens begin, and the end: about as many each, a row's all with one thread."""
@@ -184,15 +257,26 @@ class DecoderRunner:
         logits: Tensor,
     ) -> None:
         """One thread's tokens."""
-        buffers = self._buffers[number]
-        if len(rows) > buffers.rows:
-            buffers = self._buffers[number] = _Buffers(max(len(rows), 2 * buffers.rows), self._decoder, self._longest)
-        buffers.arguments.logits = logits.data_ptr()
-        self._attention.describe(buffers.tokens, rows, positions)
+        buffers = self._buffers_for(number, len(rows), logits)
+        buffers.tokens.position = positions.ctypes.data
+        self._attention.describe(buffers.tokens, rows)
         self._attention.library.decode(
             ctypes.byref(self._decoder), ctypes.byref(buffers.tokens), token_ids.ctypes.data, wanted.ctypes.data,
             len(wanted), ctypes.byref(buffers.arguments),
         )  # fmt: skip
+
+    def _buffers_for(self, number: int, rows: int, logits: Tensor) -> _Buffers:
+        """A thread's, large enough, with the place for its logits."""
+        held = self._buffers[number]
+        if rows > held.rows:
+            larger = _Buffers(max(rows, 2 * held.rows), self._decoder, self._longest)
+            larger.arguments.attention_s, larger.arguments.forward_s = (
+                held.arguments.attention_s,
+                held.arguments.forward_s,
+            )
+            held = self._buffers[number] = larger
+        held.arguments.logits = logits.data_ptr()
+        return held
 
 
 def _layer(module: nn.Module, traits: AttentionTraits, keys: Tensor, values: Tensor) -> kernels.Layer:

@@ -13,22 +13,36 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Metrics, Request, SamplingParams
+from interlace.engines.rollout import kernels
 from interlace.engines.rollout.counters import Counters
+from interlace.engines.rollout.decoder import DecoderRunner
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.limits import Limits
 from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
-from interlace.engines.rollout.sampling import Draw, FloatRows, KernelSampler, PlainSampler, TorchSampler, draw
+from interlace.engines.rollout.sampling import (
+    Draw,
+    FloatRows,
+    KernelSampler,
+    PlainSampler,
+    TorchSampler,
+    draw,
+    refuse_logits,
+)
 from interlace.engines.rollout.saved_weights import SavedWeights
 from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
 from interlace.engines.rollout.serving import ServingConfig, serve
-from interlace.engines.rollout.speculative import LONGEST_MATCH, NgramDrafter
+from interlace.engines.rollout.speculative import Speculator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+MAX_LOOK_S = 10e-3
+"""Several steps between two looks at the queue begin within this time: a request, an abort, or new weights wait no
+longer than this and a step."""
 
 
 class NativeEngine:
@@ -74,8 +88,9 @@ class NativeEngine:
             context=context, longest=self._store.longest, vocab_size=text.vocab_size,
             has_tokenizer=self._tokenizer is not None,
         )  # fmt: skip
-        self._drafter = NgramDrafter()
-        self._draft_tokens, self._draft_below = options.draft_tokens if routed else 0, options.draft_below
+        self._decoder = self._runner if isinstance(self._runner, DecoderRunner) else None
+        most = options.draft_tokens if routed else 0
+        self._speculator = Speculator(self._table, most=most, below=options.draft_below)
         self._steps_per_schedule = options.steps_per_schedule
         self._live: dict[str, Sequence] = {}
         self._arrivals = self._version = 0
@@ -226,33 +241,27 @@ class NativeEngine:
     def _advance(self, finished: list[Completion]) -> int:
         """One look at the queue and the forward passes until the next. Returns the number of tokens drawn."""
         start = time.perf_counter()
-        if self._draft_tokens:
-            self._draft()
-        plan = self._scheduler.schedule(self._steps_per_schedule)
+        most = self._speculator.guess(self._scheduler.running) or self._steps_per_schedule
+        if self._speculator.has_guessed:
+            self._scheduler.drop_plan()
+        plan = self._scheduler.schedule(min(most, self._steps_per_schedule))
         self._counters.schedule_s += time.perf_counter() - start
-        drawn = self._run(plan, finished) if len(plan.rows) else 0
-        for _ in range(self._steps_per_schedule - 1):
-            rows = plan.rows[(self._table.num_tokens - self._table.num_computed)[plan.rows] == 1]
-            if not len(rows):
-                break
-            plan = Plan(rows, np.ones(len(rows), np.int64), all_decode=True)
-            drawn += self._run(plan, finished)
+        if not len(plan.rows):
+            return 0
+        if self._speculator.has_guessed:
+            drawn = self._run(plan, finished)
+            self._speculator.judge(max(0, drawn - len(plan.rows)))
+            return drawn
+        if self._decoder and plan.all_decode and not self._table.num_unusual:
+            drawn = self._decode(self._decoder, plan, finished)
+        else:
+            drawn = self._run(plan, finished)
+            for _ in range(plan.steps - 1):
+                if finished or time.perf_counter() - start >= MAX_LOOK_S:
+                    break
+                drawn += self._run(plan, finished)
+        self._speculator.wait(drawn)
         return drawn
-
-    def _draft(self) -> None:
-        """Guesses what follows the last token of each decoding row while few run."""
-        table, running = self._table, self._scheduler.running
-        table.num_drafts[:] = 0
-        if len(running) > self._draft_below:
-            return
-        for sequence in running:
-            row, known = sequence.row, int(table.num_tokens[sequence.row])
-            if known - table.num_computed[row] != 1:
-                continue
-            most = min(self._draft_tokens, int(table.limit[row]) - known - 1)
-            draft = self._drafter.propose(sequence.request.uid, table.token_ids[row, :known], most)
-            table.token_ids[row, known : known + len(draft)] = draft
-            table.num_drafts[row] = len(draft)
 
     def _run(self, plan: Plan, finished: list[Completion]) -> int:
         """One forward pass, and tokens for each row whose last token ran. Returns how many."""
@@ -272,8 +281,8 @@ class NativeEngine:
         # While it runs, all that does not depend on the tokens to come.
         places = positions[wanted] + 1
         tokens_to_draw = Draw(sampled, places - table.num_prompt[sampled], table)
-        if len(self._scheduler.running) > self._draft_below or not self._draft_tokens:
-            self._scheduler.prepare(plan, self._steps_per_schedule)
+        if not self._speculator.has_guessed:
+            self._scheduler.prepare(plan)
         found = logits()
         table.num_computed[plan.rows] += plan.counts
         middle = time.perf_counter()
@@ -283,11 +292,29 @@ class NativeEngine:
         )
         return drawn
 
+    def _decode(self, decoder: DecoderRunner, plan: Plan, finished: list[Completion]) -> int:
+        """As _run, where each row runs its last token and draws plainly: all the plan's passes in one call."""
+        start = time.perf_counter()
+        self._scheduler.prepare(plan)
+        made = decoder.advance(plan.rows, self._table, self._version, max_steps=plan.steps, max_s=MAX_LOOK_S)
+        for at in np.flatnonzero(made.outcome):
+            if made.outcome[at] == kernels.NOT_FINITE:
+                refuse_logits()
+            self._finish(int(plan.rows[at]), finished, stopped=made.outcome[at] == kernels.STOPPED)
+        self._counters.count(
+            steps=-(-made.num_drawn // len(plan.rows)),
+            tokens=made.num_drawn,
+            sampled=made.num_drawn,
+            forward_s=made.forward_s,
+            sample_s=time.perf_counter() - start - made.forward_s,
+        )
+        return made.num_drawn
+
     def _sample(self, logits: Tensor, wanted: Draw, places: Int64Array, finished: list[Completion]) -> int:
         """Draws the tokens that come at `places` and keeps those whose predecessors were right. Returns how many."""
         table, rows = self._table, wanted.rows
         tokens, logprobs = draw(logits, wanted, table, self._sampler)
-        if not (self._draft_tokens and table.num_drafts[rows].any()):
+        if not self._speculator.has_guessed:
             self._append(rows, tokens, logprobs, finished)
             return len(rows)
         kept = 0
@@ -314,14 +341,14 @@ class NativeEngine:
         if not ended.any():
             return False
         for at in np.flatnonzero(ended):
-            sequence = table.occupant(rows[at])
-            if self._draft_tokens:
-                start = max(sequence.num_prompt - LONGEST_MATCH, 0)  # a draft of its first tokens needs a suffix too
-                known = table.token_ids[sequence.row, start : table.num_tokens[sequence.row]]
-                self._drafter.observe(sequence.request.uid, known.copy())
-            reason = FinishReason.STOP if stopped[at] else FinishReason.LENGTH
-            finished.append(self._end(sequence, reason))
+            self._finish(int(rows[at]), finished, stopped=bool(stopped[at]))
         return True
+
+    def _finish(self, row: int, finished: list[Completion], *, stopped: bool) -> None:
+        """Ends the sequence in a row; later ones may draft from it."""
+        sequence = self._table.occupant(row)
+        self._speculator.observe(sequence)
+        finished.append(self._end(sequence, FinishReason.STOP if stopped else FinishReason.LENGTH))
 
     def _stops_on_text(self, row: int) -> bool:
         """Whether the end of a row's response, decoded, contains one of its stop strings."""

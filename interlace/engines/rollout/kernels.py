@@ -77,6 +77,8 @@ class Buffers(ctypes.Structure):
         ("scratch_row", _I64),
         ("inverse", _PTR),
         ("attention_s", ctypes.c_double),
+        ("forward_s", ctypes.c_double),
+        ("num_drawn", _I64),
     ]
 
 
@@ -89,9 +91,22 @@ class Sampling(ctypes.Structure):
     ]
 
 
+class Table(ctypes.Structure):
+    """Mirror of `Table` in decoding.h."""
+
+    _fields_ = [
+        *((name, _I64) for name in ("columns", "num_stops")),
+        *((name, _PTR) for name in ("token_ids", "logprobs", "versions", "num_tokens", "num_computed")),
+        *((name, _PTR) for name in ("num_prompt", "limit", "noise_key", "temperature", "stop_ids")),
+    ]
+
+
+GOES_ON, STOPPED, FULL, NOT_FINITE = range(4)
+"""What a step made of a row."""
 _SIGNATURES: dict[str, list[type]] = {
     "attention": [_PTR, _PTR],
     "decode": [_PTR, _PTR, _PTR, _PTR, _I64, _PTR],
+    "advance": [_PTR, _PTR, _PTR, ctypes.c_int32, _I64, ctypes.c_double, _PTR, _PTR],
     "sample": [_PTR],
 }
 

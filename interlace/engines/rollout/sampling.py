@@ -1,7 +1,7 @@
 """Drawing tokens from logits, with noise that depends on the request and the position alone."""
 
 import ctypes
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -132,9 +132,13 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
 
 
 def _check_finite(logprobs: FloatRows) -> None:
-    """Raises where the model gave logits that are no numbers: sampling on would produce garbage in silence."""
     if not np.isfinite(logprobs).all():
-        raise InterlaceError(
-            "the model's logits are not finite: its weights have probably diverged. Look at the last weight update"
-            " (grad norm, learning rate), or load an earlier checkpoint."
-        )
+        refuse_logits()
+
+
+def refuse_logits() -> NoReturn:
+    """For a model whose logits are no numbers: sampling on would produce garbage in silence."""
+    raise InterlaceError(
+        "the model's logits are not finite: its weights have probably diverged. Look at the last weight update"
+        " (grad norm, learning rate), or load an earlier checkpoint."
+    )

@@ -12,7 +12,7 @@ from interlace.engines.rollout.sequence import Sequence, SequenceTable
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step's work."""
+    """The work until the next look at the queue."""
 
     rows: Int64Array
     """[N] rows that run, oldest sequence first."""
@@ -20,6 +20,8 @@ class Plan:
     """[N] tokens of each."""
     all_decode: bool
     """Whether each row runs its last token alone."""
+    steps: int = 1
+    """Passes for which there is room, where all rows decode."""
 
 
 class Scheduler:
@@ -54,18 +56,18 @@ class Scheduler:
         self._release(sequence, retain=True)
 
     def schedule(self, lookahead: int = 1) -> Plan:
-        """The next step's plan, with room for `lookahead` tokens a decoding row."""
+        """What runs next, with room for `lookahead` passes of decoding rows if nobody has to be preempted for it."""
         if self._prepared is not None:
             self.num_prepared += 1
             return self._prepared
         if self.waiting and self._table.num_free:
             self._admit()
-        self._make_room(lookahead)
+        steps = self._make_room(lookahead)
         table, rows = self._table, self.running_rows()
         left = table.num_tokens[rows] + table.num_drafts[rows] - table.num_computed[rows]
         total = int(left.sum())
         if total == len(rows):
-            return Plan(rows, left, True)
+            return Plan(rows, left, True, steps)
         if total <= self._max_batch_tokens:
             return Plan(rows, left, False)
         # Decoding rows first, whole; what is left of the budget is cut from the prompts, oldest first.
@@ -75,18 +77,22 @@ class Scheduler:
         counts = np.where(prompts, np.clip(budget - before, 0, left), left)
         return Plan(rows[counts > 0], counts[counts > 0], False)
 
-    def prepare(self, plan: Plan, lookahead: int) -> None:
+    def prepare(self, plan: Plan) -> None:
         """Makes the plan after `plan`, which runs now, for the case that no sequence comes or goes meanwhile.
 
-        Only where each row will run one token more and has room for it: cells of rows that run must not move.
+        Only where each row will run as many tokens more and has room for them: cells of rows that run must not move.
         """
         self._prepared = None
         rows = self.running_rows()
         if not plan.all_decode or len(plan.rows) < len(rows) or (self.waiting and self._table.num_free):
             return
-        needed = np.minimum(self._table.num_tokens[rows] + lookahead, self._table.limit[rows])
+        needed = np.minimum(self._table.num_tokens[rows] + 2 * plan.steps - 1, self._table.limit[rows])
         if (needed <= self._store.capacity[rows]).all():
             self._prepared = plan
+
+    def drop_plan(self) -> None:
+        """Rows have more to run than was known when the next plan was made."""
+        self._prepared = None
 
     def forget_computed(self) -> None:
         """All keys and values are to be computed anew."""
@@ -125,16 +131,31 @@ class Scheduler:
         self._prefixes.announce(sequence)
         return True
 
-    def _make_room(self, lookahead: int) -> None:
-        """Reserves the cells of the step; preempts the youngest until they suffice."""
-        table, store, rows = self._table, self._store, self.running_rows()
-        needed = np.minimum(table.num_tokens[rows] + table.num_drafts[rows] + lookahead - 1, table.limit[rows])
-        if not (needed > store.capacity[rows]).any():
-            return
-        for sequence, tokens in zip(list(self.running), needed.tolist(), strict=True):
-            while sequence.row >= 0 and not store.reserve(sequence.row, tokens):
-                if not self._prefixes.evict():
+    def _make_room(self, lookahead: int) -> int:
+        """Reserves the cells of the next pass, preempting the youngest until they suffice, and those of later ones.
+
+        Returns the number of passes that there is room for; where it is not `lookahead`, it is 1.
+        """
+        table, store = self._table, self._store
+        rows = self.running_rows()
+        now = np.minimum(table.num_tokens[rows] + table.num_drafts[rows], table.limit[rows])
+        later = np.minimum(now + lookahead - 1, table.limit[rows])
+        if not (later > store.capacity[rows]).any():
+            return lookahead
+        steps = lookahead
+        for sequence, *tokens in zip(list(self.running), now.tolist(), later.tolist(), strict=True):
+            if not self._reserve(sequence, tokens[1]):
+                steps = 1
+                while sequence.row >= 0 and not self._reserve(sequence, tokens[0]):
                     self._preempt(self.running[-1])
+        return steps
+
+    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+        """Whether there is room, for which what ended sequences left is given up; a preempted one needs none."""
+        while sequence.row >= 0 and not self._store.reserve(sequence.row, tokens):
+            if not self._prefixes.evict():
+                return False
+        return True
 
     def running_rows(self) -> Int64Array:
         """Those of `running`, in its order."""

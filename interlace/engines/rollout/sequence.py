@@ -59,6 +59,8 @@ class SequenceTable:
         self.special = np.zeros(rows, np.bool_)
         """Rows whose logits are reshaped or truncated, or wanted as they are."""
         self.stops_on_text = np.zeros(rows, np.bool_)
+        self.num_unusual = 0
+        """Rows of either kind."""
         self._sequences: list[Sequence | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
 
@@ -85,6 +87,7 @@ class SequenceTable:
         if params.raw_logprobs:
             self.raw_logprobs[row, prompt:total] = sequence.raw_logprobs
         self.stops_on_text[row] = bool(params.stop)
+        self.num_unusual += self._is_unusual(row)
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(params.stop_token_ids)] = params.stop_token_ids
 
@@ -97,6 +100,7 @@ class SequenceTable:
         sequence.versions = self.versions[row, prompt:total].tolist()
         if sequence.request.params.raw_logprobs:
             sequence.raw_logprobs = self.raw_logprobs[row, prompt:total].tolist()
+        self.num_unusual -= self._is_unusual(row)
         sequence.row, self._sequences[row] = -1, None
         self.num_tokens[row] = self.num_computed[row] = self.num_drafts[row] = 0
         self._free.append(row)
@@ -119,6 +123,9 @@ class SequenceTable:
         self.logprobs[rows, at] = logprobs
         self.versions[rows, at] = version
         self.num_tokens[rows] = at + 1
+
+    def _is_unusual(self, row: int) -> bool:
+        return bool(self.special[row] or self.stops_on_text[row])
 
     def _grow(self, columns: int, stops: int) -> None:
         have = self.token_ids.shape[1]

@@ -5,14 +5,22 @@ an accepted draft is the one that plain decoding would have drawn there. Samples
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 import numpy as np
 
 from interlace.engines.rollout.kv_store import Int64Array
+from interlace.engines.rollout.sequence import Sequence, SequenceTable
 
 LONGEST_MATCH, SHORTEST_MATCH = 8, 2
 _TOKENS_A_PROMPT, _PROMPTS = 4096, 1024
 _SEPARATOR = -1
+STEPS_WITHOUT = 4
+"""Passes in one go where there was nothing to guess, before the next try."""
+TRIAL, REST = 16, 256
+"""Passes with guesses after which they are judged, and tokens for which they are left off where they failed."""
+LEAST_ACCEPTED = 0.25
+"""Guessed tokens a pass that came true. Below it even where a few rows cost what one costs, little is gained."""
 
 
 class NgramDrafter:
@@ -49,3 +57,56 @@ class NgramDrafter:
         draft = text[ends[-1] : ends[-1] + most]
         cut = np.flatnonzero(draft == _SEPARATOR)
         return draft[: cut[0]] if len(cut) else draft
+
+
+class Speculator:
+    """Guesses for the decoding rows while few run and guesses come true, and what became of them.
+
+    It counts tokens, not time, so that a run goes as the one before it.
+    """
+
+    def __init__(self, table: SequenceTable, *, most: int, below: int) -> None:
+        """most: tokens of a guess; 0 turns it off. below: running sequences up to which there are any."""
+        self._table, self._most, self._below = table, most, below
+        self._drafter = NgramDrafter()
+        self._passes = self._accepted = self._rest = 0
+        self.has_guessed = False
+        """Whether the table holds guesses."""
+
+    def guess(self, running: Collection[Sequence]) -> int | None:
+        """Writes guesses behind what is known of rows. Returns the passes that may follow at once; None: any number."""
+        table = self._table
+        if self.has_guessed:
+            table.num_drafts[:] = 0
+        self.has_guessed = False
+        if not self._most or len(running) > self._below or self._rest > 0:
+            return None
+        for sequence in running:
+            row, known = sequence.row, int(table.num_tokens[sequence.row])
+            if known - table.num_computed[row] != 1:
+                continue
+            most = min(self._most, int(table.limit[row]) - known - 1)
+            draft = self._drafter.propose(sequence.request.uid, table.token_ids[row, :known], most)
+            table.token_ids[row, known : known + len(draft)] = draft
+            table.num_drafts[row] = len(draft)
+            self.has_guessed |= len(draft) > 0
+        return 1 if self.has_guessed else STEPS_WITHOUT
+
+    def judge(self, accepted: int) -> None:
+        """A pass with guesses had so many come true."""
+        self._passes += 1
+        self._accepted += accepted
+        if self._passes == TRIAL:
+            self._rest = 0 if self._accepted >= LEAST_ACCEPTED * TRIAL else REST
+            self._passes = self._accepted = 0
+
+    def wait(self, tokens: int) -> None:
+        """So many were drawn without guesses."""
+        self._rest -= tokens
+
+    def observe(self, sequence: Sequence) -> None:
+        """One ends, whose row still holds its tokens: later ones may guess from it."""
+        if self._most:
+            start = max(sequence.num_prompt - LONGEST_MATCH, 0)  # a guess of its first tokens needs a suffix too
+            known = self._table.token_ids[sequence.row, start : self._table.num_tokens[sequence.row]]
+            self._drafter.observe(sequence.request.uid, known.copy())

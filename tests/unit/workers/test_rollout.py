@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from interlace.core.types import FinishReason, Progress, Request, SamplingParams
-from interlace.engines.rollout import NativeEngine
+from interlace.engines.rollout import EngineOptions, NativeEngine
 from interlace.models.tiny import build_tiny
 from interlace.runtime.worker import WorkerContext
 from interlace.workers.rollout import MIN_CALL_S, RolloutWorker, Serving
@@ -19,7 +19,8 @@ REQUESTS = tuple(
 def worker_at(times: Iterable[float]) -> RolloutWorker:
     """One whose clock shows these times, the next each time it is asked."""
     model, tokenizer = build_tiny("micro", seed=0)
-    serving = Serving(engine=NativeEngine(model), tokenizer=tokenizer, stop_token_ids=())
+    engine = NativeEngine(model, options=EngineOptions(steps_per_schedule=1))
+    serving = Serving(engine=engine, tokenizer=tokenizer, stop_token_ids=())
     context = WorkerContext(group="rollout/0", rank=0, num_ranks=1, devices=())
     shown = iter(times)
     return RolloutWorker(context, lambda _: serving, now=lambda: next(shown))

@@ -36,7 +36,8 @@ struct Buffers {
   float* scratch;            // see Attention
   int64_t scratch_row;
   float* inverse;
-  double attention_s;        // seconds, added to
+  double attention_s, forward_s;  // seconds, added to
+  int64_t num_drawn;              // tokens, added to
 };
 
 static inline double seconds() {

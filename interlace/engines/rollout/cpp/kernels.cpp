@@ -1,7 +1,6 @@
 // What Python calls, through ctypes: a plain C interface without state.
 
-#include "decoder.h"
-#include "sampling.h"
+#include "decoding.h"
 
 extern "C" {
 
@@ -10,6 +9,11 @@ void attention(const Tokens* tokens, const Attention* arguments) { write_and_att
 void decode(const Decoder* decoder, const Tokens* tokens, const int64_t* token_ids, const int64_t* wanted,
             int64_t num_wanted, Buffers* buffers) {
   run_decoder(*decoder, *tokens, token_ids, wanted, num_wanted, *buffers);
+}
+
+void advance(const Decoder* decoder, const Tokens* tokens, const Table* table, int32_t version, int64_t max_steps,
+             double max_s, Buffers* buffers, int8_t* outcome) {
+  decode_rows(*decoder, *tokens, *table, version, max_steps, max_s, *buffers, outcome);
 }
 
 void sample(const Sampling* arguments) { draw_rows(arguments); }

@@ -49,7 +49,7 @@ def test_generate_returns_samples_in_order_with_exact_logprobs(make_model: Model
 def test_abort_and_resume_continues_bit_for_bit(make_model: ModelMaker) -> None:
     params = SamplingParams(max_new_tokens=24)
     request = Request(uid="a", sample_index=3, prompt_ids=[5, 6, 7], params=params)
-    engine = NativeEngine(make_model())
+    engine = NativeEngine(make_model(), options=EngineOptions(steps_per_schedule=1))
     engine.submit(request)
     whole = drain(engine)[request.id]
     engine.submit(request)
@@ -72,6 +72,21 @@ def test_empty_prompt_is_refused(make_model: ModelMaker) -> None:
         NativeEngine(make_model()).generate([[]], SamplingParams())
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_passes_in_one_call_give_the_bits_of_one_after_the_other(make_model: ModelMaker, threads: int) -> None:
+    """Raw log-probs need the logits of each pass, which one call over several does not give."""
+    params = [
+        SamplingParams(max_new_tokens=9 + 6 * index, temperature=index / 3, stop_token_ids=(9, 33)[: index % 3])
+        for index in range(len(PROMPTS))
+    ]
+    singly = [one.model_copy(update={"raw_logprobs": True}) for one in params]
+    expected = NativeEngine(make_model()).generate(PROMPTS, singly)
+    found = NativeEngine(make_model(), options=EngineOptions(num_threads=threads)).generate(PROMPTS, params)
+    for one, other in zip(found, expected, strict=True):
+        assert (one.token_ids, one.logprobs, one.versions) == (other.token_ids, other.logprobs, other.versions)
+        assert one.finish_reason == other.finish_reason
+
+
 @pytest.mark.parametrize("steps", [1, 4])
 def test_steps_between_looks_at_the_queue_do_not_change_samples(make_model: ModelMaker, steps: int) -> None:
     params = [SamplingParams(max_new_tokens=3 + 5 * index, stop_token_ids=(9, 33)) for index in range(len(PROMPTS))]
@@ -88,7 +103,7 @@ def test_while_a_step_runs_the_next_plan_is_made_and_dropped_when_somebody_comes
     params = [SamplingParams(max_new_tokens=4 + 3 * index) for index in range(len(PROMPTS))]
     expected = NativeEngine(make_model()).generate(PROMPTS, params)
     for threads in (1, 2):
-        engine = NativeEngine(make_model(), options=EngineOptions(num_threads=threads))
+        engine = NativeEngine(make_model(), options=EngineOptions(num_threads=threads, steps_per_schedule=1))
         done: dict[str, Completion] = {}
         planned = 0
         for index, prompt in enumerate(PROMPTS):

@@ -18,6 +18,7 @@ from interlace.engines.rollout.options import KVKind
 from interlace.engines.rollout.protocol import SwitchMode, UpdateMode
 
 ModelMaker = Callable[..., PreTrainedModel]
+STEPWISE = EngineOptions(steps_per_schedule=1)
 PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 3], [7, 8, 9, 10, 11, 12]]
 
 
@@ -54,7 +55,7 @@ def run_through_updates(engine: NativeEngine, models: list[PreTrainedModel], mod
 
 def test_recompute_gives_the_logprobs_of_the_tagged_versions(make_model: ModelMaker) -> None:
     models = [make_model(seed) for seed in range(4)]
-    done = run_through_updates(NativeEngine(make_model(0)), models, "recompute")
+    done = run_through_updates(NativeEngine(make_model(0), options=STEPWISE), models, "recompute")
     assert sorted(done) == [0, 1, 2, 3]
     for index, prompt in enumerate(PROMPTS):
         completion = done[index]
@@ -67,7 +68,7 @@ def test_recompute_gives_the_logprobs_of_the_tagged_versions(make_model: ModelMa
 
 def test_keep_tags_versions_and_attends_to_the_old_cache(make_model: ModelMaker) -> None:
     models = [make_model(seed) for seed in range(4)]
-    done = run_through_updates(NativeEngine(make_model(0)), models, "keep")
+    done = run_through_updates(NativeEngine(make_model(0), options=STEPWISE), models, "keep")
     for index, prompt in enumerate(PROMPTS):
         completion = done[index]
         assert len(completion.token_ids) == 24 and list(completion.versions) == sorted(completion.versions)
@@ -239,7 +240,8 @@ def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker,
     plain = NativeEngine(make_model(0), options=EngineOptions(kv=store))
     submit_all(plain)
     drain(plain, expected)
-    engine, done = NativeEngine(make_model(0), options=EngineOptions(kv=store)), dict[int, Completion]()
+    options = STEPWISE.model_copy(update={"kv": store})
+    engine, done = NativeEngine(make_model(0), options=options), dict[int, Completion]()
     submit_all(engine)
     drain(engine, done, steps=5)
     engine.offload(kv)
@@ -255,7 +257,7 @@ def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker,
 
 
 def test_paused_engine_does_nothing_until_resumed(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(0))
+    engine = NativeEngine(make_model(0), options=STEPWISE)
     submit_all(engine)
     engine.step()
     engine.pause()

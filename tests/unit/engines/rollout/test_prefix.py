@@ -63,7 +63,7 @@ def test_the_next_turn_reuses_the_last(make_model: ModelMaker, kv: KVKind) -> No
 
 
 def test_an_aborted_sample_comes_back_to_its_cells(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model())
+    engine = NativeEngine(make_model(), options=EngineOptions(steps_per_schedule=1))
     engine.submit(request(0, LONG))
     for _ in range(4):
         engine.step()

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 from interlace.core.types import Completion, Request
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
-from interlace.engines.rollout.speculative import NgramDrafter
+from interlace.engines.rollout.sequence import Sequence, SequenceTable
+from interlace.engines.rollout.speculative import REST, TRIAL, NgramDrafter, Speculator
 
 ModelMaker = Callable[..., PreTrainedModel]
 
@@ -38,8 +39,9 @@ def run(engine: NativeEngine, params: SamplingParams, samples: int) -> tuple[dic
     ],
 )
 def test_samples_are_those_without_drafts(make_model: ModelMaker, params: SamplingParams) -> None:
-    plain, plain_steps = run(NativeEngine(make_model(), options=EngineOptions(draft_tokens=0)), params, samples=6)
-    engine = NativeEngine(make_model(), options=EngineOptions(draft_tokens=4))
+    without = NativeEngine(make_model(), options=EngineOptions(draft_tokens=0, steps_per_schedule=1))
+    plain, plain_steps = run(without, params, samples=6)
+    engine = NativeEngine(make_model(), options=EngineOptions(draft_tokens=4, steps_per_schedule=1))
     drafted, drafted_steps = run(engine, params, samples=6)
     metrics = engine.metrics()
     assert metrics["draft_tokens"] > 0 and metrics["draft_acceptance"] > 0 and drafted_steps < plain_steps
@@ -100,3 +102,31 @@ def test_no_draft_without_a_match() -> None:
     drafter.observe("q", np.asarray([3, 4, 5, 6, 7]))
     assert len(drafter.propose("p", np.asarray([1, 2, 3, 4]), 3)) == 0, "another prompt's response"
     assert drafter.propose("q", np.asarray([1, 2, 3, 4]), 3).tolist() == [5, 6, 7]
+
+
+def test_guesses_that_never_come_true_are_left_off_for_a_while() -> None:
+    table = SequenceTable(1, seed=0)
+    prompt = [1, 2, 3, 1, 2, 3, 1, 2]
+    request = Request(uid="p", sample_index=0, prompt_ids=prompt, params=SamplingParams())
+    sequence = Sequence(request=request, arrival=0, limit=64, token_ids=prompt)
+    table.enter(sequence)
+    table.num_computed[0] = len(prompt) - 1
+    speculator = Speculator(table, most=3, below=2)
+    for _ in range(TRIAL):
+        assert speculator.guess([sequence]) == 1 and table.token_ids[0, 8:11].tolist() == [3, 1, 2]
+        speculator.judge(accepted=0)
+    assert speculator.guess([sequence]) is None and not table.num_drafts.any()
+    speculator.wait(REST - 1)
+    assert speculator.guess([sequence]) is None
+    speculator.wait(1)
+    for _ in range(3 * TRIAL):
+        assert speculator.guess([sequence]) == 1
+        speculator.judge(accepted=1)
+
+
+def test_random_text_is_soon_decoded_without_guessing(make_model: ModelMaker) -> None:
+    engine = NativeEngine(make_model())
+    engine.generate([[1, 2, 3, 4]], SamplingParams(max_new_tokens=200))
+    metrics = engine.metrics()
+    assert metrics["draft_acceptance"] < 0.05 and metrics["num_steps"] > 190
+    assert metrics["planned_ahead"] >= 1, "several steps at once, one after the other"
