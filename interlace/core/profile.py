@@ -46,7 +46,9 @@ class RolloutCosts(StateCosts):
     context_token_s: float = Field(default=0.0, ge=0)
     """Seconds a step for each cached token that attention reads."""
     call_s: float = Field(default=0.0, ge=0)
-    """Seconds of a serve call beside its decode steps. One returns whenever a sequence ends."""
+    """Seconds of a serve call beside its decode steps."""
+    min_call_s: float = Field(default=0.0, ge=0)
+    """A serve call returns when a sequence ends; one that began less than this ago goes on."""
     intake_s: float = Field(default=0.0, ge=0)
     """Seconds more of a serve call that takes requests in, however few and short."""
     sequence_s: float = Field(default=0.0, ge=0)

@@ -12,6 +12,7 @@ from interlace.models.size import model_size
 from interlace.recipes.config import Recipe
 from interlace.recipes.profile_fit import Call, fit, medians
 from interlace.runtime.group import WorkerGroup
+from interlace.workers.rollout import MIN_CALL_S
 
 ROUNDS = 5
 FEW, MANY = 2, 24
@@ -42,10 +43,15 @@ class Cell:
         """Different ones."""
         return -(-self.batch // self.per_prompt)
 
-    @property
-    def num_calls(self) -> int:
-        """A call returns when a sequence ends."""
-        return len(set(self.steps))
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What serving a cell took."""
+
+    cell: Cell
+    num_calls: int
+    """Of the engine."""
+    seconds: float
 
 
 class Requests:
@@ -76,15 +82,17 @@ class Requests:
         return SamplingParams(max_new_tokens=steps, temperature=self._temperature)
 
 
-async def serve_all(engine: WorkerGroup[Any], requests: Sequence[Request]) -> list[Response]:
-    """Serves requests to their ends, as the runtime does: call after call, each until a sequence finishes."""
+async def serve_all(engine: WorkerGroup[Any], requests: Sequence[Request]) -> tuple[list[Response], int]:
+    """Serves requests to their ends, as the runtime does: call after call. Returns the number of calls too."""
     done: list[Response] = []
+    num_calls = 1
     async with engine.hold("profile"):
         progress = await engine.serve(tuple(requests), ())
         while True:
             done.extend(progress.responses)
             if not progress.num_running + progress.num_waiting:
-                return done
+                return done, num_calls
+            num_calls += 1
             progress = await engine.serve((), ())
 
 
@@ -95,13 +103,24 @@ async def measure_rollout(
     requests = Requests([sample.prompt for sample in samples], recipe.sampling.temperature)
     cells = grid(recipe, samples)
 
+    num_calls = dict.fromkeys(cells, 0)
+
     def call(cell: Cell) -> Call:
         drawn = iter([requests.draw(cell) for _ in range(ROUNDS + 1)])  # making them is none of the engine's costs
-        return lambda: serve_all(engine, next(drawn))
+
+        async def serve() -> None:
+            _, num_calls[cell] = await serve_all(engine, next(drawn))
+
+        return serve
 
     seconds = await medians([call(cell) for cell in cells], rounds=ROUNDS, budget_s=budget_s)
-    costs = fit_rollout(cells, seconds, kv_tokens=recipe.rollout.max_tokens, max_running=recipe.rollout.max_running)
-    return costs.model_copy(update={**await _state(engine, recipe), "update_s": await _update_s(engine, actor)})
+    measured = [
+        Measured(cell=cell, num_calls=num_calls[cell], seconds=taken)
+        for cell, taken in zip(cells, seconds, strict=True)
+    ]
+    costs = fit_rollout(measured, kv_tokens=recipe.rollout.max_tokens, max_running=recipe.rollout.max_running)
+    state = await _state(engine, recipe)
+    return costs.model_copy(update={**state, "min_call_s": MIN_CALL_S, "update_s": await _update_s(engine, actor)})
 
 
 def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
@@ -133,14 +152,15 @@ def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
     ]
 
 
-def fit_rollout(cells: Sequence[Cell], seconds: Sequence[float], *, kv_tokens: int, max_running: int) -> RolloutCosts:
+def fit_rollout(measured: Sequence[Measured], *, kv_tokens: int, max_running: int) -> RolloutCosts:
     """The costs that explain the times best.
 
     Serving b requests with m prompts of p tokens takes `intake_s + b sequence_s + m p prefill_token_s`, `call_s` for
     each call, and for each decode step `step_s(running) + context_token_s (cached tokens)`.
     """
-    batches = sorted({cell.batch for cell in cells})
-    rows = [_row(cell, batches) for cell in cells]
+    batches = sorted({each.cell.batch for each in measured})
+    rows = [_row(each, batches) for each in measured]
+    seconds = [each.seconds for each in measured]
     call_s, intake_s, sequence_s, prefill_token_s, context_token_s, *steps = fit(rows, seconds)
     # A larger batch is not faster: where it seems to be, that is noise.
     floor, rising = 1e-9, []
@@ -159,13 +179,14 @@ def fit_rollout(cells: Sequence[Cell], seconds: Sequence[float], *, kv_tokens: i
     )
 
 
-def _row(cell: Cell, batches: Sequence[int]) -> list[float]:
+def _row(measured: Measured, batches: Sequence[int]) -> list[float]:
     """What each cost is to be multiplied by; a step between two batches is so much of the one and of the other."""
+    cell = measured.cell
     lengths = np.asarray(cell.steps)
     running = np.asarray([(lengths >= step).sum() for step in range(1, int(lengths.max()) + 1)])
     read = float((running * (cell.prompt_tokens + np.arange(1, len(running) + 1))).sum())
     shares = [np.interp(running, batches, np.eye(len(batches))[place]).sum() for place in range(len(batches))]
-    return [cell.num_calls, 1.0, cell.batch, cell.num_prompts * cell.prompt_tokens, read, *shares]
+    return [measured.num_calls, 1.0, cell.batch, cell.num_prompts * cell.prompt_tokens, read, *shares]
 
 
 async def _state(engine: WorkerGroup[Any], recipe: Recipe) -> dict[str, float]:

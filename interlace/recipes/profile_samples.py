@@ -54,7 +54,7 @@ async def _draw_step(
             params=sampling,
         )
         by_id[request.id] = (key, prompt, request)
-    responses = await serve_all(engine, [request for _, _, request in by_id.values()])
+    responses, _ = await serve_all(engine, [request for _, _, request in by_id.values()])
     samples = []
     for response in responses:
         key, prompt, _ = by_id[response.completion.request.id]

@@ -1,5 +1,6 @@
 """A rollout engine that only costs time: continuous batching, advanced from event to event, never token by token."""
 
+import asyncio
 import heapq
 import itertools
 import math
@@ -69,7 +70,11 @@ class SimulatedEngine(Worker):
         self._kv_away: Literal["offload", "recompute"] | None = None
 
     async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
-        """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left."""
+        """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left.
+
+        A call that is younger than `min_call_s` goes on, whatever finishes.
+        """
+        until_s = asyncio.get_running_loop().time() + self._costs.min_call_s
         responses = [
             _ended(found, FinishReason.ABORTED) for request_id in aborts if (found := self._take_out(request_id))
         ]
@@ -85,10 +90,11 @@ class SimulatedEngine(Worker):
                 break
             num_preemptions += self._preempt()
             num_running = len(self._running)
-            num_new_tokens += num_running * await self._decode(self._num_steps())
+            left_s = until_s - asyncio.get_running_loop().time() if responses else math.inf
+            num_new_tokens += num_running * await self._decode(self._num_steps(), left_s)
             kv_use = max(kv_use, self._num_cached / self._capacity)
-            if finished := self._finished():
-                responses += finished
+            responses += self._finished()
+            if responses and asyncio.get_running_loop().time() >= until_s:
                 break
         self._interrupted = False
         return Progress(
@@ -208,8 +214,10 @@ class SimulatedEngine(Worker):
             steps = min(steps, (self._capacity - self._num_cached) // len(self._running))
         return max(1, steps)
 
-    async def _decode(self, steps: int) -> int:
-        """Waits for so many decode steps, fewer where it is interrupted. Returns how many were done."""
+    async def _decode(self, steps: int, left_s: float) -> int:
+        """Waits for so many decode steps, or those that begin within left_s, or before an interruption. Returns how
+        many were done.
+        """
         num_running, num_cached = len(self._running), self._num_cached
         reading = self._costs.context_token_s * num_running / 2
         first = self._costs.step_s(num_running) + self._costs.context_token_s * (num_cached - num_running / 2)
@@ -218,6 +226,8 @@ class SimulatedEngine(Worker):
         def until(steps: int) -> float:
             return prefill_s + (steps * first + reading * steps**2) / self._speed
 
+        if left_s < math.inf:
+            steps = min(steps, max(1, _steps_in((left_s - prefill_s) * self._speed, first, reading)))
         self._job = self._pace.begin(ROLE, until(steps))
         done_s = await self._pace.finish(self._job)
         self._job = None

@@ -1,6 +1,7 @@
 """What a rollout engine costs, from the times of its calls."""
 
 import random
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from interlace.core.profile import RolloutCosts
 from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.recipes.load import load_recipe
-from interlace.recipes.profile_rollout import Cell, Requests, fit_rollout, grid
+from interlace.recipes.profile_rollout import Cell, Measured, Requests, fit_rollout, grid
 
 
 def prompts(longest: int = 8) -> list[Prompt]:
@@ -23,9 +24,21 @@ def samples(*lengths: int) -> list[Sample]:
     ]
 
 
+def calls_of(cell: Cell) -> int:
+    """One returns when a sequence ends."""
+    return len(set(cell.steps))
+
+
+def measured(seconds: Sequence[float]) -> list[Measured]:
+    """The cells below."""
+    return [
+        Measured(cell=cell, num_calls=calls_of(cell), seconds=taken) for cell, taken in zip(CELLS, seconds, strict=True)
+    ]
+
+
 def seconds_of(cell: Cell, costs: RolloutCosts) -> float:
     """As the simulator reckons: one step after the other."""
-    seconds = cell.num_calls * costs.call_s + costs.intake_s
+    seconds = calls_of(cell) * costs.call_s + costs.intake_s
     seconds += cell.batch * costs.sequence_s + cell.num_prompts * cell.prompt_tokens * costs.prefill_token_s
     for step in range(1, max(cell.steps) + 1):
         running = sum(steps >= step for steps in cell.steps)
@@ -49,7 +62,7 @@ CELLS = [
 
 
 def test_the_costs_behind_the_times_are_found() -> None:
-    found = fit_rollout(CELLS, [seconds_of(cell, COSTS) for cell in CELLS], kv_tokens=8192, max_running=64)
+    found = fit_rollout(measured([seconds_of(cell, COSTS) for cell in CELLS]), kv_tokens=8192, max_running=64)
     assert found.steps == tuple((batch, pytest.approx(seconds, rel=1e-6)) for batch, seconds in COSTS.steps)
     for name in ("context_token_s", "call_s", "intake_s", "sequence_s", "prefill_token_s"):
         assert getattr(found, name) == pytest.approx(getattr(COSTS, name), rel=1e-4), name
@@ -58,7 +71,7 @@ def test_the_costs_behind_the_times_are_found() -> None:
 def test_noise_leaves_every_call_explained_and_no_larger_batch_faster() -> None:
     draw = random.Random(0)
     times = [seconds_of(cell, COSTS) * draw.uniform(0.9, 1.1) for cell in CELLS]
-    found = fit_rollout(CELLS, times, kv_tokens=8192, max_running=64)
+    found = fit_rollout(measured(times), kv_tokens=8192, max_running=64)
     for cell in CELLS:
         assert seconds_of(cell, found) == pytest.approx(seconds_of(cell, COSTS), rel=0.15)
     seconds = [each for _, each in found.steps]
@@ -76,7 +89,7 @@ def test_the_grid_reaches_what_the_recipe_reaches_and_no_further() -> None:
 
 def test_some_cells_end_as_the_policys_responses_do() -> None:
     cells = grid(load_recipe("quickstart", []), samples(*range(1, 33)))
-    assert any(cell.num_calls == 32 for cell in cells)
+    assert any(calls_of(cell) == 32 for cell in cells)
 
 
 @pytest.mark.parametrize("new_tokens", [1, 2, 3])

@@ -84,6 +84,24 @@ def test_sequences_that_decode_together_share_steps_and_leave_as_they_finish() -
     assert seconds == pytest.approx(2 * 0.005 + 10e-3 + 3 * 0.011 + 7 * 0.010)
 
 
+def test_a_young_call_goes_on_when_a_sequence_ends() -> None:
+    """The first ends after 39 ms, the next with the step that is begun before 45 ms are over."""
+    costs = COSTS.model_copy(
+        update={"context_token_s": 0.0, "prefill_token_s": 0.0, "call_s": 0.0, "min_call_s": 0.045}
+    )
+    engine = engine_of(costs, [3, 4, 20, 9])
+
+    async def main() -> list[int]:
+        calls = [await engine.serve([request(serial) for serial in range(4)], ())]
+        while calls[-1].num_running:
+            calls.append(await engine.serve([], ()))
+        return [len(call.responses) for call in calls]
+
+    finished, seconds = on_virtual_clock(main)
+    assert finished == [2, 1, 1]
+    assert seconds == pytest.approx(3 * 0.013 + 0.012 + 5 * 0.011 + 11 * 0.01)
+
+
 def test_a_group_shares_its_prompt() -> None:
     """The prompt is computed once for all samples of one call."""
     pair = [request(0), request(0)]
