@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import Rank, WorkerGroup
+from interlace.runtime.handle import Handle
 from interlace.runtime.timeline import Timeline
 from interlace.runtime.tracer import MakeTracer, TracedProcess, Tracer
 from interlace.runtime.waits import WaitRegistry
@@ -50,7 +51,7 @@ class Cluster(ABC):
         self.lock = DeviceLock(devices, self.waits, switch=schedule.switch)
         self.watchdog = Watchdog(self.clock, self.waits, hang_after_s=hang_after_s)
         self._groups: list[WorkerGroup[Worker]] = []
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.processes: list[TracedProcess] = []
         """Of workers that have one of their own; added as they start."""
@@ -116,14 +117,25 @@ class Cluster(ABC):
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
         """Runs a stage's loop until the run ends; its exception ends the run."""
-        task = asyncio.get_running_loop().create_task(coroutine, name=name)
-        self._tasks[task] = None
-        task.add_done_callback(self._task_done)
+        self._follow(asyncio.get_running_loop().create_task(coroutine, name=name), lambda _nothing: None)
 
-    def _task_done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()):
-            self.fail(error)
+    def receive(self, handle: Handle[T], receiver: Callable[[T], None]) -> None:
+        """Calls `receiver` with what an operation gives, without a task that waits for it; an exception of either ends
+        the run."""
+        self._follow(handle.task, receiver)
+
+    def _follow(self, task: "asyncio.Task[T]", receiver: Callable[[T], None]) -> None:
+        def done(task: "asyncio.Task[T]") -> None:
+            self._tasks.pop(task, None)
+            if task.cancelled():
+                return
+            try:
+                receiver(task.result())
+            except Exception as error:  # noqa: BLE001 - not swallowed: the run ends with it
+                self.fail(error)
+
+        self._tasks[task] = None
+        task.add_done_callback(done)
 
     def fail(self, error: BaseException) -> None:
         """Ends the run with this error; the first one counts."""

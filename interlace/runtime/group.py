@@ -184,8 +184,8 @@ class WorkerGroup(Generic[W_co]):
         call = _Call(method, how, args, kwargs, cause or (self._cause if is_held else ""))
         on_ranks = self._on_ranks(call)
         coroutine = on_ranks if is_held or not how.on_device else self._holding(on_ranks)
-        task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}.{method}")
-        return Handle(task, call.spans, f"{self.name}.{method}()")
+        task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}.{method}()")
+        return Handle(task, call.spans)
 
     async def _holding(self, on_ranks: Coroutine[Any, Any, Any]) -> Any:
         async with self.hold():

@@ -16,27 +16,27 @@ class Handle(Generic[T]):
     Awaiting re-raises a rank's exception as RemoteError, with group, rank, method and remote traceback.
     """
 
-    def __init__(self, task: "asyncio.Task[T]", spans: list[Span], name: str) -> None:
-        """spans: filled as the ranks begin."""
-        self._task, self.spans, self._name = task, spans, name
+    def __init__(self, task: "asyncio.Task[T]", spans: list[Span]) -> None:
+        """task: named as the operation. spans: filled as the ranks begin."""
+        self.task, self.spans = task, spans
 
     def __await__(self) -> Generator[object, None, T]:
-        return self._task.__await__()
+        return self.task.__await__()
 
     async def wait(self, timeout_s: float) -> T:
         """The result, or InterlaceError once `timeout_s` have passed; the operation itself goes on."""
-        done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
+        done, _ = await asyncio.wait({self.task}, timeout=timeout_s)
         if not done:
             raise InterlaceError(
-                f"{self._name} is not done after {timeout_s} s; it goes on and can be waited for again."
+                f"{self.task.get_name()} is not done after {timeout_s} s; it goes on and can be waited for again."
             )
-        return self._task.result()
+        return self.task.result()
 
     def done(self) -> bool:
         """Whether the result, or the error, is there."""
-        return self._task.done()
+        return self.task.done()
 
     @property
     def durations_s(self) -> tuple[float, ...]:
         """Seconds each rank took; empty until it is done."""
-        return tuple(span.end_s - span.start_s for span in self.spans) if self._task.done() else ()
+        return tuple(span.end_s - span.start_s for span in self.spans) if self.task.done() else ()

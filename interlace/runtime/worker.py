@@ -24,6 +24,7 @@ class Operation:
 
 
 _ATTRIBUTE = "_interlace_operation"
+_UNDECLARED = Operation()
 
 
 def operation(
@@ -44,7 +45,7 @@ def operation_of(worker_class: type, name: str) -> Operation | None:
     method = getattr(worker_class, name, None)
     if name.startswith("_") or not callable(method):
         return None
-    declared: Operation = getattr(method, _ATTRIBUTE, Operation())
+    declared: Operation = getattr(method, _ATTRIBUTE, _UNDECLARED)
     return declared
 
 

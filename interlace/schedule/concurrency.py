@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, TypeAlias
+from typing import Annotated, Literal, NamedTuple, Protocol, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -41,9 +40,8 @@ class Adaptive(Config):
         return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineUse:
-    """What an engine reports when a call of it ends."""
+class EngineUse(NamedTuple):
+    """What an engine reports when a call of it ends. A tuple: one is made for every call."""
 
     num_here: int
     """Sequences it has, running or waiting in it."""

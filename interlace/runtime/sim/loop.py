@@ -90,14 +90,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         # In place of the base class's turn, which asks a selector and the clock each time: most turns of a simulation
-        # run one callback, so that was a fifth of it.
+        # run one callback, so that was a fifth of it. All turns until somebody stops the loop, whose last is whole.
         ready = self._ready
-        if not ready and not self._stopping:
-            self._advance(ready)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle._cancelled:
-                handle._run()
+        while True:
+            if not ready and not self._stopping:
+                self._advance(ready)
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
+            if self._stopping:
+                return
 
     def _advance(self, ready: "deque[asyncio.Handle]") -> None:
         """To the next timer; where there is none, a stall."""

@@ -2,7 +2,8 @@
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from interlace.core.types import Sample, SampleKey, TerminalEvent
@@ -75,12 +76,7 @@ class MapStage:
         operation = getattr(replica.because(self._name), self._operation)
         while await self._granule_released(replica):
             rows = self._cursor.lease(self._released.popleft())
-            self._cluster.spawn(self._process(operation, rows), name=self._name)
-
-    async def _process(
-        self, operation: Callable[[Sequence[Sample]], Awaitable[Sequence[Any]]], rows: list[Sample]
-    ) -> None:
-        self._write(rows, await operation(rows))
+            self._cluster.receive(operation(rows), partial(self._write, rows))
 
     async def _granule_released(self, replica: WorkerGroup[Any]) -> bool:
         while not self._released:
