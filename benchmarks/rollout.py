@@ -191,24 +191,27 @@ def decode_steps(name: str, row_counts: list[int], steps: int, threads: int) -> 
 def _decode_steps(engine: NativeEngine, weights: int, rows: int, steps: int, threads: int) -> Steps:
     for index in range(rows):
         prompt = [(index * 7 + place) % 512 for place in range(PROMPT_TOKENS)]
-        params = SamplingParams(max_new_tokens=steps + 8)
+        params = SamplingParams(max_new_tokens=2 * steps + 100)  # none ends
         engine.submit(Request(uid=f"b{rows}", sample_index=index, prompt_ids=prompt, params=params))
-    for _ in range(3):
+    for _ in range(2):
         engine.step()
     engine.metrics()
-    flops, bandwidth, spent, wall_s = [], [], [], 0.0
+    clock = time.process_time if threads == 1 else time.perf_counter
+    flops, bandwidth, looks, wall_s = [], [], list[tuple[float, int]](), 0.0
     square = torch.randn(1024, 1024)
     block = torch.randn(16 * 2**20)
-    clock = time.process_time if threads == 1 else time.perf_counter
     for _ in range(5):
         flops.append(2 * 1024**3 / timed(lambda: square @ square))
         bandwidth.append(block.nbytes / timed(block.sum))
-        start = time.perf_counter()
-        spent += [timed(engine.step, clock) for _ in range(steps // 5)]
+        start, num_tokens = time.perf_counter(), 0
+        while num_tokens < rows * steps // 5:
+            begun_s, num_new = clock(), engine.step().num_new_tokens
+            looks.append((clock() - begun_s, num_new))
+            num_tokens += num_new
         wall_s += time.perf_counter() - start
     split = engine.metrics()
     engine.abort()
-    step_s = statistics.median(spent)
+    step_s = statistics.median(spent_s * rows / num_new for spent_s, num_new in looks)
     compute_s, read_s = 2 * weights * rows / max(flops), 4 * weights / max(bandwidth)
     return Steps(
         rows=rows,
