@@ -93,6 +93,8 @@ class Advance(NamedTuple):
     """Of the forward passes."""
     num_drawn: int
     """Tokens."""
+    num_ended: int
+    """Rows whose outcome is another than GOES_ON."""
 
 
 class _Buffers:
@@ -162,7 +164,6 @@ class DecoderRunner:
         bounds = self._bounds(rows)
         parts = [slice(start, end) for start, end in pairwise(bounds)]
         firsts = np.searchsorted(wanted, bounds).tolist()
-        before = self._spent()[0]
 
         def run(number: int) -> None:
             part, mine = parts[number], slice(firsts[number], firsts[number + 1])
@@ -172,7 +173,8 @@ class DecoderRunner:
         def finish() -> Tensor:
             for run_elsewhere in running:
                 run_elsewhere.result()
-            self._attention.seconds += (self._spent()[0] - before) / len(parts)
+            spent_s = sum(buffers.arguments.attention_s for buffers in self._buffers[: len(parts)])
+            self._attention.seconds += spent_s / len(parts)
             return self._logits
 
         running = [self._threads.submit(run, number) for number in range(len(parts))] if self._threads else []
@@ -188,8 +190,7 @@ class DecoderRunner:
         """
         self._reserve_logits(len(rows))
         self._bind(table)
-        outcome, before = np.empty(len(rows), np.int8), self._spent()
-        bounds = self._bounds(rows)
+        outcome, bounds = np.empty(len(rows), np.int8), self._bounds(rows)
         limits = (version, max_steps, max_s)
         if self._threads is None:
             self._advance(0, rows, self._logits, limits, outcome)
@@ -200,10 +201,14 @@ class DecoderRunner:
             ]
             for run_elsewhere in running:
                 run_elsewhere.result()
-        attention_s, forward_s, num_drawn = (now - then for now, then in zip(self._spent(), before, strict=True))
-        parts = len(bounds) - 1
-        self._attention.seconds += attention_s / parts
-        return Advance(outcome, forward_s / parts, int(num_drawn))
+        spent = [buffers.arguments for buffers in self._buffers[: len(bounds) - 1]]
+        self._attention.seconds += sum([one.attention_s for one in spent]) / len(spent)
+        return Advance(
+            outcome,
+            sum([one.forward_s for one in spent]) / len(spent),
+            sum([one.num_drawn for one in spent]),
+            sum([one.num_ended for one in spent]),
+        )
 
     def _advance(
         self, number: int, rows: Int64Array, logits: Tensor, limits: tuple[int, int, float], outcome: NDArray[np.int8]
@@ -227,15 +232,6 @@ class DecoderRunner:
     def _reserve_logits(self, rows: int) -> None:
         if rows > len(self._logits):
             self._logits = torch.empty(max(rows, 2 * len(self._logits)), self._decoder.vocab)
-
-    def _spent(self) -> tuple[float, float, float]:
-        """Of all threads: seconds in attention and in the forward passes of advance(), tokens that it drew."""
-        each = [buffers.arguments for buffers in self._buffers]
-        return (
-            sum(one.attention_s for one in each),
-            sum(one.forward_s for one in each),
-            sum(one.num_drawn for one in each),
-        )
 
     def _bounds(self, rows: Int64Array) -> list[int]:
         """Where each thread's tokens begin, and the end: about as many each, a row's all with one thread."""
@@ -269,12 +265,7 @@ class DecoderRunner:
         """A thread's, large enough, with the place for its logits."""
         held = self._buffers[number]
         if rows > held.rows:
-            larger = _Buffers(max(rows, 2 * held.rows), self._decoder, self._longest)
-            larger.arguments.attention_s, larger.arguments.forward_s = (
-                held.arguments.attention_s,
-                held.arguments.forward_s,
-            )
-            held = self._buffers[number] = larger
+            held = self._buffers[number] = _Buffers(max(rows, 2 * held.rows), self._decoder, self._longest)
         held.arguments.logits = logits.data_ptr()
         return held
 

@@ -237,7 +237,6 @@ class NativeEngine:
         if self._saved is not None:
             self._saved = {}
 
-    @torch.inference_mode()
     def _advance(self, finished: list[Completion]) -> int:
         """One look at the queue and the forward passes until the next. Returns the number of tokens drawn."""
         start = time.perf_counter()
@@ -263,6 +262,7 @@ class NativeEngine:
         self._speculator.wait(drawn)
         return drawn
 
+    @torch.inference_mode()
     def _run(self, plan: Plan, finished: list[Completion]) -> int:
         """One forward pass, and tokens for each row whose last token ran. Returns how many."""
         table, start = self._table, time.perf_counter()
@@ -297,7 +297,7 @@ class NativeEngine:
         start = time.perf_counter()
         self._scheduler.prepare(plan)
         made = decoder.advance(plan.rows, self._table, self._version, max_steps=plan.steps, max_s=MAX_LOOK_S)
-        for at in np.flatnonzero(made.outcome):
+        for at in np.flatnonzero(made.outcome) if made.num_ended else ():
             if made.outcome[at] == kernels.NOT_FINITE:
                 refuse_logits()
             self._finish(int(plan.rows[at]), finished, stopped=made.outcome[at] == kernels.STOPPED)

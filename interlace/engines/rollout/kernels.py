@@ -79,6 +79,7 @@ class Buffers(ctypes.Structure):
         ("attention_s", ctypes.c_double),
         ("forward_s", ctypes.c_double),
         ("num_drawn", _I64),
+        ("num_ended", _I64),
     ]
 
 

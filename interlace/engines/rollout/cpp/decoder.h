@@ -36,8 +36,9 @@ struct Buffers {
   float* scratch;            // see Attention
   int64_t scratch_row;
   float* inverse;
-  double attention_s, forward_s;  // seconds, added to
-  int64_t num_drawn;              // tokens, added to
+  // Of the last call: seconds, tokens drawn, rows that ended.
+  double attention_s, forward_s;
+  int64_t num_drawn, num_ended;
 };
 
 static inline double seconds() {

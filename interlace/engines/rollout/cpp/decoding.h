@@ -84,19 +84,21 @@ static void decode_rows(const Decoder& d, Tokens tokens, const Table& table, int
                         double max_s, Buffers& b, int8_t* outcome) {
   const double start = seconds();
   Step step(tokens.count, d.vocab);
+  b.attention_s = b.forward_s = 0.0;
+  b.num_drawn = b.num_ended = 0;
   tokens.position = step.position.data();
-  bool go_on = true;
-  for (int64_t steps = 1; go_on; ++steps) {
+  for (int64_t steps = 1; !b.num_ended; ++steps) {
     draw_next(d, tokens, table, b, step);
     if (std::any_of(step.logprob.begin(), step.logprob.end(), [](float x) { return std::isnan(x); })) {
       std::fill(outcome, outcome + tokens.count, NOT_FINITE);  // and nothing is appended
+      b.num_ended = tokens.count;
       return;
     }
-    go_on = steps < max_steps && seconds() - start < max_s;
     for (int64_t i = 0; i < tokens.count; ++i) {
       outcome[i] = append(table, tokens.row[i], step.drawn[i], step.logprob[i], version);
-      go_on = go_on && outcome[i] == GOES_ON;
+      b.num_ended += outcome[i] != GOES_ON;
     }
     b.num_drawn += tokens.count;
+    if (steps == max_steps || seconds() - start >= max_s) return;
   }
 }

@@ -8,6 +8,7 @@ void attention(const Tokens* tokens, const Attention* arguments) { write_and_att
 
 void decode(const Decoder* decoder, const Tokens* tokens, const int64_t* token_ids, const int64_t* wanted,
             int64_t num_wanted, Buffers* buffers) {
+  buffers->attention_s = 0.0;
   run_decoder(*decoder, *tokens, token_ids, wanted, num_wanted, *buffers);
 }
 

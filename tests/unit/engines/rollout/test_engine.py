@@ -72,6 +72,14 @@ def test_empty_prompt_is_refused(make_model: ModelMaker) -> None:
         NativeEngine(make_model()).generate([[]], SamplingParams())
 
 
+def test_tokens_are_counted_while_a_batch_outgrows_its_buffers(make_model: ModelMaker) -> None:
+    engine = NativeEngine(make_model(), max_running=100, options=EngineOptions(draft_tokens=0))
+    engine.generate([[1, 2]] * 3, SamplingParams(max_new_tokens=20))
+    engine.metrics()
+    engine.generate([[1, 2]] * 100, SamplingParams(max_new_tokens=20))
+    assert engine.metrics()["decode_tokens"] == 100 * 20
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_many_passes_in_one_call_give_the_bits_of_one_after_the_other(make_model: ModelMaker, threads: int) -> None:
     """Raw log-probs need the logits of each pass, which one call over several does not give."""
