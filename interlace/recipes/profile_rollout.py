@@ -102,7 +102,6 @@ async def measure_rollout(
     """Costs of one instance. samples: of the policy. budget_s: seconds for decoding; the rest is few calls more."""
     requests = Requests([sample.prompt for sample in samples], recipe.sampling.temperature)
     cells = grid(recipe, samples)
-
     num_calls = dict.fromkeys(cells, 0)
 
     def call(cell: Cell) -> Call:

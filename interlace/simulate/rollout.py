@@ -74,7 +74,8 @@ class SimulatedEngine(Worker):
 
         A call that is younger than `min_call_s` goes on, whatever finishes.
         """
-        until_s = asyncio.get_running_loop().time() + self._costs.min_call_s
+        now = asyncio.get_running_loop().time
+        until_s = now() + self._costs.min_call_s
         responses = [
             _ended(found, FinishReason.ABORTED) for request_id in aborts if (found := self._take_out(request_id))
         ]
@@ -90,11 +91,11 @@ class SimulatedEngine(Worker):
                 break
             num_preemptions += self._preempt()
             num_running = len(self._running)
-            left_s = until_s - asyncio.get_running_loop().time() if responses else math.inf
+            left_s = until_s - now() if responses else math.inf
             num_new_tokens += num_running * await self._decode(self._num_steps(), left_s)
             kv_use = max(kv_use, self._num_cached / self._capacity)
             responses += self._finished()
-            if responses and asyncio.get_running_loop().time() >= until_s:
+            if responses and now() >= until_s:
                 break
         self._interrupted = False
         return Progress(

@@ -35,11 +35,6 @@ _WEIGHTS = {
     "down": "mlp.down_proj.weight",
 }
 """The kernel's name of a weight, and the model's."""
-_TABLE = (
-    "token_ids", "logprobs", "versions", "num_tokens", "num_computed", "num_prompt", "limit", "noise_key",
-    "temperature", "stop_ids",
-)  # fmt: skip
-"""Arrays of the sequence table that the kernel reads and writes."""
 _OPTIONAL = {
     "query_bias": "self_attn.q_proj.bias",
     "key_bias": "self_attn.k_proj.bias",
@@ -173,8 +168,7 @@ class DecoderRunner:
         def finish() -> Tensor:
             for run_elsewhere in running:
                 run_elsewhere.result()
-            spent_s = sum(buffers.arguments.attention_s for buffers in self._buffers[: len(parts)])
-            self._attention.seconds += spent_s / len(parts)
+            self._spent(len(parts))
             return self._logits
 
         running = [self._threads.submit(run, number) for number in range(len(parts))] if self._threads else []
@@ -201,8 +195,7 @@ class DecoderRunner:
             ]
             for run_elsewhere in running:
                 run_elsewhere.result()
-        spent = [buffers.arguments for buffers in self._buffers[: len(bounds) - 1]]
-        self._attention.seconds += sum([one.attention_s for one in spent]) / len(spent)
+        spent = self._spent(len(bounds) - 1)
         return Advance(
             outcome,
             sum([one.forward_s for one in spent]) / len(spent),
@@ -221,12 +214,18 @@ class DecoderRunner:
             ctypes.byref(buffers.arguments), outcome.ctypes.data,
         )  # fmt: skip
 
+    def _spent(self, parts: int) -> list[kernels.Buffers]:
+        """What each of so many threads told of its last call; their attention counts as spent side by side."""
+        spent = [buffers.arguments for buffers in self._buffers[:parts]]
+        self._attention.seconds += sum([one.attention_s for one in spent]) / parts
+        return spent
+
     def _bind(self, table: SequenceTable) -> None:
         """Points to the table's arrays, which lie elsewhere once it has grown."""
         if table.token_ids is self._bound[0] and table.stop_ids is self._bound[1]:
             return
         self._bound = table.token_ids, table.stop_ids
-        arrays = {name: getattr(table, name).ctypes.data for name in _TABLE}
+        arrays = {name: getattr(table, name).ctypes.data for name in kernels.TABLE_ARRAYS}
         self._table = kernels.Table(columns=table.token_ids.shape[1], num_stops=table.stop_ids.shape[1], **arrays)
 
     def _reserve_logits(self, rows: int) -> None:

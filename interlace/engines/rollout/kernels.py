@@ -92,13 +92,19 @@ class Sampling(ctypes.Structure):
     ]
 
 
+TABLE_ARRAYS = (
+    "token_ids", "logprobs", "versions", "num_tokens", "num_computed", "num_prompt", "limit", "noise_key",
+    "temperature", "stop_ids",
+)  # fmt: skip
+"""Of the sequence table, which the kernel reads and writes."""
+
+
 class Table(ctypes.Structure):
     """Mirror of `Table` in decoding.h."""
 
     _fields_ = [
         *((name, _I64) for name in ("columns", "num_stops")),
-        *((name, _PTR) for name in ("token_ids", "logprobs", "versions", "num_tokens", "num_computed")),
-        *((name, _PTR) for name in ("num_prompt", "limit", "noise_key", "temperature", "stop_ids")),
+        *((name, _PTR) for name in TABLE_ARRAYS),
     ]
 
 

@@ -143,10 +143,10 @@ class Scheduler:
         if not (later > store.capacity[rows]).any():
             return lookahead
         steps = lookahead
-        for sequence, *tokens in zip(list(self.running), now.tolist(), later.tolist(), strict=True):
-            if not self._reserve(sequence, tokens[1]):
+        for sequence, least, wanted in zip(list(self.running), now.tolist(), later.tolist(), strict=True):
+            if not self._reserve(sequence, wanted):
                 steps = 1
-                while sequence.row >= 0 and not self._reserve(sequence, tokens[0]):
+                while not self._reserve(sequence, least):
                     self._preempt(self.running[-1])
         return steps
 
