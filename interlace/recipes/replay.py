@@ -1,32 +1,26 @@
 """A recorded run again, on the virtual clock: the controller sees what it saw, when it saw it."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from interlace.core.profile import InferenceCosts, Profile, RolloutCosts, TrainCosts
-from interlace.core.types import FinishReason, Prompt, SampleKey
+from interlace.core.types import SampleKey
 from interlace.data.loading import load_prompts
+from interlace.data.stream import PromptStream
+from interlace.flows.policy import policy_optimization
+from interlace.flows.run import Ended, RoleGroups, StepResult
 from interlace.models.loading import load_tokenizer
 from interlace.observe.run_folder import RunFolder
+from interlace.recipes.assemble import assemble
 from interlace.recipes.config import Recipe
+from interlace.recipes.evaluation import Evaluator
+from interlace.recipes.launch import Seats, algorithm_of, launch_roles
 from interlace.recipes.load import load_recipe
-from interlace.recipes.virtual import SimulatedRole, run_virtually
-from interlace.runtime.group import Rank
-from interlace.runtime.sim.cluster import Around
+from interlace.recipes.virtual import HANG_AFTER_S, Timed, on_virtual_clock
 from interlace.runtime.timeline import Records
-from interlace.runtime.worker import WorkerContext
-from interlace.schedule.placement import Device
-from interlace.simulate.pace import Pace
-from interlace.simulate.recording import Recording, ReplayedEngine, ReplayedRank, ReplayedReward
-from interlace.simulate.workers import SimulatedInference, SimulatedTrainer
-
-FREE = Profile(
-    device="nothing costs anything but what the recording says",
-    device_memory_bytes=1,
-    rollout=RolloutCosts(steps=((1, 1.0),), kv_tokens=1),
-    actor=TrainCosts(token_s=0),
-)
+from interlace.runtime.trace import finished_samples
+from interlace.simulate.recording import Recording
+from interlace.simulate.replayed import ReplayCluster
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,19 +51,23 @@ class Replayed:
 
 
 def replay(folder: RunFolder) -> Replayed:
-    """Runs the flow again on what a run recorded. Raises UserError where it recorded too little, as a resumed one."""
+    """Runs the flow again on what a run recorded.
+
+    Raises UserError where it recorded too little, as a resumed one, and PartedError at the first call of a worker that
+    the run did not make.
+    """
     recipe, recording = load_recipe(str(folder.config)), Recording.read(folder)
-    completed = tuple(recording.completion_order)
-    log = _CompletionLog()
-    again = run_virtually(recipe, _Replay(recording=recording), name=folder.name, recorder=lambda: log)
-    uids = {ended.sample.key.gid: ended.sample.prompt.uid for ended in again.events}
-    # What was in flight when the run ended was never finished in the one, and may be in the other.
-    count = min(len(completed), len(log.keys))
+    session = _Session(recipe, recording)
+    on_virtual_clock(session.run)
+    completed, completed_again = recording.completion_order, session.completed
+    uids = {ended.sample.key.gid: ended.sample.prompt.uid for ended in session.ended}
+    # What was in flight when the run ended went on in the one, and may not have in the other.
+    count = min(len(completed), len(completed_again))
     return Replayed(
         admitted=[recording.uids[gid] for gid in sorted(recording.uids)],
         admitted_again=[uids.get(gid, "none") for gid in sorted(recording.uids)],
         completed=completed[:count],
-        completed_again=log.keys[:count],
+        completed_again=completed_again[:count],
     )
 
 
@@ -80,42 +78,6 @@ def _difference(what: str, first: Sequence[object], second: Sequence[object]) ->
     return ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Replay:
-    """Stands in for the workers."""
-
-    recording: Recording
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        return tuple(
-            Device(index=index, pool="sim", pool_index=index, memory_bytes=1)
-            for index in range(self.recording.num_devices)
-        )
-
-    @property
-    def around(self) -> Around:
-        def recorded(rank: Rank, context: WorkerContext) -> Rank:
-            return ReplayedRank(rank, context, self.recording)
-
-        return recorded
-
-    def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
-        return load_prompts(recipe.task, load_tokenizer(recipe.model)).train
-
-    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
-        del recipe
-        pace = Pace(FREE)
-        trainer = partial(SimulatedTrainer, costs=FREE.actor, pace=pace)
-        return {
-            "rollout": (partial(ReplayedEngine, recording=self.recording), ReplayedEngine),
-            "reward": (partial(ReplayedReward, recording=self.recording), ReplayedReward),
-            "reference": (partial(SimulatedInference, costs=InferenceCosts(token_s=0), pace=pace), SimulatedInference),
-            "critic": (trainer, SimulatedTrainer),
-            "actor": (trainer, SimulatedTrainer),
-        }
-
-
 @dataclass(kw_only=True, slots=True)
 class _CompletionLog:
     """A recorder of who was finished, in order."""
@@ -123,9 +85,63 @@ class _CompletionLog:
     keys: list[SampleKey] = field(default_factory=list)
 
     def keep(self, records: Records) -> None:
-        for served in records.served:
-            found = [response.completion for response in served.responses]
-            self.keys += [done.request.key for done in found if done.finish_reason != FinishReason.ABORTED]
+        for span in records.spans:
+            self.keys += finished_samples(span)
 
     def close(self, records: Records) -> None:
         self.keep(records)
+
+
+class _Session:
+    """What a training run does with its workers, from its first weights to its last step."""
+
+    def __init__(self, recipe: Recipe, recording: Recording) -> None:
+        self._recipe, self._recording = recipe, recording
+        self._log = _CompletionLog()
+        self.ended: list[Ended] = []
+        self._groups: RoleGroups
+        self._evaluator: Evaluator
+
+    @property
+    def completed(self) -> Sequence[SampleKey]:
+        """Who was finished, in order."""
+        return self._log.keys
+
+    async def run(self) -> None:
+        """As recorded."""
+        cluster = ReplayCluster(self._recipe.schedule.resolved, self._recording, hang_after_s=HANG_AFTER_S)
+        try:
+            with cluster.timeline.recorded_by(self._log):
+                await cluster.run(self._work(cluster))
+        finally:
+            await cluster.shutdown()
+
+    async def _work(self, cluster: ReplayCluster) -> None:
+        recipe = self._recipe
+        prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
+        stream = PromptStream(prompts.train, recipe.seed)
+        self._groups = await launch_roles(cluster, Seats(recipe=recipe, policy=recipe.model, initial=recipe.model))
+        ready = await assemble(cluster, recipe, Timed(algorithm_of(recipe)), self._groups, stream, self)
+        self._evaluator = Evaluator(recipe, ready.sampling, prompts.heldout, ready.run, self._groups.reward)
+        await ready.run.start()
+        if self._evaluator.has_prompts:
+            await self._evaluator.evaluate()
+        await policy_optimization(ready.run)
+        self.ended += ready.run.finish()
+
+    async def on_step(self, result: StepResult) -> bool:
+        """What followed each step. False where the recording ends."""
+        self.ended += result.ended
+        is_last = result.step >= self._recording.num_steps
+        if is_last and not self._recording.is_whole:
+            return False
+        if self._is_due(self._recipe.eval_every, result.step) and self._evaluator.has_prompts:
+            await self._evaluator.evaluate()
+        if self._is_due(self._recipe.checkpoint_every, result.step):
+            trained = [self._groups.actor, self._groups.critic]
+            await asyncio.gather(*(group.copy_checkpoint() for group in trained if group))
+        return not is_last
+
+    @staticmethod
+    def _is_due(every: int, step: int) -> bool:
+        return every > 0 and step % every == 0

@@ -2,11 +2,11 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from interlace.algorithms import Algorithm
 from interlace.algorithms.base import Advantages, Needs
@@ -30,6 +30,7 @@ from interlace.runtime.worker import Worker
 from interlace.schedule.placement import Device
 from interlace.simulate.workers import zeros
 
+T = TypeVar("T")
 HANG_AFTER_S = 1e7
 """Virtual seconds; a stall is seen at once, whatever the limit."""
 SimulatedRole = tuple[Callable[..., Worker], type[Worker]]
@@ -76,12 +77,17 @@ def run_virtually(recipe: Recipe, stand_ins: StandIns, *, name: str, recorder: C
     recorder: makes what is told of all that happens. Raises UserError for what cannot work, and what a run on any other
     cluster raises: HangError, RemoteError, WorkerDiedError.
     """
+    with _no_search_for_cycles():
+        return on_virtual_clock(lambda: _Session(recipe, stand_ins).run(name, recorder))
+
+
+def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Runs a coroutine on an event loop of its own, on a VirtualLoop."""
     loop = VirtualLoop()
     # asyncio wants a current loop where futures are made without one.
     asyncio.set_event_loop(loop)
     try:
-        with _no_search_for_cycles():
-            return loop.run_until_complete(_Session(recipe, stand_ins).run(name, recorder))
+        return loop.run_until_complete(main())
     finally:
         loop.on_stall = lambda: True
         loop.close()

@@ -218,12 +218,15 @@ class WorkerGroup(Generic[W_co]):
         try:
             with services.waits.operation(who=self.name, what=call.method):
                 value, start_s, end_s = await self._ranks[number].call(call.method, args, call.kwargs)
+            if isinstance(value, int):
+                span.gave = value
             return value
         finally:
             # Another process's clock is known to within a message's way: nothing ran before it was called.
             now_s = services.clock.now()
             start_s = min(max(start_s, called_s), now_s)
-            timeline.end(span, start_s, max(start_s, min(end_s, now_s)))
+            returned_s = now_s if end_s < math.inf else math.inf
+            timeline.end(span, start_s, max(start_s, min(end_s, now_s)), returned_s)
 
     def _split(self, how: Operation, args: tuple[Any, ...]) -> tuple[list[list[int]], list[tuple[Any, ...]]]:
         if how.split == "broadcast":

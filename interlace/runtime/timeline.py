@@ -36,6 +36,12 @@ class Span:
     """Of the weights that an engine serves or takes in; elsewhere the version that was current."""
     given: Sequence[Any] = ()
     """Its first argument, where that is a sequence: samples or requests, mostly."""
+    gave: int | None = None
+    """Its result, where that is a whole number."""
+    returned_s: float = math.inf
+    """When the controller took its result in: what followed from it began then. Infinite where there was none."""
+    responses: Sequence[Response] = ()
+    """Of the sequences that left a rollout engine with it, finished or not; rank 0's."""
 
     @property
     def role(self) -> str:
@@ -63,9 +69,12 @@ class Served:
     """Sequences that go on after it."""
     num_queued: int = 0
     """Requests that wait for the engine, before it and inside."""
+    num_waiting: int = 0
+    """Of these, inside."""
+    num_preemptions: int = 0
+    """Sequences that lost their cells of the KV cache in it."""
     kv_use: float = 0.0
     """Largest share of the KV cache that was held, 0 ... 1."""
-    responses: Sequence[Response] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +140,9 @@ class Timeline:
     """What spans that begin now are marked with; told by the loop."""
     version: int = 0
     """As step: current now; told at each publication."""
+    returned_s: float = 0.0
+    """When the controller took in the last result. What it does on account of the time goes by this, not by the clock:
+    then it does the same again in a replay, which knows nothing of the moments in between."""
     _recorder: Recorder = field(default_factory=NoRecorder)
     _spans: list[Span] = field(default_factory=list)
     _running: dict[Span, None] = field(default_factory=dict)
@@ -142,10 +154,12 @@ class Timeline:
         """An operation was called."""
         self._running[span] = None
 
-    def end(self, span: Span, start_s: float, end_s: float) -> None:
-        """It ended, after it ran from start to end."""
+    def end(self, span: Span, start_s: float, end_s: float, returned_s: float) -> None:
+        """It ended, after it ran from start to end. returned_s: now; infinite where it gave no result."""
         del self._running[span]
-        span.start_s, span.end_s = start_s, end_s
+        span.start_s, span.end_s, span.returned_s = start_s, end_s, returned_s
+        if returned_s < math.inf:
+            self.returned_s = returned_s
         self._spans.append(span)
 
     def serve(self, served: Served) -> None:

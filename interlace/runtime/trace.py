@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from interlace.core.types import JSON, Completion, FinishReason, Request, Sample
+from interlace.core.types import JSON, FinishReason, Request, Response, Sample, SampleKey
 from interlace.runtime.goodput import OPERATIONS
 from interlace.runtime.timeline import Records, Served, Span, StepRecord
 from interlace.schedule.placement import Device
@@ -40,7 +40,7 @@ class TraceFile:
         for process, name in ((RUN_PROCESS, "run"), (DEVICE_PROCESS, "devices"), (WORKER_PROCESS, "workers")):
             _name(self._lines, "process_name", process, 0, name)
         for device in devices:
-            self._tracks.reserve(DEVICE_PROCESS, device.name, device.index)
+            self._tracks.reserve(DEVICE_PROCESS, device.name, device.index, f',"memory_bytes":{device.memory_bytes}')
         self._tracks.reserve(RUN_PROCESS, "steps", 0)
         self._file.write("[\n" + self._text())
 
@@ -61,13 +61,11 @@ class TraceFile:
         self._file.close()
 
     def _append(self, records: Records) -> None:
-        finished = {served.span: _finishes(served) for served in records.served}
-        tracks = {
-            span: self._draw(span, span.end_s, finished.get(span, ())) for span in sorted(records.spans, key=_start)
-        }
-        for span, done in finished.items():
-            if done and span in tracks:
-                self._arrows.generated(span, done, tracks[span])
+        served_by = {served.span: served for served in records.served}
+        tracks = {span: self._draw(span, span.end_s, served_by.get(span)) for span in sorted(records.spans, key=_start)}
+        for span in served_by:
+            if span.responses and span in tracks:
+                self._arrows.generated(span, tracks[span])
         for served in records.served:
             self._counters.served(served)
         # After what was generated, some of which the same stretch trains on.
@@ -76,8 +74,8 @@ class TraceFile:
         for step in records.steps:
             self._step(step)
 
-    def _draw(self, span: Span, end_s: float, done: Sequence[Completion] = ()) -> "_Track":
-        """Returns its worker's track, on which alone its samples are named."""
+    def _draw(self, span: Span, end_s: float, served: Served | None = None) -> "_Track":
+        """Returns its worker's track, on which alone is what a replay needs."""
         start_us, end_us = _us(span.start_s), _us(end_s)
         when = _When(start_us, end_us, f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}')
         what, worker = _heads(span.group, span.rank, span.operation)
@@ -89,8 +87,14 @@ class TraceFile:
         track = self._tracks[WORKER_PROCESS, worker]
         if span.given:
             arguments += _samples(span.given)
-        if done:
-            arguments += _finished(done)
+        if span.end_s < span.returned_s:
+            arguments += _returned(span.returned_s)
+        if span.gave is not None:
+            arguments += f',"gave":{int(span.gave)}'
+        if span.responses:
+            arguments += _left(span.responses)
+        if served:
+            arguments += _engine(served)
         self._slice(track, what, when, arguments)
         return track
 
@@ -148,10 +152,10 @@ class _Tracks(dict[tuple[int, str], _Track]):
     def __missing__(self, key: tuple[int, str]) -> _Track:
         return self.reserve(*key, len(self))
 
-    def reserve(self, process: int, name: str, number: int) -> _Track:
-        """A track that is there before anything is on it."""
+    def reserve(self, process: int, name: str, number: int, more: str = "") -> _Track:
+        """A track that is there before anything is on it. more: arguments beside its name."""
         self[process, name] = _Track(f'"pid":{process},"tid":{number}')
-        _name(self._lines, "thread_name", process, number, name)
+        _name(self._lines, "thread_name", process, number, name, more)
         return self[process, name]
 
 
@@ -163,12 +167,11 @@ class _Arrows:
         self._origins: dict[int, tuple[_Track, float]] = {}
         self._number = 0
 
-    def generated(self, span: Span, done: Sequence[Completion], track: _Track) -> None:
+    def generated(self, span: Span, track: _Track) -> None:
         """Remembers where groups come from."""
         inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
-        for each in done:
-            if each.request.sample_index >= 0:
-                self._origins[each.request.serial] = (track, inside_us)
+        for key in finished_samples(span):
+            self._origins[key.gid] = (track, inside_us)
         while len(self._origins) > MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
 
@@ -242,21 +245,34 @@ def _samples(given: Sequence[object]) -> str:
     return f',"samples":{json.dumps(names)}' if names else ""
 
 
-def _finished(done: Sequence[Completion]) -> str:
-    """[group, sample, response tokens, finish reason] of each sample of the flow that a call finished."""
-    found = [
-        f'[{each.request.serial},{each.request.sample_index},{len(each.token_ids)},"{each.finish_reason.value}"]'
+def _returned(returned_s: float) -> str:
+    """null: it raised, was given up, or goes on."""
+    return f',"returned_us":{_us(returned_s) if returned_s < math.inf else "null"}'
+
+
+def _left(responses: Sequence[Response]) -> str:
+    """[group, sample, response tokens, finish reason] of each sequence; what is in no group has its uid instead."""
+    found = []
+    for response in responses:
+        done, request = response.completion, response.completion.request
+        group = request.serial if request.serial >= 0 else _quoted(request.uid)
+        found.append(f'[{group},{request.sample_index},{len(done.token_ids)},"{done.finish_reason.value}"]')
+    return f',"left":[{",".join(found)}]'
+
+
+def _engine(served: Served) -> str:
+    """What the engine said of itself after the call: running, waiting, preempted, KV use."""
+    return f',"engine":[{served.num_running},{served.num_waiting},{served.num_preemptions},{served.kv_use}]'
+
+
+def finished_samples(span: Span) -> list[SampleKey]:
+    """Samples of the flow that a call of an engine finished, in order."""
+    done = [response.completion for response in span.responses]
+    return [
+        each.request.key
         for each in done
+        if each.request.serial >= 0 and each.request.sample_index >= 0 and each.finish_reason != FinishReason.ABORTED
     ]
-    return f',"finished":[{",".join(found)}]'
-
-
-def _finishes(served: Served) -> Sequence[Completion]:
-    """Of the samples of the flow that a call finished."""
-    if not served.responses:
-        return ()
-    done = [response.completion for response in served.responses]
-    return [each for each in done if each.request.serial >= 0 and each.finish_reason != FinishReason.ABORTED]
 
 
 def names_of(given: Sequence[object]) -> list[JSON]:
@@ -286,6 +302,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def _name(lines: list[str], kind: str, process: int, thread: int, name: str) -> None:
-    args = f'"args":{{"name":{_quoted(name)}}}'
+def _name(lines: list[str], kind: str, process: int, thread: int, name: str, more: str = "") -> None:
+    args = f'"args":{{"name":{_quoted(name)}{more}}}'
     lines.append(f'{{"ph":"M","name":"{kind}","pid":{process},"tid":{thread},{args}}}')

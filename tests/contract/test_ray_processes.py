@@ -176,7 +176,7 @@ def test_a_rank_s_clock_is_known_to_within_the_error_it_states() -> None:
         group = await launch(cluster, "a", Resident)
         for _ in range(20):
             await group.process()
-        rank = group._ranks[0]
+        [rank] = cluster.processes
         assert isinstance(rank, ProcessRank)
         true_s = time.monotonic() - cluster.clock.now()
         off_by_s = abs(rank.clock_offset.offset_s - true_s)

@@ -22,6 +22,7 @@ class Recorder(Worker):
         self._memory = memory
         self.log: list[str] = []
         self._inside = 0
+        self._all_here = asyncio.Event()
 
     def onload(self) -> None:
         self.log.append("onload")
@@ -57,6 +58,14 @@ class Recorder(Worker):
         await asyncio.sleep(0.01)
         self._inside -= 1
         return seen
+
+    @operation(on_device=False)
+    async def together(self, count: int) -> None:
+        """Ends at the same moment as `count` - 1 others."""
+        self._inside += 1
+        if self._inside == count:
+            self._all_here.set()
+        await self._all_here.wait()
 
     @operation(on_device=False)
     async def overlapping(self) -> int:

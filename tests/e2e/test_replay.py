@@ -7,6 +7,7 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.observe.run_folder import RunFolder
 from interlace.recipes.replay import replay
+from interlace.schedule.presets import preset_names
 from tests.support.training import run
 
 
@@ -16,18 +17,42 @@ def assert_replays(root: Path, name: str) -> None:
     assert len(again.admitted) >= 16 and len(again.completed) >= 64
 
 
-@pytest.mark.parametrize("schedule", ["areal", "rollpacker"])
-def test_a_run_is_admitted_and_completed_in_the_recorded_order(schedule: str, tmp_path: Path) -> None:
-    run(tmp_path, "run", [f"schedule={schedule}"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["schedule=async-colocated", "eval_every=1"],
+        ["schedule=async-colocated", "schedule.min_hold=0.02", "checkpoint_every=2"],
+        ["schedule=rollpacker"],
+    ],
+)
+def test_a_run_is_admitted_and_completed_in_the_recorded_order(overrides: list[str], tmp_path: Path) -> None:
+    run(tmp_path, "run", overrides)
     assert_replays(tmp_path, "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", preset_names())
+def test_so_is_one_under_every_preset(schedule: str, tmp_path: Path) -> None:
+    for seed in range(3):
+        run(tmp_path, f"run-{seed}", [f"schedule={schedule}", f"seed={seed}", "eval_every=2"])
+        assert_replays(tmp_path, f"run-{seed}")
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("schedule", ["verl-colocated", "areal"])
+@pytest.mark.parametrize("schedule", ["verl-colocated", "areal", "async-colocated", "kimi-partial-rollout"])
 def test_so_is_one_of_several_processes(schedule: str, tmp_path: Path) -> None:
-    run(tmp_path, "run", [f"schedule={schedule}", "cluster.backend=ray"])
+    run(tmp_path, "run", [f"schedule={schedule}", "cluster.backend=ray", "eval_every=2"])
+    assert_replays(tmp_path, "run")
+
+
+def test_a_run_that_was_stopped_or_killed_is_gone_through_as_far_as_it_came(tmp_path: Path) -> None:
+    run(tmp_path, "run", ["schedule=async-colocated", "steps=6", "eval_every=1"], stop_after=4)
+    assert_replays(tmp_path, "run")
+    timeline = tmp_path / "run" / "timeline.json"
+    text = timeline.read_text()
+    timeline.write_text(text[: text.index('"name":"step 4"')].rpartition(",\n")[0])
     assert_replays(tmp_path, "run")
 
 

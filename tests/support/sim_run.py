@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from interlace.algorithms.base import Needs
@@ -19,6 +19,12 @@ from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts
 
+MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]
+
+
+def on_sim(devices: tuple[Device, ...], schedule: Schedule) -> SimCluster:
+    return SimCluster(devices, schedule, hang_after_s=1e6)
+
 
 @dataclass
 class Record:
@@ -27,6 +33,8 @@ class Record:
     results: list[StepResult] = field(default_factory=list)
     events: Counter[TerminalEvent] = field(default_factory=Counter)
     ended: dict[SampleKey, TerminalEvent] = field(default_factory=dict)
+    entries: list[Ended] = field(default_factory=list)
+    """The same, with all that became of each."""
     trained: list[list[str]] = field(default_factory=list)
     """Uids of the prompts of each step, sorted."""
     staleness: list[float] = field(default_factory=list)
@@ -39,6 +47,7 @@ class Record:
     """When the books were closed."""
 
     def add(self, entries: Sequence[Ended]) -> None:
+        self.entries += entries
         for entry in entries:
             assert entry.sample.key not in self.ended, f"{entry.sample.key} ended twice"
             self.ended[entry.sample.key] = entry.event
@@ -75,13 +84,18 @@ class _Observer:
 
 
 def simulate(
-    schedule: Schedule, work: Workload, *, stop_after: int | None = None, recorder: Recorder | None = None
+    schedule: Schedule,
+    work: Workload,
+    *,
+    stop_after: int | None = None,
+    recorder: Recorder | None = None,
+    make_cluster: MakeCluster = on_sim,
 ) -> Record:
     """Runs to the end on the virtual clock."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_run(schedule, work, stop_after, recorder or NoRecorder()))
+        return loop.run_until_complete(_run(schedule, work, stop_after, recorder or NoRecorder(), make_cluster))
     finally:
         loop.on_stall = lambda: True
         loop.close()
@@ -104,11 +118,13 @@ def check(record: Record, work: Workload, bound: int) -> None:
         assert record.cluster.lock.loaded_bytes(device.index) <= device.memory_bytes
 
 
-async def _run(schedule: Schedule, work: Workload, stop_after: int | None, recorder: Recorder) -> Record:
+async def _run(
+    schedule: Schedule, work: Workload, stop_after: int | None, recorder: Recorder, make_cluster: MakeCluster
+) -> Record:
     devices = tuple(
         Device(index=i, pool="cpu", pool_index=i, memory_bytes=work.device_memory) for i in range(work.num_devices)
     )
-    cluster = SimCluster(devices, schedule, hang_after_s=1e6)
+    cluster = make_cluster(devices, schedule)
     groups = await launch(cluster, work.needs, work.costs.roles())
     stages = StageFactory(
         cluster,

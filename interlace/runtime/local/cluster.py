@@ -14,6 +14,7 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Ran, Rank, turn_of
 from interlace.runtime.local.spawned import SpawnedRank, find_rendezvous
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
+from interlace.runtime.turnstile import OneByOne, Turnstile
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -79,6 +80,7 @@ class LocalCluster(Cluster):
 
     def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
+        self._turnstile = Turnstile()
         self._spawned: list[SpawnedRank] = []
         self._folder: SharedFolder | None = None
         self._shared: SharedArrays | None = None
@@ -87,12 +89,12 @@ class LocalCluster(Cluster):
         if spec.num_ranks == 1:
             rank = ThreadRank(context, self.clock)
             await rank.start(spec.factory)
-            return rank
+            return OneByOne(rank, self._turnstile)
         spawned = SpawnedRank(context, self.clock, self._shared, self.fail)
         self._spawned.append(spawned)
         await spawned.start(spec.factory, self._folder.path if self._folder else None)
         self.processes.append(spawned)
-        return spawned
+        return OneByOne(spawned, self._turnstile)
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:  # noqa: ARG002 - every device is on this machine
         if self._folder is None and (folder := shared_folder()):

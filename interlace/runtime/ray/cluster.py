@@ -11,11 +11,13 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.group import Rank
 from interlace.runtime.machine import Seat
 from interlace.runtime.process.shared import SharedArrays, shared_folder
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
+from interlace.runtime.turnstile import OneByOne, Turnstile
 from interlace.runtime.worker import Rendezvous, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -32,11 +34,12 @@ class RayCluster(Cluster):
         super().__init__([seat.device for seat in seats], schedule, hang_after_s=hang_after_s)
         self._session, self._seats = session, tuple(seats)
         self._reservation = session.reserve(seats)
+        self._turnstile = Turnstile()
         self._ranks: list[RayRank] = []
         self._folder = shared_folder()
         self._shared = SharedArrays(self._folder.path, passes_on=True) if self._folder else None
 
-    async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> RayRank:
+    async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         own = spec.devices[context.rank :: spec.num_ranks]
         local = tuple(self._seats[device.index].local_name for device in own)
         actor: Any = ray.remote(RankActor)
@@ -53,7 +56,7 @@ class RayCluster(Cluster):
         self._ranks.append(rank)
         await rank.start(spec.factory)
         self.processes.append(rank)
-        return rank
+        return OneByOne(rank, self._turnstile)
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:
         task: Any = ray.remote(num_cpus=0)(_free_port)

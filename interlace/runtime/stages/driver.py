@@ -17,6 +17,9 @@ from interlace.schedule.concurrency import EngineUse, create_limit
 from interlace.schedule.dispatch import Load
 from interlace.schedule.schedule import Schedule
 
+ROUNDING_S = 1e-6
+"""Of clocks."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Job:
@@ -54,7 +57,7 @@ class EngineDriver:
         self.load = Load(num_requests=0, live_tokens=0.0)
         self.metrics: Metrics = {}
         """What the engine counted between its last two swaps of weights."""
-        self._clock = clock
+        self._clock, self._timeline = clock, timeline
         self._meter = ServeMeter(group, timeline)
         self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
         self._min_hold = schedule.min_hold
@@ -124,7 +127,7 @@ class EngineDriver:
             while not self._has_work():
                 await self._wake.wait(who=self.group.name, what="requests or weights")
             async with self.group.hold("generate"):
-                self._yield_asked, self._held_since = False, self._clock.now()
+                self._yield_asked, self._held_since = False, self._timeline.returned_s
                 await self._serve()
 
     def _has_work(self) -> bool:
@@ -149,7 +152,7 @@ class EngineDriver:
             for response in progress.responses:
                 self._deliver(response)
             self._limit.observe(self._use(progress))
-            if self._yield_asked:
+            if self._yield_asked and call.spans[0].returned_s - self._held_since >= self._min_hold - ROUNDING_S:
                 return
 
     def _admit(self) -> tuple[Request, ...]:
@@ -222,11 +225,12 @@ class EngineDriver:
         return self._queue[0][3] if self._queue else None
 
     async def _abort_all(self) -> None:
-        partials: tuple[Response, ...] = await self.group.abort()
+        call = self.group.abort()
+        partials: tuple[Response, ...] = await call
+        self._meter.take_out(call.spans[0], partials)
         jobs = []
         for response in partials:
             done = response.completion
-            self._meter.take_out(response)
             job = self._running.pop(done.request.id, None)
             if job is None:
                 self._meter.drop(len(done.token_ids))
@@ -236,11 +240,11 @@ class EngineDriver:
         self._on_requeue(jobs)
 
     def _ask_to_yield(self) -> None:
+        self._yield_asked = True
         left = self._held_since + self._min_hold - self._clock.now()
-        if left > 1e-6:  # less is the clock's rounding
-            asyncio.get_running_loop().call_later(left, self._ask_to_yield)
+        if left > ROUNDING_S:
+            asyncio.get_running_loop().call_later(left, self._poke)
         else:
-            self._yield_asked = True
             self._poke()
 
     def _poke(self) -> None:

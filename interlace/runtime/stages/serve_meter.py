@@ -30,10 +30,12 @@ class ServeMeter:
         """The engine forgets what it computed of its running sequences, and computes it again."""
         self._repeated_tokens += self._cached_tokens
 
-    def take_out(self, response: Response) -> None:
-        """A sequence left the engine."""
-        done = response.completion
-        self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
+    def take_out(self, span: Span, responses: Sequence[Response]) -> None:
+        """Sequences left the engine with a call of it. span: as in end()."""
+        span.responses = responses
+        for response in responses:
+            done = response.completion
+            self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
 
     def drop(self, num_tokens: int) -> None:
         """Tokens of a sample that ended before it was finished."""
@@ -42,8 +44,7 @@ class ServeMeter:
     def end(self, span: Span, progress: Progress, num_queued: int) -> None:
         """The call ended. span: of rank 0. num_queued: requests that the engine has not got yet."""
         self._cached_tokens += progress.num_new_tokens
-        for response in progress.responses:
-            self.take_out(response)
+        self.take_out(span, progress.responses)
         reasons = [response.completion.finish_reason for response in progress.responses]
         num_finished = len(reasons) - reasons.count(FinishReason.ABORTED)
         served = Served(
@@ -55,8 +56,9 @@ class ServeMeter:
             num_repeated_tokens=self._repeated_tokens,
             num_running=progress.num_running,
             num_queued=num_queued + progress.num_waiting,
+            num_waiting=progress.num_waiting,
+            num_preemptions=progress.num_preemptions,
             kv_use=progress.kv_use,
-            responses=progress.responses,
         )
         self._repeated_tokens = self._prompt_tokens = 0
         self._timeline.serve(served)

@@ -1,0 +1,68 @@
+"""Results reach the controller one at a time, so that what it does follows from their order alone."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from interlace.runtime.group import Ran, Rank
+
+
+class Turnstile:
+    """Lets one result through at a time: the next once all that the last one set off has come to rest.
+
+    Results that come at nearly one moment would otherwise be worked on in turns, mixed as it happens, and the order in
+    which they came would not say what the controller did. As it is, the virtual clock can do it again.
+    """
+
+    MAX_TURNS = 1000
+    """Turns of the event loop after which a result goes through all the same: somebody may be busy for good."""
+
+    def __init__(self) -> None:
+        """Made on a running event loop."""
+        self._loop = asyncio.get_running_loop()
+        # The callbacks that are ready. asyncio does not say otherwise whether there are any; a loop that keeps them
+        # elsewhere seems to be at rest, and a result then waits for one turn only.
+        self._ready: Sequence[object] = getattr(self._loop, "_ready", ())
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._num_turns = 0
+
+    async def passed(self) -> None:
+        """Returns when it is one's turn: first come, first served."""
+        turn = self._loop.create_future()
+        self._waiting.append(turn)
+        if len(self._waiting) == 1:
+            self._loop.call_soon(self._look)
+        await turn
+
+    def _look(self) -> None:
+        self._num_turns += 1
+        if not self._ready or self._num_turns > self.MAX_TURNS:
+            self._num_turns = 0
+            turn = self._waiting.popleft()
+            if not turn.done():  # whoever waited may be gone
+                turn.set_result(None)
+        if self._waiting:
+            self._loop.call_soon(self._look)
+
+
+class OneByOne:
+    """A rank whose results pass a turnstile."""
+
+    def __init__(self, rank: Rank, turnstile: Turnstile) -> None:
+        """turnstile: the run's."""
+        self._rank, self._turnstile = rank, turnstile
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+        """As the rank's own. An error waits for nobody: the run ends with it."""
+        ran = await self._rank.call(method, args, kwargs)
+        await self._turnstile.passed()
+        return ran
+
+    def call_now(self, method: str, args: tuple[Any, ...]) -> None:
+        """As the rank's own."""
+        self._rank.call_now(method, args)
+
+    async def close(self) -> None:
+        """Ends the worker."""
+        await self._rank.close()
