@@ -109,6 +109,8 @@ class WorkerGroup(Generic[W_co]):
         self.version: int | None = None
         """Of the weights that its ranks serve or take in, where a driver says so: what its spans are marked with."""
         self._class, self._ranks, self._services = worker_class, tuple(ranks), services
+        self._operations: dict[str, Operation] = {}
+        """Those called so far, as declared."""
         self._holder: asyncio.Task[Any] | None = None
         self._memory = 0
         self._cause = ""
@@ -136,15 +138,34 @@ class WorkerGroup(Generic[W_co]):
         return Caller(self._caller, cause)
 
     def _caller(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
+        how = self._declared(method)
+
+        def call(*args: Any, **kwargs: Any) -> Handle[Any]:
+            prepared, coroutine = self._prepared(method, how, args, kwargs, cause)
+            task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}.{method}()")
+            return Handle(task, prepared.spans)
+
+        return call
+
+    def _declared(self, method: str) -> Operation:
+        if method in self._operations:
+            return self._operations[method]
         how = operation_of(self._class, method)
         if how is None:
             options = [name for name in dir(self._class) if operation_of(self._class, name)]
             raise AttributeError(f"{self._class.__name__} has no operation {method!r}.{nearest(method, options)}")
+        self._operations[method] = how
+        return how
 
-        def call(*args: Any, **kwargs: Any) -> Handle[Any]:
-            return self._start(method, how, args, kwargs, cause)
+    async def inline(self, method: str, *args: Any) -> tuple[Any, Span]:
+        """As `await group.method(*args)`, in the caller's own task, for one that has nothing to do until it is done.
 
-        return call
+        Returns the result, and the span of rank 0.
+        """
+        how = self._declared(method)
+        call, coroutine = self._prepared(method, how, args, {}, "")
+        value = await coroutine
+        return value, call.spans[0]
 
     def notify(self, method: str, *args: Any) -> None:
         """Runs a concurrent operation on all ranks beside whatever runs there."""
@@ -176,16 +197,14 @@ class WorkerGroup(Generic[W_co]):
     def _is_held_here(self) -> bool:
         return self._holder is not None and self._holder is asyncio.current_task()
 
-    def _start(
+    def _prepared(
         self, method: str, how: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], cause: str
-    ) -> Handle[Any]:
+    ) -> tuple[_Call, Coroutine[Any, Any, Any]]:
         # Decided here, in the caller's task: who holds the devices has taken them for this call too.
         is_held = self._is_held_here
         call = _Call(method, how, args, kwargs, cause or (self._cause if is_held else ""))
         on_ranks = self._on_ranks(call)
-        coroutine = on_ranks if is_held or not how.on_device else self._holding(on_ranks)
-        task = asyncio.get_running_loop().create_task(coroutine, name=f"{self.name}.{method}()")
-        return Handle(task, call.spans)
+        return call, on_ranks if is_held or not how.on_device else self._holding(on_ranks)
 
     async def _holding(self, on_ranks: Coroutine[Any, Any, Any]) -> Any:
         async with self.hold():
@@ -210,7 +229,7 @@ class WorkerGroup(Generic[W_co]):
             cause=call.cause,
             step=timeline.step,
             version=timeline.version if self.version is None else self.version,
-            given=args[0] if args and isinstance(args[0], list | tuple) else (),
+            given=args[0] if args and isinstance(args[0], (list, tuple)) else (),
         )
         call.spans.append(span)
         timeline.begin(span)

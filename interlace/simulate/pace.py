@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from interlace.core.profile import Profile
+from interlace.runtime.sim.loop import VirtualLoop, virtual_loop
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -18,6 +19,7 @@ class Job:
     since_s: float
     slowdown: float = 1.0
     timer: asyncio.TimerHandle | None = field(default=None)
+    """Of its end, where other work can put that off."""
 
     def stop(self) -> None:
         """Ends it early."""
@@ -35,13 +37,13 @@ class Pace:
 
     def begin(self, role: str, seconds: float) -> Job:
         """Work of so many seconds, if it were alone; finish() must be awaited."""
-        loop = asyncio.get_running_loop()
-        job = Job(role=role, seconds=seconds, left_s=seconds, since_s=loop.time(), ended=loop.create_future())
-        if role in self._roles:
+        loop = virtual_loop()
+        is_alone = role not in self._roles
+        ended = loop.alarm(seconds) if is_alone else loop.create_future()
+        job = Job(role=role, seconds=seconds, left_s=seconds, since_s=loop.time(), ended=ended)
+        if not is_alone:
             self._jobs[job] = None
             self._settle(loop)
-        else:
-            job.timer = loop.call_later(seconds, job.stop)
         return job
 
     async def finish(self, job: Job) -> float:
@@ -49,7 +51,7 @@ class Pace:
         try:
             await job.ended
         finally:
-            loop = asyncio.get_running_loop()
+            loop = virtual_loop()
             job.left_s -= (loop.time() - job.since_s) / job.slowdown
             if job.timer:
                 job.timer.cancel()
@@ -63,7 +65,7 @@ class Pace:
         if seconds > 0:
             await self.finish(self.begin(role, seconds))
 
-    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _settle(self, loop: VirtualLoop) -> None:
         """Somebody began or ended: everybody's speed may have changed."""
         now = loop.time()
         for job in self._jobs:

@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from interlace.core.profile import RolloutCosts, speed_up
@@ -54,6 +55,8 @@ class SimulatedEngine(Worker):
         self._num_devices = max(1, len(context.devices))
         self._speed = speed_up(self._num_devices, costs.efficiency)
         self._capacity = costs.kv_tokens * self._num_devices
+        self._reserve = int(HEADROOM * self._capacity)
+        self._step_s = lru_cache(maxsize=costs.max_running)(costs.step_s)
         self._version = -1
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[str, _Sequence] = {}
@@ -61,8 +64,8 @@ class SimulatedEngine(Worker):
         self._ends: list[tuple[int, int]] = []
         self._numbers = itertools.count(1)
         self._step = 0
-        self._offset = 0
-        """Cached tokens, less one a running sequence for each step so far: a step then changes no other number."""
+        self._num_cached = 0
+        """Tokens in the KV cache."""
         self._due_s = 0.0
         self._job: Job | None = None
         self._interrupted = False
@@ -160,11 +163,6 @@ class SimulatedEngine(Worker):
     def memory_bytes(self) -> int:
         return self._costs.memory_bytes(self._num_devices)
 
-    @property
-    def _num_cached(self) -> int:
-        """Tokens in the KV cache."""
-        return self._offset + len(self._running) * self._step
-
     def _sequence(self, request: Request) -> _Sequence:
         natural = self._length(request)
         limit = min(natural, request.params.max_new_tokens)
@@ -178,10 +176,9 @@ class SimulatedEngine(Worker):
 
     def _admit(self, fresh: set[str]) -> None:
         """Starts what fits. fresh: prompts of which nothing is cached yet; each is computed once for its samples."""
-        reserve = int(HEADROOM * self._capacity)
         while self._waiting and len(self._running) < self._costs.max_running:
             sequence = self._waiting[0]
-            if self._running and self._num_cached + sequence.context + reserve > self._capacity:
+            if self._running and self._num_cached + sequence.context + self._reserve > self._capacity:
                 return
             self._waiting.popleft()
             shared = not sequence.done and sequence.request.uid not in fresh
@@ -193,7 +190,7 @@ class SimulatedEngine(Worker):
         sequence.began, sequence.number = self._step, next(self._numbers)
         self._running[sequence.request.id] = sequence
         self._stints[sequence.number] = sequence
-        self._offset += sequence.context - self._step
+        self._num_cached += sequence.context
         heapq.heappush(self._ends, (self._step + max(1, sequence.limit - sequence.done), sequence.number))
 
     def _preempt(self) -> int:
@@ -221,7 +218,7 @@ class SimulatedEngine(Worker):
         """
         num_running, num_cached = len(self._running), self._num_cached
         reading = self._costs.context_token_s * num_running / 2
-        first = self._costs.step_s(num_running) + self._costs.context_token_s * (num_cached - num_running / 2)
+        first = self._step_s(num_running) + self._costs.context_token_s * (num_cached - num_running / 2)
         prefill_s, self._due_s = self._due_s, 0.0
 
         def until(steps: int) -> float:
@@ -237,6 +234,7 @@ class SimulatedEngine(Worker):
             # A step that was begun is finished.
             await self._pace.work(ROLE, until(steps) - done_s)
         self._step += steps
+        self._num_cached += steps * num_running
         return steps
 
     def _finished(self) -> list[Response]:
@@ -261,7 +259,7 @@ class SimulatedEngine(Worker):
         sequence = self._running.pop(request_id)
         del self._stints[sequence.number]
         self._book(sequence)
-        self._offset -= sequence.context - self._step
+        self._num_cached -= sequence.context
         return sequence
 
     def _book(self, sequence: _Sequence) -> None:
@@ -288,10 +286,11 @@ def _steps_in(seconds: float, first: float, reading: float) -> int:
 def response_of(request: Request, versions: Sequence[tuple[int, int]], reason: FinishReason) -> Response:
     """A simulated response. versions: (version, tokens that it made) pairs, in order."""
     tagged = Runs(versions)
+    zeros = Runs([(0, len(tagged))])
     completion = Completion(
         request=request,
-        token_ids=Runs([(0, len(tagged))]),
-        logprobs=Runs([(0.0, len(tagged))]),
+        token_ids=zeros,
+        logprobs=zeros,
         versions=tagged,
         finish_reason=reason,
     )

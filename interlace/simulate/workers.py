@@ -1,6 +1,5 @@
 """Scoring, inference and training that only cost time."""
 
-import asyncio
 import heapq
 import math
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from interlace.core.random import keyed_random
 from interlace.core.runs import endless
 from interlace.core.training import WeightBundle
 from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
+from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.simulate.lengths import to_normal, uniforms
 from interlace.simulate.pace import Pace
@@ -38,7 +38,7 @@ class SimulatedReward(Worker):
     @operation(on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """One result a sample, once the last is there."""
-        loop = asyncio.get_running_loop()
+        loop = virtual_loop()
         now = end_s = loop.time()
         # One controller makes all calls and passes all samples on.
         self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
@@ -50,7 +50,7 @@ class SimulatedReward(Worker):
             heapq.heapreplace(self._free_s, begin_s + latency_s)
             end_s = max(end_s, begin_s + latency_s)
             results.append(result)
-        await asyncio.sleep(end_s - now)
+        await loop.alarm(end_s - now)
         return results
 
     def _judge(self, sample: Sample) -> tuple[float, RewardResult]:

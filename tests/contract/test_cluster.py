@@ -56,6 +56,22 @@ def test_a_call_returns_the_result_and_its_durations(run: Run) -> None:
     run(body)
 
 
+def test_a_call_in_the_caller_s_own_task_is_a_call_like_any_other(run: Run) -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, "a")
+        found, span = await group.inline("work", "x")
+        assert found == 0 and span.operation == "work" and span.devices == (0,)
+        async with group.hold("held"):
+            found, span = await group.inline("later", 7)
+        assert found == 7 and span.cause == "held" and span.start_s <= span.end_s < math.inf
+        with pytest.raises(RemoteError, match=r"a\[rank 0\].fails\(\) raised"):
+            await group.inline("fails")
+        with pytest.raises(AttributeError, match="Did you mean 'work'"):
+            await group.inline("wrok")
+
+    run(body)
+
+
 def test_results_of_ranks_are_collected_as_declared(run: Run) -> None:
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, "a", devices=(0, 1), ranks=2)

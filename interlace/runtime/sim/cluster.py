@@ -9,7 +9,7 @@ from interlace.core.errors import HangError, RemoteError, UserError
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Ran, Rank, turn_of
-from interlace.runtime.sim.loop import VirtualLoop
+from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -59,10 +59,7 @@ class SimCluster(Cluster):
     ) -> None:
         """around: puts something around each rank."""
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
-        loop = asyncio.get_running_loop()
-        if not isinstance(loop, VirtualLoop):
-            raise ValueError(f"a SimCluster runs on a VirtualLoop, not on a {type(loop).__name__}")
-        self._loop, self._around = loop, around
+        self._loop, self._around = virtual_loop(), around
 
     def _watch(self) -> None:
         # On a virtual clock a stall is an event, seen exactly; nobody has to look now and then.

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import heapq
+import itertools
 import selectors
 from collections import deque
 from collections.abc import Callable
@@ -42,12 +43,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     _ready: "deque[asyncio.Handle]"
     _scheduled: "list[Any]"
-    """(when, timer)."""
+    """(when, number, timer or alarm): of those that are due at once, the one that was set first goes first."""
     _stopping: bool
 
     def __init__(self, *, max_seconds: float = 1e9) -> None:
         """max_seconds: virtual time at which a run that goes on for ever is called a hang."""
         self._virtual_s = 0.0
+        self._numbers = itertools.count()
         self._max_seconds = max_seconds
         self.on_stall: Callable[[], bool] = lambda: False
         """Asked where nothing is ready and nothing is timed; True if it made something ready."""
@@ -69,7 +71,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[[*Args], object], *args: *Args, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, (when, timer))
+        heapq.heappush(self._scheduled, (when, next(self._numbers), timer))
         return timer
 
     def call_later(
@@ -80,6 +82,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self._virtual_s + delay, callback, *args, context=context)
+
+    def alarm(self, delay: float) -> "asyncio.Future[None]":
+        """Done after so many seconds, or before if somebody gives it a result: a sleep without a timer to call back."""
+        future = self.create_future()
+        heapq.heappush(self._scheduled, (self._virtual_s + delay, next(self._numbers), future))
+        return future
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Passed over when its time comes."""
@@ -103,9 +111,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 return
 
     def _advance(self, ready: "deque[asyncio.Handle]") -> None:
-        """To the next timer; where there is none, a stall."""
+        """To the next timer or alarm; where there is none, a stall."""
         timers = self._scheduled
-        while timers and timers[0][1]._cancelled:
+        while timers and _is_over(timers[0][2]):
             heapq.heappop(timers)
         if not timers:
             if not self.on_stall():
@@ -115,4 +123,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self._virtual_s > self._max_seconds:
             raise HangError(f"the virtual clock passed {self._max_seconds:.0f} s")
         while timers and timers[0][0] <= self._virtual_s:
-            ready.append(heapq.heappop(timers)[1])
+            due = heapq.heappop(timers)[2]
+            if isinstance(due, asyncio.TimerHandle):
+                ready.append(due)
+            elif not due.done():
+                due.set_result(None)
+
+
+def _is_over(timed: "asyncio.TimerHandle | asyncio.Future[None]") -> bool:
+    return timed.cancelled() if isinstance(timed, asyncio.TimerHandle) else timed.done()
+
+
+def virtual_loop() -> VirtualLoop:
+    """The loop that runs. ValueError where it is not a virtual one."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualLoop):
+        raise ValueError(f"simulated work runs on a VirtualLoop, not on a {type(loop).__name__}")
+    return loop

@@ -145,14 +145,14 @@ class EngineDriver:
             aborts, self._aborts = tuple(self._aborts), []
             self._serving = True
             self._meter.submit(submissions)
-            call = self.group.serve(submissions, aborts)
-            progress: Progress = await call
+            progress: Progress
+            progress, span = await self.group.inline("serve", submissions, aborts)
             self._serving = False
-            self._meter.end(call.spans[0], progress, self.num_queued)
+            self._meter.end(span, progress, self.num_queued)
             for response in progress.responses:
                 self._deliver(response)
             self._limit.observe(self._use(progress))
-            if self._yield_asked and call.spans[0].returned_s - self._held_since >= self._min_hold - ROUNDING_S:
+            if self._yield_asked and span.returned_s - self._held_since >= self._min_hold - ROUNDING_S:
                 return
 
     def _admit(self) -> tuple[Request, ...]:

@@ -1,6 +1,5 @@
 """Simulated lengths and rewards follow the distribution that the profile states."""
 
-import asyncio
 import math
 import statistics
 
@@ -10,6 +9,7 @@ import pytest
 from interlace.core.profile import Lengths, RewardCosts
 from interlace.core.runs import Runs
 from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import WorkerContext
 from interlace.simulate.lengths import ResponseLengths
 from interlace.simulate.workers import SimulatedReward
@@ -48,7 +48,9 @@ def test_a_prompt_is_as_hard_at_every_attempt_and_prompts_differ_as_the_spread_s
             rates.append(statistics.fmean([result.reward for result in await worker.score(samples)]))
         return rates
 
-    alike, apart = asyncio.run(solved(0.0)), asyncio.run(solved(1.0))
+    loop = VirtualLoop()
+    alike, apart = loop.run_until_complete(solved(0.0)), loop.run_until_complete(solved(1.0))
+    loop.close()
     assert statistics.fmean(alike) == pytest.approx(0.4, abs=0.03) and statistics.pstdev(alike) < 0.15
     assert set(apart) == {0.0, 1.0} and statistics.fmean(apart) == pytest.approx(0.4, abs=0.08)
 
