@@ -14,7 +14,7 @@ struct Sampling {
   double* scratch;          // [vocab / 64 + 1]
 };
 
-static int64_t first_largest(const float* x, int64_t n) {
+static float largest(const float* x, int64_t n) {
   float max = x[0];
   int64_t k = 0;
   if (n >= 8) {
@@ -26,32 +26,42 @@ static int64_t first_largest(const float* x, int64_t n) {
     for (int j = 0; j < 8; ++j) max = top[j] > max ? top[j] : max;
   }
   for (; k < n; ++k) max = x[k] > max ? x[k] : max;
-  for (k = 0; k < n; ++k)
-    if (x[k] == max) return k;
-  return 0;  // only NaNs: the sum that follows says so
+  return max;
+}
+
+// exp((x - max) * inverse) of up to eight numbers; the others' places hold what is not to be read.
+static inline v8 weights8(const float* x, int64_t n, float max, float inverse) {
+  v8 part = set8(max);
+  if (n >= 8) part = load8(x);
+  else std::memcpy(&part, x, n * sizeof(float));
+  return exp8((part - set8(max)) * set8(inverse));
 }
 
 // One token a row from softmax(logits / temperature) by inverse CDF; the sums are double.
 static void draw_rows(const Sampling* s) {
+  const int64_t blocks = (s->vocab + 63) / 64;
   for (int64_t i = 0; i < s->count; ++i) {
     const float* x = s->logits + i * s->stride;
-    const int64_t best = first_largest(x, s->vocab);
     const bool greedy = s->temperature[i] == 0.0f;
-    const float inverse = greedy ? 1.0f : 1.0f / s->temperature[i], max = x[best];
-    const int64_t blocks = (s->vocab + 63) / 64;
+    const float inverse = greedy ? 1.0f : 1.0f / s->temperature[i], max = largest(x, s->vocab);
     double total = 0.0;
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t start = b * 64, end = start + 64 < s->vocab ? start + 64 : s->vocab;
       v8 acc = set8(0.0f);
       int64_t k = start;
-      for (; k + 8 <= end; k += 8) acc += exp8((load8(x + k) - set8(max)) * set8(inverse));
+      for (; k + 8 <= end; k += 8) acc += weights8(x + k, 8, max, inverse);
       float rest = 0.0f;
-      for (; k < end; ++k) rest += exp1((x[k] - max) * inverse);
+      if (k < end) {
+        const v8 last = weights8(x + k, end - k, max, inverse);
+        for (int64_t j = 0; j < end - k; ++j) rest += last[j];
+      }
       total += double(sum8(acc) + rest);
       s->scratch[b] = total;
     }
-    int64_t token = best;
-    if (!greedy) {
+    int64_t token = 0;
+    if (greedy) {
+      while (token < s->vocab - 1 && x[token] != max) ++token;
+    } else {
       const double target = s->uniform[i] * total;
       int64_t b = 0;
       while (b < blocks - 1 && s->scratch[b] <= target) ++b;
@@ -59,10 +69,12 @@ static void draw_rows(const Sampling* s) {
       const int64_t start = b * 64, end = start + 64 < s->vocab ? start + 64 : s->vocab;
       token = start;
       // The last candidate with any mass is kept where rounding leaves the target beyond the block's sum.
-      for (int64_t k = start; k < end && mass <= target; ++k) {
-        const float e = exp1((x[k] - max) * inverse);
-        mass += e;
-        if (e > 1e-37f) token = k;
+      for (int64_t k = start; k < end && mass <= target; k += 8) {
+        const v8 e = weights8(x + k, end - k, max, inverse);
+        for (int64_t j = 0; j < 8 && k + j < end && mass <= target; ++j) {
+          mass += e[j];
+          if (e[j] > 1e-37f) token = k + j;
+        }
       }
     }
     s->token[i] = token;
