@@ -1,6 +1,6 @@
 """interlace's side of `end_to_end.py`: one run, stopped at step boundaries until it is its turn again.
 
-python benchmarks/_step_interlace.py FOLDER LENGTHS CLUSTER SCHEDULE
+python benchmarks/_step_interlace.py FOLDER LENGTHS KEY=VALUE...
 """
 
 import asyncio
@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from _step_task import (
-    LEARNING_RATE,
-    LONGEST,
     PROMPTS_PER_STEP,
+    RECIPE,
     SAMPLES_PER_PROMPT,
     Block,
     answer,
@@ -29,20 +28,16 @@ from interlace.data.stream import PromptStream
 from interlace.engines.rollout import EngineOptions, NativeEngine
 from interlace.engines.rollout.protocol import StepOutput
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import RoleGroups, StepResult
-from interlace.models.config import ModelConfig
+from interlace.flows.run import StepResult
 from interlace.models.loading import load_model, load_tokenizer
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.recipes.assemble import assemble
 from interlace.recipes.clusters.base import back_end
-from interlace.recipes.config import Recipe
-from interlace.recipes.launch import STAGES, Seat, algorithm_of, make_actor_engine
-from interlace.rewards.scorer import Scorer
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.recipes.launch import Seat, Seats, algorithm_of, launch_roles
+from interlace.recipes.load import load_recipe
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext
-from interlace.workers.actor import ActorWorker
-from interlace.workers.reward import RewardWorker
-from interlace.workers.rollout import RolloutWorker, Serving
+from interlace.workers.rollout import Serving
 
 UNMEASURED = 2
 """Steps at the start of a turn of a run that generates ahead: what it had ready before does not count."""
@@ -65,10 +60,10 @@ class ForcedLengths(NativeEngine):
         return replace(output, finished=tuple(ended))
 
 
-def forced_engine(recipe: Recipe, lengths: str, context: WorkerContext) -> Serving:
+def forced_engine(lengths: str, seat: Seat, context: WorkerContext) -> Serving:
     """As `make_rollout_engine`, with forced lengths."""
     del context
-    loaded = load_model(recipe.model)
+    recipe, loaded = seat.recipe, load_model(seat.model)
     settings = recipe.rollout
     engine = ForcedLengths(
         loaded.model,
@@ -131,66 +126,14 @@ class Turns:
         return Block(steps=self._steps, tokens=self._tokens, wall_s=wall_s, cpu_s=cpu_s, bins=self._bins)
 
 
-def make_recipe(folder: Path, cluster: str, schedule: Sequence[str]) -> Recipe:
-    """The task as a recipe. schedule: a preset and what is changed of it, as key=value."""
-    backend, devices = cluster.split("/")
-    changes = dict(change.split("=") for change in schedule[1:])
-    return Recipe.model_validate(
-        {
-            "model": str(folder),
-            "task": {"files": {"train": str(folder / "prompts.jsonl")}},
-            "reward": {"name": "_step_task:score", "workers": 0},
-            "algorithm": "grpo",
-            "schedule": {"preset": schedule[0], **changes},
-            "cluster": {"backend": backend, "devices": devices},
-            "steps": 1_000_000,
-            "prompts_per_step": PROMPTS_PER_STEP,
-            "samples_per_prompt": SAMPLES_PER_PROMPT,
-            "tokens_per_microbatch": 4096,
-            "sampling": {"max_new_tokens": LONGEST},
-            "optimizer": {"lr": LEARNING_RATE},
-        }
-    )
-
-
-async def launch(cluster: Cluster, recipe: Recipe, lengths: str) -> RoleGroups:
-    """The roles of GRPO without a reference."""
-    [rollout_devices], [actor_devices] = cluster.place("rollout"), cluster.place("actor")
-    model: ModelConfig = recipe.model
-    specs = (
-        WorkerSpec(
-            name="rollout/0",
-            factory=partial(RolloutWorker, make_engine=partial(forced_engine, recipe, lengths)),
-            worker_class=RolloutWorker,
-            devices=rollout_devices,
-            stage=STAGES["rollout"],
-            preemptible=True,
-        ),
-        WorkerSpec(
-            name="reward",
-            factory=partial(RewardWorker, make_scorer=partial(Scorer, recipe.reward)),
-            worker_class=RewardWorker,
-            stage=STAGES["reward"],
-        ),
-        WorkerSpec(
-            name="actor/0",
-            factory=partial(ActorWorker, make_engine=partial(make_actor_engine, Seat(recipe=recipe, model=model))),
-            worker_class=ActorWorker,
-            devices=actor_devices,
-            stage=STAGES["actor"],
-        ),
-    )
-    rollout, reward, actor = [await cluster.launch(spec) for spec in specs]
-    return RoleGroups(rollout=[rollout], reward=reward, actor=actor)
-
-
-async def main(folder: Path, lengths: str, cluster_name: str, schedule: Sequence[str]) -> None:
+async def main(folder: Path, lengths: str, overrides: Sequence[str]) -> None:
     """Trains until no turn comes any more."""
-    recipe = make_recipe(folder, cluster_name, schedule)
+    recipe = load_recipe(str(folder / RECIPE), overrides)
     cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
 
     async def work() -> None:
-        groups = await launch(cluster, recipe, lengths)
+        seats = Seats(recipe=recipe, policy=recipe.model, initial=recipe.model)
+        groups = await launch_roles(cluster, seats, partial(forced_engine, lengths))
         prompts = PromptStream(load_prompts(recipe.task, load_tokenizer(recipe.model)).train, recipe.seed)
         turns = Turns(cluster, runs_ahead=recipe.schedule.resolved.max_staleness > 0)
         run = (await assemble(cluster, recipe, algorithm_of(recipe), groups, prompts, turns)).run
@@ -206,4 +149,4 @@ async def main(folder: Path, lengths: str, cluster_name: str, schedule: Sequence
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4].split(",")))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -12,6 +12,7 @@ from pathlib import Path
 PROMPTS_PER_STEP, SAMPLES_PER_PROMPT = 8, 8
 SAMPLES = PROMPTS_PER_STEP * SAMPLES_PER_PROMPT
 PROMPT_TOKENS, MEDIAN, LONGEST, SHORTEST = 16, 64, 512, 4
+RECIPE, TOKENS_PER_MICROBATCH = "recipe.yaml", 2048
 NUM_PROMPTS = 4096
 LEARNING_RATE = 1e-5
 
@@ -85,6 +86,25 @@ def write_task(folder: Path) -> None:
     prompts = ["".join(draw.choices(string.digits + "+-*/=", k=PROMPT_TOKENS)) for _ in range(NUM_PROMPTS)]
     lines = [json.dumps({"prompt": prompt, "answer": ""}) + "\n" for prompt in prompts]
     (folder / "prompts.jsonl").write_text("".join(lines))
+    write_recipe(folder)
+
+
+def write_recipe(folder: Path) -> None:
+    """The task as interlace reads it, on one core; JSON is YAML."""
+    recipe = {
+        "model": str(folder),
+        "task": {"files": {"train": str(folder / "prompts.jsonl")}},
+        "reward": {"name": "_step_task:score", "workers": 0},
+        "algorithm": "grpo",
+        "cluster": {"backend": "local", "devices": "cpu:1"},
+        "steps": 1_000_000,
+        "prompts_per_step": PROMPTS_PER_STEP,
+        "samples_per_prompt": SAMPLES_PER_PROMPT,
+        "tokens_per_microbatch": TOKENS_PER_MICROBATCH,
+        "sampling": {"max_new_tokens": LONGEST},
+        "optimizer": {"lr": LEARNING_RATE},
+    }
+    (folder / RECIPE).write_text(json.dumps(recipe))
 
 
 def read_prompts(folder: Path) -> list[str]:

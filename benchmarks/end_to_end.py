@@ -39,8 +39,11 @@ from interlace.observe.tables import goodput_table
 
 HERE = Path(__file__).parent
 OURS = "interlace"
-SYNCHRONOUS = "verl-colocated"
-ASYNCHRONOUS = "one-step-off"
+SETTINGS = {
+    1: ("schedule=verl-colocated",),
+    2: ("schedule=one-step-off", "cluster.backend=ray", "cluster.devices=cpu:2"),
+}
+"""Of interlace, by the number of cores."""
 STEPS_A_TURN = {OURS: 4}
 """TRL takes one: its steps are long."""
 
@@ -100,21 +103,21 @@ class Contestant:
         return json.loads(line)
 
 
-def start(folder: Path, cores: int, lengths: str, schedule: str) -> list[Contestant]:
+def start(folder: Path, cores: int, lengths: str, settings: Sequence[str]) -> list[Contestant]:
     """Ours first."""
     task = [str(folder), lengths]
-    found = [Contestant(OURS, "_step_interlace.py", [*task, "local/cpu:1" if cores == 1 else "ray/cpu:2", schedule])]
+    found = [Contestant(OURS, "_step_interlace.py", [*task, *SETTINGS[cores], *settings])]
     if importlib.util.find_spec("trl"):
         kinds = ("generate", "continuous") if cores == 1 else ("generate",)
         found += [Contestant(f"trl, {kind}", "_step_trl.py", [*task, kind, str(cores)]) for kind in kinds]
     return found
 
 
-def measure(cores: int, lengths: str, schedule: str, rounds: int) -> list[Row]:
+def measure(cores: int, lengths: str, settings: Sequence[str], rounds: int) -> list[Row]:
     """All contestants in turns, one unmeasured round first."""
     with tempfile.TemporaryDirectory() as folder:
         write_task(Path(folder))
-        contestants = start(Path(folder), cores, lengths, schedule)
+        contestants = start(Path(folder), cores, lengths, settings)
         for number in range(rounds + 1):
             for contestant in contestants:
                 block = contestant.turn(STEPS_A_TURN.get(contestant.name, 1))
@@ -182,14 +185,13 @@ def main() -> None:
     parser.add_argument("--cores", type=int, choices=(1, 2), default=None, help="without it both")
     parser.add_argument("--lengths", choices=("uniform", "longtail"), default=None, help="without it both")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--schedule", default=None, help="of interlace: a preset, then ,field=value")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of interlace's recipe")
     parser.add_argument("--json", type=Path, default=None, help="also write the rows there")
     arguments = parser.parse_args()
     rows: list[Row] = []
     for cores in (arguments.cores,) if arguments.cores else (1, 2):
-        schedule = arguments.schedule or (SYNCHRONOUS if cores == 1 else ASYNCHRONOUS)
         for lengths in (arguments.lengths,) if arguments.lengths else ("uniform", "longtail"):
-            rows += measure(cores, lengths, schedule, arguments.rounds)
+            rows += measure(cores, lengths, arguments.set, arguments.rounds)
     show(rows)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(item) for item in rows], indent=2) + "\n")

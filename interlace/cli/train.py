@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 ROOT = Path("runs")
 CHANGEABLE = (
-    "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster", "actor.ranks", "critic.ranks",
+    "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster",
+    "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard",
 )  # fmt: skip
 """What a resumed run may do otherwise without becoming another run."""
 

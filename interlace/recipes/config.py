@@ -106,14 +106,22 @@ class RolloutConfig(Config):
     """Tokens of one forward pass."""
 
 
-class ActorConfig(Config):
-    """The trained policy."""
+class TrainedConfig(Config):
+    """How a model is trained that has data-parallel ranks."""
 
     ranks: int | None = Field(default=None, ge=1)
     """Data-parallel processes, a device or more each: weights, gradients and moments are cut into as many parts. None
     takes one for each GPU of its placement, and one on CPU cores."""
+    reshard: bool = True
+    """Of several ranks: each gives a layer's weights up right after its use, as ZeRO's stage 3. False keeps whole
+    weights and a whole gradient from a minibatch's first forward to its end: faster, for models that fit so."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward: less memory, about a third more time."""
+
+
+class ActorConfig(TrainedConfig):
+    """The trained policy."""
+
     compile: bool = False
     """Compile each layer with torch.compile: a minute or more at the first step, faster ones after it."""
     liger: bool = False
@@ -141,14 +149,12 @@ class ReferenceConfig(Config):
     """Another than the initial policy; it must share its vocabulary."""
 
 
-class CriticConfig(Config):
+class CriticConfig(TrainedConfig):
     """The model that judges each token, where the algorithm needs one.
 
     A value model starts as the policy's body with a new head, a process reward model as the reference.
     """
 
-    ranks: int | None = Field(default=None, ge=1)
-    """As the actor's."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
     value_clip: float | None = Field(default=0.5, gt=0)
     """A new value counts as at most this far from the one the advantages were made with; None leaves it free."""
@@ -156,8 +162,6 @@ class CriticConfig(Config):
     """beta of a process reward model: its rewards are beta log(model / reference)."""
     success_reward: float = 0.5
     """A response with more reward than this counts as right when a process reward model is trained."""
-    gradient_checkpointing: bool = False
-    """As the actor's."""
 
 
 class WarmupConfig(Config):

@@ -63,8 +63,10 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
     return create_algorithm(choice.name, choice.settings.model_dump())
 
 
-async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
-    """Starts the workers of all roles that the algorithm needs."""
+async def launch_roles(
+    cluster: Cluster, seats: Seats, make_rollout: "Callable[[Seat, WorkerContext], Serving] | None" = None
+) -> RoleGroups:
+    """Starts the workers of all roles that the algorithm needs. make_rollout: an engine in place of the recipe's."""
     from interlace.workers.actor import ActorWorker
     from interlace.workers.critic import CriticWorker
     from interlace.workers.process_reward import ProcessRewardWorker
@@ -77,7 +79,8 @@ async def launch_roles(cluster: Cluster, seats: Seats) -> RoleGroups:
         Seat(recipe=recipe, model=seats.policy),
         Seat(recipe=recipe, model=recipe.reference.model or seats.initial),
     )
-    rollout = await launch("rollout", RolloutWorker, partial(make_rollout_engine, seat), preemptible=True)
+    make_engine = partial(make_rollout or make_rollout_engine, seat)
+    rollout = await launch("rollout", RolloutWorker, make_engine, preemptible=True)
     base = Seat(recipe=recipe, model=seats.initial, adapter=seats.adapter)
     make_actor = partial(make_actor_engine, base if recipe.actor.lora else seat)
     actor = await launch("actor", ActorWorker, make_actor)
@@ -267,6 +270,7 @@ def make_critic_engine(seat: Seat, folder: Path | None, context: WorkerContext) 
     config = CriticConfig(
         tokens_per_microbatch=seat.recipe.tokens_per_microbatch,
         gradient_checkpointing=settings.gradient_checkpointing,
+        reshard=settings.reshard,
         value_clip=settings.value_clip,
     )
     device, ranks = torch_device(context), join_ranks(context)
@@ -286,6 +290,7 @@ def make_process_reward_engine(seat: Seat, folder: Path | None, context: WorkerC
     config = ImplicitRewardConfig(
         tokens_per_microbatch=recipe.tokens_per_microbatch,
         gradient_checkpointing=settings.gradient_checkpointing,
+        reshard=settings.reshard,
         beta=settings.process_reward_scale,
         success_reward=settings.success_reward,
         temperature=training_temperature(recipe.sampling),
@@ -326,6 +331,7 @@ def train_config(recipe: Recipe, algorithm: Algorithm) -> "TrainConfig":
         skip_minibatch_kl=settings.skip_minibatch_kl,
         skip_rest_of_step=settings.skip_rest_of_step,
         gradient_checkpointing=recipe.actor.gradient_checkpointing,
+        reshard=recipe.actor.reshard,
         compile=recipe.actor.compile,
         liger=recipe.actor.liger,
     )

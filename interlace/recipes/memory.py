@@ -9,7 +9,7 @@ from interlace.algorithms import Needs
 from interlace.core.errors import UserError
 from interlace.models.classifier import empty_classifier
 from interlace.models.size import ModelSize
-from interlace.recipes.config import Recipe
+from interlace.recipes.config import Recipe, TrainedConfig
 from interlace.recipes.launch import reference_is_base
 from interlace.recipes.ranks import num_ranks
 from interlace.schedule.placement import Device
@@ -43,7 +43,7 @@ class WorkerMemory:
     how: str
     """What that follows from."""
     passing_bytes: int = 0
-    """On top while it computes, about: activations and logits of one micro-batch."""
+    """On top while it computes, about: activations and logits of one micro-batch, and what ranks gather."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,8 @@ class _Role:
     num_bytes: int
     how: str
     passing_bytes: int = 0
+    gathered_bytes: int = 0
+    """On top of that, where it has several ranks."""
 
 
 def forecast_memory(
@@ -68,7 +70,7 @@ def forecast_memory(
                     devices=instance,
                     num_bytes=math.ceil(role.num_bytes / ranks),
                     how=role.how if ranks == 1 else f"1/{ranks} of {role.how}",
-                    passing_bytes=role.passing_bytes,
+                    passing_bytes=role.passing_bytes + (role.gathered_bytes if ranks > 1 else 0),
                 )
             )
     return tuple(found)
@@ -104,7 +106,13 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         passing = size.activation_bytes(tokens, recomputed=recipe.critic.gradient_checkpointing)
         passing += logits if needs.process_reward else 0
         roles.append(
-            _Role(name="critic", num_bytes=trained, how="weights, gradients, two moments", passing_bytes=passing)
+            _Role(
+                name="critic",
+                num_bytes=trained,
+                how="weights, gradients, two moments",
+                passing_bytes=passing,
+                gathered_bytes=_gathered_bytes(recipe.critic, size),
+            )
         )
     how = "weights, gradients, two moments"
     if loads.num_lora is not None:
@@ -112,4 +120,10 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         how = f"weights, of {loads.num_lora:,} in an adapter gradients and two moments"
         how += ", also the reference" if needs.reference and serves_as_reference else ""
     passing = logits + size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing)
-    return [*roles, _Role(name="actor", num_bytes=trained, how=how, passing_bytes=passing)]
+    gathered = _gathered_bytes(recipe.actor, size)
+    return [*roles, _Role(name="actor", num_bytes=trained, how=how, passing_bytes=passing, gathered_bytes=gathered)]
+
+
+def _gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:
+    """Whole weights and a whole gradient, where ranks keep them for a minibatch."""
+    return 0 if trained.reshard else 2 * size.weight_bytes

@@ -33,7 +33,7 @@ def test_two_ranks_train_as_one_and_take_turns_with_one_at_a_checkpoint(tmp_path
     run(tmp_path, "turns", resume=True)
     assert_same(tmp_path, "turns", "one")
     assert run(tmp_path, "back", stop_after=2).was_stopped
-    run(tmp_path, "back", ["actor.ranks=2"], resume=True)
+    run(tmp_path, "back", ["actor.ranks=2", "actor.reshard=false"], resume=True)
     assert_same(tmp_path, "back", "one")
 
 
@@ -61,7 +61,7 @@ def test_every_trained_role_may_have_ranks(tmp_path: Path) -> None:
     settings = ["algorithm=ppo", "algorithm.kl_coefficient=0.1", "critic.optimizer.lr=1e-3", "steps=3"]
     names = (*TRAINED, "critic/loss", "critic/grad_norm", "critic/explained_variance")
     run(tmp_path, "one", settings, base=plain)
-    run(tmp_path, "two", [*settings, "actor.ranks=2", "critic.ranks=2"], base=plain)
+    run(tmp_path, "two", [*settings, "actor.ranks=2", "critic.ranks=2", "critic.reshard=false"], base=plain)
     assert_same(tmp_path, "two", "one", names)
 
 

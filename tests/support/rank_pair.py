@@ -36,6 +36,7 @@ class Setting:
     gradient_checkpointing: bool = False
     max_grad_norm: float | None = None
     lora_rank: int | None = None
+    reshard: bool = True
     is_local_denominator: bool = False
     """The mistake that every code base has made once: each rank divides by its own, and the ranks are averaged."""
 
@@ -67,6 +68,7 @@ def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> T
             temperature=0.9,
             skip_minibatch_ratio=setting.skip_ratio,
             gradient_checkpointing=setting.gradient_checkpointing,
+            reshard=setting.reshard,
         ),
         ranks=ranks,
         adapter=adapter,

@@ -140,6 +140,8 @@ class TrainedEngine(PackedEngine, ABC):
         Dropped (`skipped_minibatches` = 1) are a minibatch with nothing to train on, one whose gradient is not finite,
         and one that the engine finds too far out.
         """
+        if not (self._packing.reshard or self._ranks.is_alone):
+            self._ranks.reduce(self.model, self._accompany(self._collate([placeholder()], masks=[None])))
         own, self._minibatch = self._minibatch.close(), Minibatch()
         closed = MinibatchTotals.over_ranks(self._ranks.gather_objects(own))
         metrics = self._derive(closed.metrics()) if closed.count else {}

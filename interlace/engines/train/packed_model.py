@@ -49,7 +49,7 @@ class PackedModel:
             compile_layers(model, self.device)
             if self.is_packed:
                 model.set_attn_implementation(UNTRACED_ATTENTION)
-        ranks.shard(model)
+        ranks.shard(model, reshard=packing.reshard)
 
     def outputs(self, batch: MicroBatch) -> Tensor:
         """[T, outputs]: logits (or a head's values) at the positions asked for."""

@@ -37,6 +37,9 @@ class PackingConfig(Config):
     """Compile each layer with torch.compile."""
     liger: bool = False
     """Use Liger's kernels."""
+    reshard: bool = True
+    """Of several ranks: give each layer's weights up right after its use. False keeps whole weights and a whole
+    gradient from a minibatch's first forward to its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

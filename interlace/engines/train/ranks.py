@@ -2,8 +2,9 @@
 
 Parameters, gradients and optimizer state are cut into one shard a rank. A layer is gathered whole just before it
 computes and its gradient is summed into shards right after, so every forward and every backward is collective: all
-ranks run the same number of them, the last ones empty where a rank has fewer micro-batches. Accumulating whole
-gradients and reducing them once would need no such rule, but a whole model's memory on every rank.
+ranks run the same number of them, the last ones empty where a rank has fewer micro-batches. Without `reshard` layers
+are gathered at the minibatch's first forward and gradients are summed at its end, for a whole model's memory on every
+rank: ZeRO's stage 1 in place of 3 (arXiv 1910.02054).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
 
 T = TypeVar("T")
 
@@ -66,26 +68,42 @@ class Ranks:
     def is_alone(self) -> bool:
         return self.num_ranks == 1
 
-    def shard(self, model: nn.Module) -> None:
-        """Cuts the model, which is whole on the host and equal on every rank, into shards on the ranks' devices."""
+    def shard(self, model: nn.Module, *, reshard: bool) -> None:
+        """Cuts the model, which is whole on the host and equal on every rank, into shards on the ranks' devices.
+
+        reshard: after each forward and backward; else by `reshard` alone, and gradients are summed by `reduce` alone.
+        """
         if self.is_alone:
             return
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         for layer in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
             fully_shard(layer, mesh=self._mesh)
         fully_shard(model, mesh=self._mesh)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                # Gradients are sums, divided once by the denominator of all ranks; FSDP would average.
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
+        for module in _sharded(model):
+            # Gradients are sums, divided once by the denominator of all ranks; FSDP would average.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_reshard_after_forward(reshard, recurse=False)
+            module.set_reshard_after_backward(reshard, recurse=False)
+            module.set_requires_gradient_sync(reshard, recurse=False)
 
     def reshard(self, model: nn.Module) -> None:
-        """After a forward without backward: gives up gathered parameters, which the next update would not reach."""
+        """Gives up gathered parameters, which the next update would not reach."""
         if not self.is_alone:
-            model.reshard()  # type: ignore[operator]  # of the FSDPModule that shard() made it
+            for module in _sharded(model):
+                module.reshard()
+
+    def reduce(self, model: nn.Module, last: Tensor) -> None:
+        """Sums the gradients of a model that was not resharded, in the backward of `last`, which reaches all of it."""
+        modules = _sharded(model)
+        for module in modules:
+            module.set_requires_gradient_sync(True, recurse=False)
+        last.backward()
+        for module in modules:
+            module.set_requires_gradient_sync(False, recurse=False)
+            module.reshard()
 
     def largest(self, number: int) -> int:
         """Over all ranks."""
@@ -111,6 +129,12 @@ class Ranks:
             if self.rank == 0:
                 kept[name] = whole.cpu()
         return kept
+
+
+def _sharded(model: nn.Module) -> list[FSDPModule]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

@@ -95,6 +95,16 @@ def test_ranks_share_what_a_trained_worker_holds(check: Check) -> None:
     assert shared["rollout/0"].num_bytes == whole["rollout/0"].num_bytes
 
 
+def test_ranks_that_keep_what_they_gather_need_room_for_it(check: Check) -> None:
+    given_up, kept = (
+        next(worker for worker in check("actor.ranks=2", *more).memory if worker.worker == "actor/0")
+        for more in ((), ("actor.reshard=false",))
+    )
+    weights_and_gradient = 2 * given_up.num_bytes * 2 / 4
+    assert kept.num_bytes == given_up.num_bytes
+    assert kept.passing_bytes - given_up.passing_bytes == weights_and_gradient
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

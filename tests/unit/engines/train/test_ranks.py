@@ -48,6 +48,7 @@ def test_loss_and_gradient_depend_on_the_samples_alone(pair: RankPair, data: st.
         aggregation=data.draw(st.sampled_from(AGGREGATIONS)),
         budget=data.draw(st.integers(1, 120)),
         gradient_checkpointing=data.draw(st.booleans()),
+        reshard=data.draw(st.booleans()),
     )
     shuffled, cut = data.draw(st.permutations(samples)), data.draw(st.integers(0, len(samples)))
     pair.start(setting)
@@ -65,8 +66,9 @@ def test_a_rank_s_own_denominator_is_caught(pair: RankPair, aggregation: str) ->
     assert not same(pair.update(), alone(wrong, samples))
 
 
-def test_a_rank_without_samples_takes_part(pair: RankPair) -> None:
-    setting, samples = Setting(budget=40), ragged_samples(6)
+@pytest.mark.parametrize("reshard", [True, False])
+def test_a_rank_without_samples_takes_part(pair: RankPair, *, reshard: bool) -> None:
+    setting, samples = Setting(budget=40, reshard=reshard), ragged_samples(6)
     pair.start(setting)
     pair.accumulate_parts([samples[:4], []])
     pair.accumulate_parts([[], samples[4:]])
@@ -74,10 +76,11 @@ def test_a_rank_without_samples_takes_part(pair: RankPair) -> None:
     assert pair.update().metrics["actor/skipped_minibatches"] == 1, "nobody had any"
 
 
+@pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize("kind", ["gpt2", "mixtral", "bloom"])
-def test_steps_on_two_ranks_are_steps_on_one(pair: RankPair, kind: str) -> None:
+def test_steps_on_two_ranks_are_steps_on_one(pair: RankPair, kind: str, *, reshard: bool) -> None:
     """Tied and untied heads, experts, padded attention; clipping by the norm of the whole gradient."""
-    setting = Setting(kind=kind, budget=60, max_grad_norm=0.1)
+    setting = Setting(kind=kind, budget=60, max_grad_norm=0.1, reshard=reshard)
     engine = make_engine(setting, Ranks())
     pair.start(setting)
     for step in range(3):
@@ -90,9 +93,10 @@ def test_steps_on_two_ranks_are_steps_on_one(pair: RankPair, kind: str) -> None:
     assert got.weights.keys() == expected.weights.keys()
 
 
-def test_logprobs_follow_the_update(pair: RankPair) -> None:
+@pytest.mark.parametrize("reshard", [True, False])
+def test_logprobs_follow_the_update(pair: RankPair, *, reshard: bool) -> None:
     """A forward without backward leaves nothing behind that a later update would miss."""
-    setting, samples = Setting(budget=40), ragged_samples(7)
+    setting, samples = Setting(budget=40, reshard=reshard), ragged_samples(7)
     engine = make_engine(setting, Ranks())
     pair.start(setting)
     for _ in range(2):
@@ -104,9 +108,10 @@ def test_logprobs_follow_the_update(pair: RankPair) -> None:
         pair.update()
 
 
-def test_an_adapter_is_shared_out_too(pair: RankPair, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reshard", [True, False])
+def test_an_adapter_is_shared_out_too(pair: RankPair, tmp_path: Path, *, reshard: bool) -> None:
     pytest.importorskip("peft")
-    setting, samples = Setting(budget=60, lora_rank=4), ragged_samples(7)
+    setting, samples = Setting(budget=60, lora_rank=4, reshard=reshard), ragged_samples(7)
     engine = make_engine(setting, Ranks())
     pair.start(setting)
     base = pair.base_logprobs(samples)
