@@ -58,4 +58,6 @@ def _row(step: int, ended: EndedSample) -> Mapping[str, object]:
         "version_max": max(sample.versions.values, default=None),
         "event": ended.event,
     }
+    if sample.scored is not None:
+        row["scored"] = sample.scored.reward  # without what its group's comparison of lengths added
     return {**row, "reason": ended.reason} if ended.reason else row

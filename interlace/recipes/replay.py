@@ -16,6 +16,7 @@ from interlace.recipes.config import Recipe
 from interlace.recipes.evaluation import Evaluator
 from interlace.recipes.launch import Seats, algorithm_of, launch_roles
 from interlace.recipes.load import load_recipe
+from interlace.recipes.state import RunState
 from interlace.recipes.virtual import HANG_AFTER_S, Timed, on_virtual_clock
 from interlace.runtime.timeline import Records
 from interlace.runtime.trace import finished_samples
@@ -53,11 +54,11 @@ class Replayed:
 def replay(folder: RunFolder) -> Replayed:
     """Runs the flow again on what a run recorded.
 
-    Raises UserError where it recorded too little, as a resumed one, and PartedError at the first call of a worker that
-    the run did not make.
+    Of a resumed run, on what its last process did. Raises UserError where too little was recorded or kept, and
+    PartedError at the first call of a worker that the run did not make.
     """
     recipe, recording = load_recipe(str(folder.config)), Recording.read(folder)
-    session = _Session(recipe, recording)
+    session = _Session(recipe, recording, _state(folder, recording.done_steps))
     on_virtual_clock(session.run)
     completed, completed_again = recording.completion_order, session.completed
     uids = {ended.sample.key.gid: ended.sample.prompt.uid for ended in session.ended}
@@ -69,6 +70,11 @@ def replay(folder: RunFolder) -> Replayed:
         completed=completed[:count],
         completed_again=completed_again[:count],
     )
+
+
+def _state(folder: RunFolder, done_steps: int) -> RunState | None:
+    """Where the run stood when it was resumed; None where it was not."""
+    return RunState.read(folder.checkpoints / f"step_{done_steps}") if done_steps else None
 
 
 def _difference(what: str, first: Sequence[object], second: Sequence[object]) -> str:
@@ -95,8 +101,9 @@ class _CompletionLog:
 class _Session:
     """What a training run does with its workers, from its first weights to its last step."""
 
-    def __init__(self, recipe: Recipe, recording: Recording) -> None:
-        self._recipe, self._recording = recipe, recording
+    def __init__(self, recipe: Recipe, recording: Recording, state: RunState | None) -> None:
+        """state: of a resumed run."""
+        self._recipe, self._recording, self._state = recipe, recording, state
         self._log = _CompletionLog()
         self.ended: list[Ended] = []
         self._groups: RoleGroups
@@ -121,10 +128,20 @@ class _Session:
         prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
         stream = PromptStream(prompts.train, recipe.seed)
         self._groups = await launch_roles(cluster, Seats(recipe=recipe, policy=recipe.model, initial=recipe.model))
-        ready = await assemble(cluster, recipe, Timed(algorithm_of(recipe)), self._groups, stream, self)
+        if self._state:
+            stream.restore(self._state.stream)
+        ready = await assemble(
+            cluster,
+            recipe,
+            Timed(algorithm_of(recipe)),
+            self._groups,
+            stream,
+            self,
+            done_steps=self._recording.done_steps,
+        )
         self._evaluator = Evaluator(recipe, ready.sampling, prompts.heldout, ready.run, self._groups.reward)
         await ready.run.start()
-        if self._evaluator.has_prompts:
+        if self._evaluator.has_prompts and self._state is None:
             await self._evaluator.evaluate()
         await policy_optimization(ready.run)
         self.ended += ready.run.finish()
@@ -132,7 +149,7 @@ class _Session:
     async def on_step(self, result: StepResult) -> bool:
         """What followed each step. False where the recording ends."""
         self.ended += result.ended
-        is_last = result.step >= self._recording.num_steps
+        is_last = result.step >= self._recording.last_step
         if is_last and not self._recording.is_whole:
             return False
         if self._is_due(self._recipe.eval_every, result.step) and self._evaluator.has_prompts:

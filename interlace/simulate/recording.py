@@ -50,8 +50,10 @@ class Recording:
 
     device_bytes: Sequence[int]
     """Memory of each device."""
-    num_steps: int
-    """That ended."""
+    done_steps: int
+    """Trained before, where it is of a resumed run: only what its last process did is in its timeline."""
+    last_step: int
+    """That ended; the first ever is 1."""
     is_whole: bool
     """Whether it is recorded to its end: what was killed is so up to the end of its last step."""
     calls: Mapping[Operation, Sequence[RecordedCall]]
@@ -73,10 +75,14 @@ class Recording:
         for event, end_s in _calls(events):
             track = tracks[WORKER_PROCESS, event["tid"]]
             calls[track, event["name"].partition(".")[2]].append(_call(event, end_s))
-        rows: Sequence[Mapping[str, Any]] = read_transcripts(folder.samples)
+        steps = [event["args"]["step"] for event in events if event["ph"] == "X" and event["pid"] == RUN_PROCESS]
+        if not steps:
+            raise UserError(f"{folder.path} recorded no whole step: there is nothing to replay.")
+        rows: Sequence[Mapping[str, Any]] = [row for row in read_transcripts(folder.samples) if row["step"] >= steps[0]]
         return cls(
             device_bytes=[event["args"]["memory_bytes"] for event in named if event["pid"] == DEVICE_PROCESS],
-            num_steps=sum(event["ph"] == "X" and event["pid"] == RUN_PROCESS for event in events),
+            done_steps=steps[0] - 1,
+            last_step=steps[-1],
             is_whole=is_whole,
             calls=calls,
             completion_order=_completion_order([call for of_rank in calls.values() for call in of_rank]),
@@ -145,4 +151,4 @@ def _completion_order(calls: Sequence[RecordedCall]) -> list[SampleKey]:
 def _reward(row: Mapping[str, Any]) -> RewardResult:
     if row["reward"] is None:
         return RewardResult(failure=str(row.get("reason", "not scored")))
-    return RewardResult(reward=float(row["reward"]))
+    return RewardResult(reward=float(row.get("scored", row["reward"])))

@@ -47,6 +47,12 @@ def test_so_is_one_of_several_processes(schedule: str, tmp_path: Path) -> None:
     assert_replays(tmp_path, "run")
 
 
+def test_of_a_resumed_run_the_last_process_is_gone_through(tmp_path: Path) -> None:
+    run(tmp_path, "run", ["schedule=async-colocated", "steps=6"], stop_after=2)
+    run(tmp_path, "run", ["schedule=async-colocated", "steps=6"], resume=True)
+    assert_replays(tmp_path, "run")
+
+
 def test_a_run_that_was_stopped_or_killed_is_gone_through_as_far_as_it_came(tmp_path: Path) -> None:
     run(tmp_path, "run", ["schedule=async-colocated", "steps=6", "eval_every=1"], stop_after=4)
     assert_replays(tmp_path, "run")
