@@ -173,16 +173,17 @@ class _Kernel:
     sinks: Tensor | None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        repeats = query.shape[1] // key.shape[1]
-        if repeats > 1:
-            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        length = query.shape[2]
-        windowed = self.window is not None and self.window < length
-        if self.softcap is None and self.sinks is None:
-            mask = self._mask(length, query.device) if windowed else None
+        repeats, length = query.shape[1] // key.shape[1], query.shape[2]
+        is_plain = self.softcap is None and self.sinks is None
+        if is_plain and (self.window is None or self.window >= length):
             return F.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=mask is None, scale=self.scaling
+                query, key, value, is_causal=True, scale=self.scaling, enable_gqa=repeats > 1
             )
+        if repeats > 1:  # with a mask not every kernel shares keys among heads
+            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        if is_plain:
+            mask = self._mask(length, query.device)
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scaling)
         scores = query @ key.transpose(-1, -2) * (self.scaling or query.shape[-1] ** -0.5)
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
