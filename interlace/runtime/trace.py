@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from interlace.core.types import JSON, FinishReason, Request, Response, Sample, SampleKey
+from interlace.core.types import JSON, Completion, FinishReason, Request, Response, Sample, SampleKey
 from interlace.runtime.goodput import OPERATIONS
 from interlace.runtime.timeline import Records, Served, Span, StepRecord
 from interlace.schedule.placement import Device
@@ -170,8 +170,9 @@ class _Arrows:
     def generated(self, span: Span, track: _Track) -> None:
         """Remembers where groups come from."""
         inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
-        for key in finished_samples(span):
-            self._origins[key.gid] = (track, inside_us)
+        for response in span.responses:
+            if _is_sample(response.completion):
+                self._origins[response.completion.request.serial] = (track, inside_us)
         while len(self._origins) > MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
 
@@ -256,7 +257,7 @@ def _left(responses: Sequence[Response]) -> str:
     for response in responses:
         done, request = response.completion, response.completion.request
         group = request.serial if request.serial >= 0 else _quoted(request.uid)
-        found.append(f'[{group},{request.sample_index},{len(done.token_ids)},"{done.finish_reason.value}"]')
+        found.append(f'[{group},{request.sample_index},{len(done.token_ids)},"{done.finish_reason}"]')
     return f',"left":[{",".join(found)}]'
 
 
@@ -267,12 +268,13 @@ def _engine(served: Served) -> str:
 
 def finished_samples(span: Span) -> list[SampleKey]:
     """Samples of the flow that a call of an engine finished, in order."""
-    done = [response.completion for response in span.responses]
-    return [
-        each.request.key
-        for each in done
-        if each.request.serial >= 0 and each.request.sample_index >= 0 and each.finish_reason != FinishReason.ABORTED
-    ]
+    return [each.completion.request.key for each in span.responses if _is_sample(each.completion)]
+
+
+def _is_sample(done: Completion) -> bool:
+    """Whether it is a sample of the flow, and whole."""
+    request = done.request
+    return request.serial >= 0 and request.sample_index >= 0 and done.finish_reason != FinishReason.ABORTED
 
 
 def names_of(given: Sequence[object]) -> list[JSON]:

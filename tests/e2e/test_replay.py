@@ -38,15 +38,6 @@ def test_so_is_one_under_every_preset(schedule: str, tmp_path: Path) -> None:
         assert_replays(tmp_path, f"run-{seed}")
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("schedule", ["verl-colocated", "areal", "async-colocated", "kimi-partial-rollout"])
-def test_so_is_one_of_several_processes(schedule: str, tmp_path: Path) -> None:
-    run(tmp_path, "run", [f"schedule={schedule}", "cluster.backend=ray", "eval_every=2"])
-    assert_replays(tmp_path, "run")
-
-
 def test_of_a_resumed_run_the_last_process_is_gone_through(tmp_path: Path) -> None:
     run(tmp_path, "run", ["schedule=async-colocated", "steps=6"], stop_after=2)
     run(tmp_path, "run", ["schedule=async-colocated", "steps=6"], resume=True)
