@@ -1,6 +1,5 @@
 """A recorded run again, on the virtual clock: the controller sees what it saw, when it saw it."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,14 +7,16 @@ from interlace.core.types import SampleKey
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import Ended, RoleGroups, StepResult
+from interlace.flows.run import Ended, StepResult
 from interlace.models.loading import load_tokenizer
+from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.run_folder import RunFolder
 from interlace.recipes.assemble import assemble
 from interlace.recipes.config import Recipe
 from interlace.recipes.evaluation import Evaluator
 from interlace.recipes.launch import Seats, algorithm_of, launch_roles
 from interlace.recipes.load import load_recipe
+from interlace.recipes.saving import Saver
 from interlace.recipes.state import RunState
 from interlace.recipes.virtual import HANG_AFTER_S, Timed, on_virtual_clock
 from interlace.runtime.timeline import Records
@@ -58,7 +59,7 @@ def replay(folder: RunFolder) -> Replayed:
     PartedError at the first call of a worker that the run did not make.
     """
     recipe, recording = load_recipe(str(folder.config)), Recording.read(folder)
-    session = _Session(recipe, recording, _state(folder, recording.done_steps))
+    session = _Session(recipe, recording, folder)
     on_virtual_clock(session.run)
     completed, completed_again = recording.completion_order, session.completed
     uids = {ended.sample.key.gid: ended.sample.prompt.uid for ended in session.ended}
@@ -70,11 +71,6 @@ def replay(folder: RunFolder) -> Replayed:
         completed=completed[:count],
         completed_again=completed_again[:count],
     )
-
-
-def _state(folder: RunFolder, done_steps: int) -> RunState | None:
-    """Where the run stood when it was resumed; None where it was not."""
-    return RunState.read(folder.checkpoints / f"step_{done_steps}") if done_steps else None
 
 
 def _difference(what: str, first: Sequence[object], second: Sequence[object]) -> str:
@@ -101,12 +97,15 @@ class _CompletionLog:
 class _Session:
     """What a training run does with its workers, from its first weights to its last step."""
 
-    def __init__(self, recipe: Recipe, recording: Recording, state: RunState | None) -> None:
-        """state: of a resumed run."""
-        self._recipe, self._recording, self._state = recipe, recording, state
+    def __init__(self, recipe: Recipe, recording: Recording, folder: RunFolder) -> None:
+        self._recipe, self._recording, self._checkpoints = recipe, recording, folder.checkpoints
+        done_steps = recording.done_steps
+        self._state = RunState.read(folder.checkpoints / f"step_{done_steps}") if done_steps else None
+        """Where the run stood when it was resumed; None where it was not."""
         self._log = _CompletionLog()
         self.ended: list[Ended] = []
-        self._groups: RoleGroups
+        self._stream: PromptStream
+        self._saver: Saver
         self._evaluator: Evaluator
 
     @property
@@ -126,20 +125,22 @@ class _Session:
     async def _work(self, cluster: ReplayCluster) -> None:
         recipe = self._recipe
         prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
-        stream = PromptStream(prompts.train, recipe.seed)
-        self._groups = await launch_roles(cluster, Seats(recipe=recipe, policy=recipe.model, initial=recipe.model))
+        stream = self._stream = PromptStream(prompts.train, recipe.seed)
+        groups = await launch_roles(cluster, Seats(recipe=recipe, policy=recipe.model, initial=recipe.model))
+        # It asks for what a run asked for; on this cluster nothing is written.
+        self._saver = Saver(cluster, Checkpoints(self._checkpoints, keep=recipe.keep_checkpoints), groups)
         if self._state:
             stream.restore(self._state.stream)
         ready = await assemble(
             cluster,
             recipe,
             Timed(algorithm_of(recipe)),
-            self._groups,
+            groups,
             stream,
             self,
             done_steps=self._recording.done_steps,
         )
-        self._evaluator = Evaluator(recipe, ready.sampling, prompts.heldout, ready.run, self._groups.reward)
+        self._evaluator = Evaluator(recipe, ready.sampling, prompts.heldout, ready.run, groups.reward)
         await ready.run.start()
         if self._evaluator.has_prompts and self._state is None:
             await self._evaluator.evaluate()
@@ -155,8 +156,8 @@ class _Session:
         if self._is_due(self._recipe.eval_every, result.step) and self._evaluator.has_prompts:
             await self._evaluator.evaluate()
         if self._is_due(self._recipe.checkpoint_every, result.step):
-            trained = [self._groups.actor, self._groups.critic]
-            await asyncio.gather(*(group.copy_checkpoint() for group in trained if group))
+            await self._saver.copy()
+            self._saver.write(RunState(done_steps=result.step, stream=self._stream.state([]), before=None))
         return not is_last
 
     @staticmethod

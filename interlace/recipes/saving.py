@@ -59,8 +59,8 @@ class Saver:
             asyncio.run_coroutine_threadsafe(write_models(folder), loop).result()
             state.write(folder)
 
-        with self._cluster.waits.operation(who="checkpoint", what="writing"):
-            num_bytes: int = sum([await group.checkpoint_bytes() for group in self._trained.values()])
-            # Off the loop: what is waited for here is the disk.
-            await asyncio.to_thread(self._checkpoints.save, state.done_steps, write, num_bytes=num_bytes)
+        num_bytes: int = sum([await group.checkpoint_bytes() for group in self._trained.values()])
+        # Off the loop: what is waited for here is the disk.
+        written = asyncio.to_thread(self._checkpoints.save, state.done_steps, write, num_bytes=num_bytes)
+        await self._cluster.outside("checkpoint", "write", written)
         done.set_result(None)

@@ -1,6 +1,7 @@
 """What runs workers: three back ends, one contract."""
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import Rank, WorkerGroup
 from interlace.runtime.handle import Handle
-from interlace.runtime.timeline import Timeline
+from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.tracer import MakeTracer, TracedProcess, Tracer
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import Watchdog
@@ -136,6 +137,32 @@ class Cluster(ABC):
 
         self._tasks[task] = None
         task.add_done_callback(done)
+
+    async def outside(self, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
+        """Awaits what no worker brings about, such as a file that is written: a span, and taken in in its turn."""
+        timeline, start_s, end_s = self.timeline, self.clock.now(), math.inf
+        span = Span(
+            start_s=start_s,
+            devices=(),
+            group=who,
+            rank=0,
+            operation=what,
+            cause=what,
+            step=timeline.step,
+            version=timeline.version,
+        )
+        timeline.begin(span)
+        try:
+            with self.waits.operation(who=who, what=what):
+                await work
+                end_s = self.clock.now()
+                await self._turn()
+        finally:
+            now_s = self.clock.now()
+            timeline.end(span, start_s, min(end_s, now_s), now_s if end_s < math.inf else math.inf)
+
+    async def _turn(self) -> None:  # noqa: B027 - on a virtual clock nobody waits
+        """Until a result may be taken in, where they come one at a time."""
 
     def fail(self, error: BaseException) -> None:
         """Ends the run with this error; the first one counts."""

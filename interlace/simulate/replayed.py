@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Literal
 
 from interlace.core.errors import InterlaceError, UserError
@@ -30,30 +30,16 @@ def track_of(context: WorkerContext) -> str:
     return f"{context.group} rank {context.rank}"
 
 
-class ReplayedRank:
-    """Gives each call's result back when the controller took it in in the recording."""
+class RecordedTrack:
+    """The calls of one rank, as they are made again."""
 
-    def __init__(self, rank: Rank, context: WorkerContext, recording: Recording) -> None:
-        self._rank, self._track, self._recording = rank, track_of(context), recording
+    def __init__(self, track: str, recording: Recording) -> None:
+        self._track, self._recording = track, recording
         self._left: dict[str, list[RecordedCall]] = {}
         """Operation -> recorded calls that were not made so far."""
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
-        """As recorded; what never returned then does not now. PartedError for a call that the run did not make."""
-        given = names_of(args[0]) if args and isinstance(args[0], Sequence) else []
-        recorded = self._take(method, given)
-        ran = await self._rank.call(method, args, kwargs)
-        loop = asyncio.get_running_loop()
-        if recorded.returned_s == math.inf:
-            await loop.create_future()
-        returned = loop.create_future()
-        # Not a sleep: that would not wait at all where it is time now, and results come one at a time.
-        loop.call_at(max(recorded.returned_s, loop.time()), returned.set_result, None)
-        await returned
-        value = recorded.gave if method == "memory_bytes" else ran.value
-        return ran._replace(value=value, end_s=loop.time())
-
-    def _take(self, method: str, given: Sequence[JSON]) -> RecordedCall:
+    def take(self, method: str, given: Sequence[JSON] = ()) -> RecordedCall:
+        """The one that is made now. PartedError where the run made another."""
         if method not in self._left:
             self._left[method] = list(self._recording.calls.get((self._track, method), ()))
         left = self._left[method]
@@ -68,6 +54,31 @@ class ReplayedRank:
             f"the replay went another way than the run at {asyncio.get_running_loop().time():.6f} s: it calls "
             f"{method} of {self._track} with {list(given)}, the run called it {expected}."
         )
+
+
+async def returned(call: RecordedCall) -> None:
+    """Waits until the controller takes its result in; for ever where it never did."""
+    loop = asyncio.get_running_loop()
+    turn = loop.create_future()
+    if call.returned_s < math.inf:
+        # Not a sleep: that would not wait at all where it is time now, and results come one at a time.
+        loop.call_at(max(call.returned_s, loop.time()), turn.set_result, None)
+    await turn
+
+
+class ReplayedRank:
+    """Gives each call's result back when the controller took it in in the recording."""
+
+    def __init__(self, rank: Rank, context: WorkerContext, recording: Recording) -> None:
+        self._rank, self._track = rank, RecordedTrack(track_of(context), recording)
+
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+        """As recorded. PartedError for a call that the run did not make."""
+        recorded = self._track.take(method, names_of(args[0]) if args and isinstance(args[0], Sequence) else [])
+        ran = await self._rank.call(method, args, kwargs)
+        await returned(recorded)
+        value = recorded.gave if method == "memory_bytes" else ran.value
+        return ran._replace(value=value, end_s=asyncio.get_running_loop().time())
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """At once."""
@@ -189,6 +200,10 @@ class ReplayedModel(Worker):
     def copy_checkpoint(self) -> None:
         """There is nothing to keep."""
 
+    def checkpoint_bytes(self) -> int:
+        """There is nothing to keep."""
+        return 0
+
 
 class ReplayCluster(SimCluster):
     """In place of a run's workers, those that do what they did. How each is called, its own class declares."""
@@ -201,6 +216,7 @@ class ReplayCluster(SimCluster):
         ]
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
         self._recording = recording
+        self._outside: dict[str, RecordedTrack] = {}
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         role = spec.name.partition("/")[0]
@@ -212,3 +228,9 @@ class ReplayCluster(SimCluster):
         else:
             worker = ReplayedModel(context)
         return ReplayedRank(InlineRank(worker, context, self.clock), context, self._recording)
+
+    async def outside(self, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
+        """Nothing is done; it ends when it ended."""
+        work.close()
+        track = self._outside.setdefault(who, RecordedTrack(f"{who} rank 0", self._recording))
+        await returned(track.take(what))

@@ -21,7 +21,7 @@ def assert_replays(root: Path, name: str) -> None:
     "overrides",
     [
         ["schedule=async-colocated", "eval_every=1"],
-        ["schedule=async-colocated", "schedule.min_hold=0.02", "checkpoint_every=2"],
+        ["schedule=async-colocated", "schedule.min_hold=0.02", "checkpoint_every=1"],
         ["schedule=rollpacker"],
     ],
 )

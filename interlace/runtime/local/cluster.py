@@ -96,6 +96,9 @@ class LocalCluster(Cluster):
         self.processes.append(spawned)
         return OneByOne(spawned, self._turnstile)
 
+    async def _turn(self) -> None:
+        await self._turnstile.passed()
+
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:  # noqa: ARG002 - every device is on this machine
         if self._folder is None and (folder := shared_folder()):
             self._folder, self._shared = folder, SharedArrays(folder.path, passes_on=True)

@@ -58,6 +58,9 @@ class RayCluster(Cluster):
         self.processes.append(rank)
         return OneByOne(rank, self._turnstile)
 
+    async def _turn(self) -> None:
+        await self._turnstile.passed()
+
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:
         task: Any = ray.remote(num_cpus=0)(_free_port)
         found: Rendezvous = await task.options(scheduling_strategy=self._at(spec.devices[:1])).remote()
