@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from _channel_moves import BOUND, Get, Put, consume, items, ping, pong, produce, touch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")
@@ -26,22 +27,7 @@ os.environ.setdefault("RLINF_LOG_LEVEL", "WARNING")
 WINDOW = 16
 """Calls in flight of the bare actor."""
 WARM_UP_S = 5.0
-BOUND = 64
-"""Messages that a queue may hold."""
 FIELDS = ["token_ids", "logprobs"]
-Put, Get = Callable[[Any], Any], Callable[[], Any]
-
-
-def items(length: int, count: int) -> list[dict[str, Any]]:
-    """What is moved: token ids and log-probs of `count` samples."""
-    draw = np.random.default_rng(0)
-    return [
-        {
-            "token_ids": draw.integers(0, 32000, length, dtype=np.int32),
-            "logprobs": draw.random(length, dtype=np.float32),
-        }
-        for _ in range(count)
-    ]
 
 
 def tensors(length: int, count: int) -> Any:
@@ -52,46 +38,6 @@ def tensors(length: int, count: int) -> Any:
     rows = items(length, count)
     stacked = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in FIELDS}
     return TensorDict(stacked, batch_size=count)
-
-
-def produce(put: Put, message: Any, count: int) -> float:
-    """Returns when it began, on the clock that all processes of a machine share."""
-    start = time.monotonic()
-    for _ in range(count):
-        put(message)
-    return start
-
-
-def consume(get: Get, count: int) -> float:
-    """Returns when it ended."""
-    for _ in range(count):
-        _touch(get())
-    return time.monotonic()
-
-
-def _touch(message: Any) -> None:
-    """Reads the last token of every item, be they listed, stacked or nested."""
-    rows = message if isinstance(message, list) else [message]
-    for token_ids in (row["token_ids"] for row in rows):
-        for item in token_ids if token_ids.ndim > 1 else [token_ids]:
-            int(item[-1])
-
-
-def ping(put: Put, get: Get, message: Any, count: int) -> list[float]:
-    """Seconds of each round trip."""
-    trips = []
-    for _ in range(count):
-        start = time.monotonic()
-        put(message)
-        _touch(get())
-        trips.append(time.monotonic() - start)
-    return trips
-
-
-def pong(put: Put, get: Get, count: int) -> None:
-    """Sends everything back."""
-    for _ in range(count):
-        put(get())
 
 
 def _mp_produce(queue: Any, results: Any, length: int, batch: int, count: int) -> None:
@@ -180,7 +126,7 @@ class RayEnd:
             return consume(queue.get, count)
         flying = deque(queue.get.remote() for _ in range(min(WINDOW, count)))
         for number in range(count):
-            _touch(ray.get(flying.popleft()))
+            touch(ray.get(flying.popleft()))
             if number + WINDOW < count:
                 flying.append(queue.get.remote())
         return time.monotonic()

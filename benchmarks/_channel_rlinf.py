@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any
 
-from _channel_peers import BOUND, consume, items, ping, pong, produce
+from _channel_moves import BOUND, consume, items, ping, pong, produce
 from ray.cluster_utils import Cluster as Nodes
 from rlinf.scheduler import Channel, Cluster, NodePlacementStrategy, Worker
 

@@ -1,0 +1,63 @@
+"""What the contestants of `channel.py` move, and how: plain functions, in whatever environment a peer has."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+BOUND = 64
+"""Messages that a queue may hold."""
+Put, Get = Callable[[Any], Any], Callable[[], Any]
+
+
+def items(length: int, count: int) -> list[dict[str, Any]]:
+    """What is moved: token ids and log-probs of `count` samples."""
+    draw = np.random.default_rng(0)
+    return [
+        {
+            "token_ids": draw.integers(0, 32000, length, dtype=np.int32),
+            "logprobs": draw.random(length, dtype=np.float32),
+        }
+        for _ in range(count)
+    ]
+
+
+def produce(put: Put, message: Any, count: int) -> float:
+    """Returns when it began, on the clock that all processes of a machine share."""
+    start = time.monotonic()
+    for _ in range(count):
+        put(message)
+    return start
+
+
+def consume(get: Get, count: int) -> float:
+    """Returns when it ended."""
+    for _ in range(count):
+        touch(get())
+    return time.monotonic()
+
+
+def touch(message: Any) -> None:
+    """Reads the last token of every item, be they listed, stacked or nested."""
+    rows = message if isinstance(message, list) else [message]
+    for token_ids in (row["token_ids"] for row in rows):
+        for item in token_ids if token_ids.ndim > 1 else [token_ids]:
+            int(item[-1])
+
+
+def ping(put: Put, get: Get, message: Any, count: int) -> list[float]:
+    """Seconds of each round trip."""
+    trips = []
+    for _ in range(count):
+        start = time.monotonic()
+        put(message)
+        touch(get())
+        trips.append(time.monotonic() - start)
+    return trips
+
+
+def pong(put: Put, get: Get, count: int) -> None:
+    """Sends everything back."""
+    for _ in range(count):
+        put(get())
