@@ -5,13 +5,13 @@ so an update in place reaches both; where parameters are replaced, rebind() foll
 """
 
 import ctypes
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -79,17 +79,26 @@ def _epsilon(norm: nn.Module) -> float:
     return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0)))
 
 
+class Until(NamedTuple):
+    """How long decode steps follow one another."""
+
+    max_steps: int
+    max_s: float
+    """Seconds; the step that passes them is the last."""
+    past_ends: bool
+    """Whether the others go on when a sequence has ended."""
+
+
 class Advance(NamedTuple):
     """What steps from tokens to tokens made."""
 
-    outcome: NDArray[np.int8]
-    """[N] kernels.GOES_ON, STOPPED (by a token), FULL or NOT_FINITE."""
+    ended: list[tuple[int, int]]
+    """Places of the rows that ended, in that order, each with kernels.STOPPED (by a token), FULL or NOT_FINITE."""
     forward_s: float
     """Of the forward passes."""
+    num_steps: int
     num_drawn: int
     """Tokens."""
-    num_ended: int
-    """Rows whose outcome is another than GOES_ON."""
 
 
 class _Buffers:
@@ -176,43 +185,48 @@ class DecoderRunner:
             run(0)
         return finish
 
-    def advance(self, rows: Int64Array, table: SequenceTable, version: int, *, max_steps: int, max_s: float) -> Advance:
+    def advance(self, rows: Int64Array, table: SequenceTable, version: int, until: Until) -> Advance:
         """Decodes `rows` [N], each of which runs its last token and draws from its logits as they are.
 
-        A step follows another until a sequence ends, or max_steps of them, or max_s seconds. What is appended to the
-        table are the bits that start() and sampling.draw() give.
+        What is appended to the table are the bits that start() and sampling.draw() give.
         """
         self._reserve_logits(len(rows))
         self._bind(table)
-        outcome, bounds = np.empty(len(rows), np.int8), self._bounds(rows)
-        limits = (version, max_steps, max_s)
-        if self._threads is None:
-            self._advance(0, rows, self._logits, limits, outcome)
-        else:
-            running = [
-                self._threads.submit(self._advance, number, rows[i:j], self._logits[i:], limits, outcome[i:j])
-                for number, (i, j) in enumerate(pairwise(bounds))
-            ]
-            for run_elsewhere in running:
-                run_elsewhere.result()
-        spent = self._spent(len(bounds) - 1)
+        outcome, ended = np.empty(len(rows), np.int8), np.empty(len(rows), np.int64)
+        parts = [*pairwise(self._bounds(rows))]
+
+        def run(number: int) -> None:
+            """One thread's rows, which end on their own."""
+            begin, end = parts[number]
+            buffers = self._buffers_for(number, end - begin, self._logits[begin:])
+            self._attention.describe(buffers.tokens, rows[begin:end])
+            call = kernels.Advance(version, *until, outcome[begin:].ctypes.data, ended[begin:].ctypes.data)
+            self._attention.library.advance(
+                ctypes.byref(self._decoder), ctypes.byref(buffers.tokens), ctypes.byref(self._table),
+                ctypes.byref(call), ctypes.byref(buffers.arguments),
+            )  # fmt: skip
+
+        self._on_threads(run, len(parts))
+        spent = self._spent(len(parts))
+        found = [
+            begin + place
+            for (begin, _), one in zip(parts, spent, strict=True)
+            for place in ended[begin : begin + one.num_ended].tolist()
+        ]
         return Advance(
-            outcome,
+            [(place, int(outcome[place])) for place in found],
             sum([one.forward_s for one in spent]) / len(spent),
+            max([one.num_steps for one in spent]),
             sum([one.num_drawn for one in spent]),
-            sum([one.num_ended for one in spent]),
         )
 
-    def _advance(
-        self, number: int, rows: Int64Array, logits: Tensor, limits: tuple[int, int, float], outcome: NDArray[np.int8]
-    ) -> None:
-        """One thread's rows, which end on their own."""
-        buffers = self._buffers_for(number, len(rows), logits)
-        self._attention.describe(buffers.tokens, rows)
-        self._attention.library.advance(
-            ctypes.byref(self._decoder), ctypes.byref(buffers.tokens), ctypes.byref(self._table), *limits,
-            ctypes.byref(buffers.arguments), outcome.ctypes.data,
-        )  # fmt: skip
+    def _on_threads(self, run: Callable[[int], None], count: int) -> None:
+        """Each number below `count` on a thread; without threads there is one."""
+        if self._threads is None:
+            run(0)
+            return
+        for running in [self._threads.submit(run, number) for number in range(count)]:
+            running.result()
 
     def _spent(self, parts: int) -> list[kernels.Buffers]:
         """What each of so many threads told of its last call; their attention counts as spent side by side."""

@@ -15,7 +15,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Metrics, Request, SamplingParams
 from interlace.engines.rollout import kernels
 from interlace.engines.rollout.counters import Counters
-from interlace.engines.rollout.decoder import DecoderRunner
+from interlace.engines.rollout.decoder import DecoderRunner, Until
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.limits import Limits
 from interlace.engines.rollout.live_weights import LiveWeights
@@ -293,16 +293,20 @@ class NativeEngine:
         return drawn
 
     def _decode(self, decoder: DecoderRunner, plan: Plan, finished: list[Completion]) -> int:
-        """As _run, where each row runs its last token and draws plainly: all the plan's passes in one call."""
+        """As _run, where each row runs its last token and draws plainly: all the plan's passes in one call.
+
+        Where somebody waits for a row, the first that ends ends the call.
+        """
         start = time.perf_counter()
         self._scheduler.prepare(plan)
-        made = decoder.advance(plan.rows, self._table, self._version, max_steps=plan.steps, max_s=MAX_LOOK_S)
-        for at in np.flatnonzero(made.outcome) if made.num_ended else ():
-            if made.outcome[at] == kernels.NOT_FINITE:
+        until = Until(max_steps=plan.steps, max_s=MAX_LOOK_S, past_ends=not self._scheduler.waiting)
+        made = decoder.advance(plan.rows, self._table, self._version, until)
+        for place, outcome in made.ended:
+            if outcome == kernels.NOT_FINITE:
                 refuse_logits()
-            self._finish(int(plan.rows[at]), finished, stopped=made.outcome[at] == kernels.STOPPED)
+            self._finish(int(plan.rows[place]), finished, stopped=outcome == kernels.STOPPED)
         self._counters.count(
-            steps=-(-made.num_drawn // len(plan.rows)),
+            steps=made.num_steps,
             tokens=made.num_drawn,
             sampled=made.num_drawn,
             forward_s=made.forward_s,

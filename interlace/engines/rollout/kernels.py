@@ -78,8 +78,7 @@ class Buffers(ctypes.Structure):
         ("inverse", _PTR),
         ("attention_s", ctypes.c_double),
         ("forward_s", ctypes.c_double),
-        ("num_drawn", _I64),
-        ("num_ended", _I64),
+        *((name, _I64) for name in ("num_steps", "num_drawn", "num_ended")),
     ]
 
 
@@ -108,12 +107,25 @@ class Table(ctypes.Structure):
     ]
 
 
+class Advance(ctypes.Structure):
+    """Mirror of `Advance` in decoding.h."""
+
+    _fields_ = [
+        ("version", _I64),
+        ("max_steps", _I64),
+        ("max_s", ctypes.c_double),
+        ("past_ends", _I64),
+        ("outcome", _PTR),
+        ("ended", _PTR),
+    ]
+
+
 GOES_ON, STOPPED, FULL, NOT_FINITE = range(4)
 """What a step made of a row."""
 _SIGNATURES: dict[str, list[type]] = {
     "attention": [_PTR, _PTR],
     "decode": [_PTR, _PTR, _PTR, _PTR, _I64, _PTR],
-    "advance": [_PTR, _PTR, _PTR, ctypes.c_int32, _I64, ctypes.c_double, _PTR, _PTR],
+    "advance": [_PTR, _PTR, _PTR, _PTR, _PTR],
     "sample": [_PTR],
 }
 

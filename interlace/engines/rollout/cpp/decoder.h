@@ -36,9 +36,9 @@ struct Buffers {
   float* scratch;            // see Attention
   int64_t scratch_row;
   float* inverse;
-  // Of the last call: seconds, tokens drawn, rows that ended.
+  // Of the last call: seconds, steps, tokens drawn, rows that ended.
   double attention_s, forward_s;
-  int64_t num_drawn, num_ended;
+  int64_t num_steps, num_drawn, num_ended;
 };
 
 static inline double seconds() {

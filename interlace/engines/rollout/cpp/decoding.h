@@ -49,16 +49,27 @@ static Outcome append(const Table& table, int64_t row, int64_t token, float logp
   return is_stop(table, row, token) ? STOPPED : at + 1 >= table.limit[row] ? FULL : GOES_ON;
 }
 
-// What a step needs of its rows and makes for them; [count] each.
+// How long steps follow one another, and what became of the rows.
+struct Advance {
+  int64_t version, max_steps;
+  double max_s;
+  int64_t past_ends;  // 0: until a row ends; else until all have
+  int8_t* outcome;    // [count]
+  int64_t* ended;     // [count] which rows ended, one after the other
+};
+
+// The rows that still run, what a step needs of them and what it makes for them.
 struct Step {
-  std::vector<int64_t> position, last, wanted, drawn;
+  std::vector<int64_t> row, place, position, last, wanted, drawn;  // place: among the rows of the call
   std::vector<double> uniform, scratch;
   std::vector<float> temperature, logprob;
 
-  Step(int64_t count, int64_t vocab)
-      : position(count), last(count), wanted(count), drawn(count), uniform(count), scratch(vocab / 64 + 1),
-        temperature(count), logprob(count) {
+  Step(const Tokens& tokens, int64_t vocab)
+      : row(tokens.row, tokens.row + tokens.count), place(tokens.count), position(tokens.count), last(tokens.count),
+        wanted(tokens.count), drawn(tokens.count), uniform(tokens.count), scratch(vocab / 64 + 1),
+        temperature(tokens.count), logprob(tokens.count) {
     std::iota(wanted.begin(), wanted.end(), 0);
+    place = wanted;
   }
 };
 
@@ -78,27 +89,39 @@ static void draw_next(const Decoder& d, const Tokens& tokens, const Table& table
   draw_rows(&sampling);
 }
 
-// A token for each row of `tokens`, whose last one runs, and so on: until a row ends, or after max_steps, or once they
-// have taken max_s. `position` of `tokens` is not looked at.
-static void decode_rows(const Decoder& d, Tokens tokens, const Table& table, int32_t version, int64_t max_steps,
-                        double max_s, Buffers& b, int8_t* outcome) {
-  const double start = seconds();
-  Step step(tokens.count, d.vocab);
-  b.attention_s = b.forward_s = 0.0;
-  b.num_drawn = b.num_ended = 0;
-  tokens.position = step.position.data();
-  for (int64_t steps = 1; !b.num_ended; ++steps) {
-    draw_next(d, tokens, table, b, step);
-    if (std::any_of(step.logprob.begin(), step.logprob.end(), [](float x) { return std::isnan(x); })) {
-      std::fill(outcome, outcome + tokens.count, NOT_FINITE);  // and nothing is appended
-      b.num_ended = tokens.count;
-      return;
+// Appends what was drawn, unless one of the logits was not finite, and keeps the rows that go on. Returns how many.
+static int64_t keep_running(const Table& table, const Advance& call, int64_t count, Buffers& b, Step& step) {
+  const auto drawn = step.logprob.begin();
+  const bool finite = std::none_of(drawn, drawn + count, [](float x) { return std::isnan(x); });
+  int64_t kept = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = step.row[i], place = step.place[i];
+    const Outcome outcome =
+        finite ? append(table, row, step.drawn[i], step.logprob[i], int32_t(call.version)) : NOT_FINITE;
+    call.outcome[place] = outcome;
+    if (outcome == GOES_ON) {
+      step.row[kept] = row;
+      step.place[kept++] = place;
+    } else {
+      call.ended[b.num_ended++] = place;
     }
-    for (int64_t i = 0; i < tokens.count; ++i) {
-      outcome[i] = append(table, tokens.row[i], step.drawn[i], step.logprob[i], version);
-      b.num_ended += outcome[i] != GOES_ON;
-    }
-    b.num_drawn += tokens.count;
-    if (steps == max_steps || seconds() - start >= max_s) return;
   }
+  b.num_drawn += finite ? count : 0;
+  return kept;
+}
+
+// A token for each row of `tokens`, whose last one runs, and so on; see Advance. `position` is not looked at.
+static void decode_rows(const Decoder& d, Tokens tokens, const Table& table, const Advance& call, Buffers& b) {
+  const double start = seconds();
+  Step step(tokens, d.vocab);
+  b.attention_s = b.forward_s = 0.0;
+  b.num_steps = b.num_drawn = b.num_ended = 0;
+  tokens.row = step.row.data();
+  tokens.position = step.position.data();
+  do {
+    draw_next(d, tokens, table, b, step);
+    tokens.count = keep_running(table, call, tokens.count, b, step);
+    ++b.num_steps;
+  } while (tokens.count && (call.past_ends || !b.num_ended) && b.num_steps < call.max_steps &&
+           seconds() - start < call.max_s);
 }

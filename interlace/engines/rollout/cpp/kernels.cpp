@@ -12,9 +12,8 @@ void decode(const Decoder* decoder, const Tokens* tokens, const int64_t* token_i
   run_decoder(*decoder, *tokens, token_ids, wanted, num_wanted, *buffers);
 }
 
-void advance(const Decoder* decoder, const Tokens* tokens, const Table* table, int32_t version, int64_t max_steps,
-             double max_s, Buffers* buffers, int8_t* outcome) {
-  decode_rows(*decoder, *tokens, *table, version, max_steps, max_s, *buffers, outcome);
+void advance(const Decoder* decoder, const Tokens* tokens, const Table* table, const Advance* call, Buffers* buffers) {
+  decode_rows(*decoder, *tokens, *table, *call, *buffers);
 }
 
 void sample(const Sampling* arguments) { draw_rows(arguments); }

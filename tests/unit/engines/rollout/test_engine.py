@@ -105,6 +105,20 @@ def test_steps_between_looks_at_the_queue_do_not_change_samples(make_model: Mode
     assert [one.finish_reason for one in found] == [one.finish_reason for one in expected]
 
 
+@pytest.mark.parametrize(("max_running", "ended"), [(3, [2, 0, 1]), (2, [0])])
+def test_sequences_end_in_their_order_and_one_that_waits_gets_the_first_row(
+    make_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, max_running: int, ended: list[int]
+) -> None:
+    """Several steps are one call: past the end of a sequence only where nobody waits for its row."""
+    monkeypatch.setattr("interlace.engines.rollout.engine.MAX_LOOK_S", 60.0)
+    engine = NativeEngine(make_model(), max_running=max_running, options=EngineOptions(draft_tokens=0))
+    for index, length in enumerate((9, 15, 5)):
+        params = SamplingParams(max_new_tokens=length)
+        engine.submit(Request(uid="a", sample_index=index, prompt_ids=[5, index], params=params))
+    assert not engine.step().finished, "prompts"
+    assert [completion.request.sample_index for completion in engine.step().finished] == ended
+
+
 def test_while_a_step_runs_the_next_plan_is_made_and_dropped_when_somebody_comes_or_goes(
     make_model: ModelMaker,
 ) -> None:
