@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import Rank, WorkerGroup
-from interlace.runtime.handle import Handle
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.tracer import MakeTracer, TracedProcess, Tracer
 from interlace.runtime.waits import WaitRegistry
@@ -117,26 +116,16 @@ class Cluster(ABC):
         return None
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
-        """Runs a stage's loop until the run ends; its exception ends the run."""
-        self._follow(asyncio.get_running_loop().create_task(coroutine, name=name), lambda _nothing: None)
-
-    def receive(self, handle: Handle[T], receiver: Callable[[T], None]) -> None:
-        """Calls `receiver` with what an operation gives, without a task that waits for it; an exception of either ends
-        the run."""
-        self._follow(handle.task, receiver)
-
-    def _follow(self, task: "asyncio.Task[T]", receiver: Callable[[T], None]) -> None:
-        def done(task: "asyncio.Task[T]") -> None:
-            self._tasks.pop(task, None)
-            if task.cancelled():
-                return
-            try:
-                receiver(task.result())
-            except Exception as error:  # noqa: BLE001 - not swallowed: the run ends with it
-                self.fail(error)
-
+        """Runs a stage's loop, or a part of its work, until the run ends; its exception ends the run."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks[task] = None
-        task.add_done_callback(done)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error:
+            self.fail(error)
 
     async def outside(self, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
         """Awaits what no worker brings about, such as a file that is written: a span, and taken in in its turn."""

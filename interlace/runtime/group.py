@@ -157,13 +157,13 @@ class WorkerGroup(Generic[W_co]):
         self._operations[method] = how
         return how
 
-    async def inline(self, method: str, *args: Any) -> tuple[Any, Span]:
+    async def inline(self, method: str, *args: Any, cause: str = "") -> tuple[Any, Span]:
         """As `await group.method(*args)`, in the caller's own task, for one that has nothing to do until it is done.
 
-        Returns the result, and the span of rank 0.
+        cause: another than that of the hold it is in, if any. Returns the result, and the span of rank 0.
         """
         how = self._declared(method)
-        call, coroutine = self._prepared(method, how, args, {}, "")
+        call, coroutine = self._prepared(method, how, args, {}, cause)
         value = await coroutine
         return value, call.spans[0]
 
@@ -234,13 +234,14 @@ class WorkerGroup(Generic[W_co]):
         call.spans.append(span)
         timeline.begin(span)
         start_s, end_s = called_s, math.inf
+        running = services.waits.begin(self.name, call.method)
         try:
-            with services.waits.operation(who=self.name, what=call.method):
-                value, start_s, end_s = await self._ranks[number].call(call.method, args, call.kwargs)
+            value, start_s, end_s = await self._ranks[number].call(call.method, args, call.kwargs)
             if isinstance(value, int):
                 span.gave = value
             return value
         finally:
+            services.waits.end(running)
             # Another process's clock is known to within a message's way: nothing ran before it was called.
             now_s = services.clock.now()
             start_s = min(max(start_s, called_s), now_s)

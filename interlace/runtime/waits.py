@@ -1,7 +1,8 @@
 """Every wait is registered: who, on what, since when. What hangs can then be named instead of guessed."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from interlace.runtime.clock import Clock
@@ -44,9 +45,25 @@ class WaitRegistry:
         """Operations that go on outside the controller now; while there is one, nothing is stalled."""
         return len(self._operations)
 
-    def operation(self, *, who: str, what: str) -> "Operation":
-        """Something goes on outside the controller: a worker's operation, a file being written."""
-        return Operation(self, Wait(who, what, self.clock.now()))
+    def begin(self, who: str, what: str) -> int:
+        """Something goes on outside the controller from now on. Returns what end() wants to know."""
+        self._next += 1
+        self._operations[self._next] = Wait(who, what, self.clock.now())
+        return self._next
+
+    def end(self, token: int) -> None:
+        """It is over."""
+        del self._operations[token]
+        self.progress += 1
+
+    @contextmanager
+    def operation(self, *, who: str, what: str) -> Iterator[None]:
+        """Something goes on outside the controller inside: a worker is started, a file is written."""
+        token = self.begin(who, what)
+        try:
+            yield
+        finally:
+            self.end(token)
 
     def graph(self) -> str:
         """The wait-for graph as lines, oldest first."""
@@ -54,24 +71,6 @@ class WaitRegistry:
         running = [f"  {it.who} runs {it.what} since {now - it.since_s:.1f} s" for it in self._operations.values()]
         waiting = [f"  {it.who} waits for {it.what} since {now - it.since_s:.1f} s" for it in self._waits.values()]
         return "\n".join([f"{len(running)} operations running, {len(waiting)} waits:", *running, *waiting])
-
-
-class Operation:
-    """Registered while inside. A context manager of its own: one made of a generator takes longer than many a call."""
-
-    __slots__ = ("_registry", "_token", "_wait")
-
-    def __init__(self, registry: WaitRegistry, wait: Wait) -> None:
-        self._registry, self._wait = registry, wait
-
-    def __enter__(self) -> None:
-        self._registry._next += 1
-        self._token = self._registry._next
-        self._registry._operations[self._token] = self._wait
-
-    def __exit__(self, *exception: object) -> None:
-        del self._registry._operations[self._token]
-        self._registry.progress += 1
 
 
 class Signal:

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from interlace.core.profile import Profile
-from interlace.runtime.sim.loop import VirtualLoop, virtual_loop
+from interlace.runtime.sim.loop import virtual_loop
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -51,7 +51,7 @@ class Pace:
         try:
             await job.ended
         finally:
-            loop = virtual_loop()
+            loop = job.ended.get_loop()
             job.left_s -= (loop.time() - job.since_s) / job.slowdown
             if job.timer:
                 job.timer.cancel()
@@ -65,7 +65,7 @@ class Pace:
         if seconds > 0:
             await self.finish(self.begin(role, seconds))
 
-    def _settle(self, loop: VirtualLoop) -> None:
+    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
         """Somebody began or ended: everybody's speed may have changed."""
         now = loop.time()
         for job in self._jobs:

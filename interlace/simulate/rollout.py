@@ -36,7 +36,7 @@ class _Sequence:
     began: int = 0
     """Decode step of the engine at which its stint began, or at which its weights changed."""
     number: int = 0
-    """Of its stint."""
+    """Of its stint; 0 where it does not run."""
 
     @property
     def context(self) -> int:
@@ -60,8 +60,8 @@ class SimulatedEngine(Worker):
         self._version = -1
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[str, _Sequence] = {}
-        self._stints: dict[int, _Sequence] = {}
-        self._ends: list[tuple[int, int]] = []
+        self._ends: list[tuple[int, int, _Sequence]] = []
+        """(step, number of the stint, its sequence): a heap; stints that ended before are passed over."""
         self._numbers = itertools.count(1)
         self._step = 0
         self._num_cached = 0
@@ -189,15 +189,14 @@ class SimulatedEngine(Worker):
     def _begin(self, sequence: _Sequence) -> None:
         sequence.began, sequence.number = self._step, next(self._numbers)
         self._running[sequence.request.id] = sequence
-        self._stints[sequence.number] = sequence
         self._num_cached += sequence.context
-        heapq.heappush(self._ends, (self._step + max(1, sequence.limit - sequence.done), sequence.number))
+        heapq.heappush(self._ends, (self._step + max(1, sequence.limit - sequence.done), sequence.number, sequence))
 
     def _preempt(self) -> int:
         """Takes the youngest out until another step fits; the cache of what is left is enough then."""
         count = 0
         while len(self._running) > 1 and self._num_cached + len(self._running) > self._capacity:
-            sequence = self._stop(next(reversed(self._running)))
+            sequence = self._stop(next(reversed(self._running.values())))
             self._waiting.appendleft(sequence)
             count += 1
         self._num_preemptions += count
@@ -205,7 +204,7 @@ class SimulatedEngine(Worker):
 
     def _num_steps(self) -> int:
         """Until the next sequence ends, or the cache is full."""
-        while self._ends[0][1] not in self._stints:
+        while self._ends[0][1] != self._ends[0][2].number:
             heapq.heappop(self._ends)
         steps = self._ends[0][0] - self._step
         if len(self._running) > 1:
@@ -240,24 +239,23 @@ class SimulatedEngine(Worker):
     def _finished(self) -> list[Response]:
         found = []
         while self._ends and self._ends[0][0] <= self._step:
-            number = heapq.heappop(self._ends)[1]
-            if number in self._stints:
-                sequence = self._stop(self._stints[number].request.id)
-                found.append(_ended(sequence, sequence.reason))
+            _, number, sequence = heapq.heappop(self._ends)
+            if number == sequence.number:
+                found.append(_ended(self._stop(sequence), sequence.reason))
         return found
 
     def _take_out(self, request_id: str) -> _Sequence | None:
         if request_id in self._running:
-            return self._stop(request_id)
+            return self._stop(self._running[request_id])
         waiting = next((each for each in self._waiting if each.request.id == request_id), None)
         if waiting:
             self._waiting.remove(waiting)
         return waiting
 
-    def _stop(self, request_id: str) -> _Sequence:
+    def _stop(self, sequence: _Sequence) -> _Sequence:
         """Ends a stint."""
-        sequence = self._running.pop(request_id)
-        del self._stints[sequence.number]
+        del self._running[sequence.request.id]
+        sequence.number = 0
         self._book(sequence)
         self._num_cached -= sequence.context
         return sequence

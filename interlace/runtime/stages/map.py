@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from interlace.core.types import Sample, SampleKey, TerminalEvent
@@ -69,14 +68,17 @@ class MapStage:
             async with replica.hold(self._name):
                 # Only now: while it waited for devices others may have taken all, or rows may have ended.
                 rows = self._cursor.lease(self._released.popleft()) if self._released else []
-                results = await getattr(replica, self._operation)(rows) if rows else []
+                results, _ = await replica.inline(self._operation, rows) if rows else ([], None)
             self._write(rows, results)
 
     async def _serve_concurrently(self, replica: WorkerGroup[Any]) -> None:
-        operation = getattr(replica.because(self._name), self._operation)
         while await self._granule_released(replica):
             rows = self._cursor.lease(self._released.popleft())
-            self._cluster.receive(operation(rows), partial(self._write, rows))
+            self._cluster.spawn(self._serve_granule(replica, rows), name=f"{self._name} {replica.name}")
+
+    async def _serve_granule(self, replica: WorkerGroup[Any], rows: Sequence[Sample]) -> None:
+        results, _ = await replica.inline(self._operation, rows, cause=self._name)
+        self._write(rows, results)
 
     async def _granule_released(self, replica: WorkerGroup[Any]) -> bool:
         while not self._released:
