@@ -247,8 +247,8 @@ def _samples(given: Sequence[object]) -> str:
 
 
 def _returned(returned_s: float) -> str:
-    """null: it raised, was given up, or goes on."""
-    return f',"returned_us":{_us(returned_s) if returned_s < math.inf else "null"}'
+    """When the controller took the result in; an operation that raised or was given up has none."""
+    return f',"returned_us":{_us(returned_s)}' if returned_s < math.inf else ',"no_result":true'
 
 
 def _left(responses: Sequence[Response]) -> str:

@@ -134,9 +134,9 @@ def _call(event: Mapping[str, Any], end_s: float) -> RecordedCall:
 
 
 def _returned_s(args: Mapping[str, Any], end_s: float) -> float:
-    if "returned_us" not in args:
-        return math.inf if args.get("unfinished") else end_s
-    return math.inf if args["returned_us"] is None else float(args["returned_us"]) / 1e6
+    if "unfinished" in args or "no_result" in args:
+        return math.inf
+    return float(args["returned_us"]) / 1e6 if "returned_us" in args else end_s
 
 
 def _completion_order(calls: Sequence[RecordedCall]) -> list[SampleKey]:
