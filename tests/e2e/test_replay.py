@@ -20,8 +20,8 @@ def assert_replays(root: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["schedule=async-colocated", "eval_every=1"],
-        ["schedule=async-colocated", "schedule.min_hold=0.02", "checkpoint_every=1"],
+        ["schedule=async-colocated", "steps=8", "eval_every=2"],
+        ["schedule=async-colocated", "steps=8", "schedule.min_hold=0.02", "checkpoint_every=1"],
         ["schedule=rollpacker"],
     ],
 )
@@ -34,7 +34,7 @@ def test_a_run_is_admitted_and_completed_in_the_recorded_order(overrides: list[s
 @pytest.mark.parametrize("schedule", preset_names())
 def test_so_is_one_under_every_preset(schedule: str, tmp_path: Path) -> None:
     for seed in range(3):
-        run(tmp_path, f"run-{seed}", [f"schedule={schedule}", f"seed={seed}", "eval_every=2"])
+        run(tmp_path, f"run-{seed}", [f"schedule={schedule}", f"seed={seed}", "steps=8", "eval_every=3"])
         assert_replays(tmp_path, f"run-{seed}")
 
 
@@ -45,11 +45,11 @@ def test_of_a_resumed_run_the_last_process_is_gone_through(tmp_path: Path) -> No
 
 
 def test_a_run_that_was_stopped_or_killed_is_gone_through_as_far_as_it_came(tmp_path: Path) -> None:
-    run(tmp_path, "run", ["schedule=async-colocated", "steps=6", "eval_every=1"], stop_after=4)
+    run(tmp_path, "run", ["schedule=async-colocated", "steps=8", "eval_every=1"], stop_after=6)
     assert_replays(tmp_path, "run")
     timeline = tmp_path / "run" / "timeline.json"
     text = timeline.read_text()
-    timeline.write_text(text[: text.index('"name":"step 4"')].rpartition(",\n")[0])
+    timeline.write_text(text[: text.index('"name":"step 6"')].rpartition(",\n")[0])
     assert_replays(tmp_path, "run")
 
 
