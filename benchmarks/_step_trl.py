@@ -4,7 +4,9 @@ Lengths are forced by a logits processor that bans the end token before a row's 
 row that ended is padded until the longest one ends, as `generate` does. With its continuous batching each request has
 its target as max_new_tokens. On several ranks the trainer runs as `accelerate launch` would start it.
 
-    python benchmarks/_step_trl.py FOLDER LENGTHS generate|continuous RANKS
+    python benchmarks/_step_trl.py FOLDER LENGTHS generate|continuous RANKS [MICROBATCH]
+
+MICROBATCH: samples of a rank that are trained on at once; all of them without it.
 """
 
 import os
@@ -34,8 +36,6 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERI
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 BLOCKS = {"num_blocks": 256, "max_batch_tokens": 1088}
 """Of continuous batching, whose own choice takes most of a CPU's memory."""
-MICROBATCH = 16
-"""Samples: with all of a rank's at once it takes a tenth more CPU seconds a step."""
 
 
 class Clock:
@@ -112,7 +112,7 @@ def force_continuous(model: Any, kind: str, clock: Clock) -> None:
     Manager.add_request, model.generate_batch = add_request, generate_batch
 
 
-def make_trainer(folder: Path, kind: str, generation: str, clock: Clock) -> Any:
+def make_trainer(folder: Path, kind: str, generation: str, microbatch: int, clock: Clock) -> Any:
     """A GRPOTrainer of this rank's share of the samples."""
     import torch
     import transformers
@@ -155,21 +155,21 @@ def make_trainer(folder: Path, kind: str, generation: str, clock: Clock) -> Any:
     return GRPOTrainer(
         model=model,
         reward_funcs=scored,
-        args=make_config(continuous=continuous),
+        args=make_config(microbatch, continuous=continuous),
         train_dataset=dataset,
         processing_class=tokenizer,
         callbacks=[Turns()],
     )
 
 
-def make_config(*, continuous: bool) -> Any:
+def make_config(microbatch: int, *, continuous: bool) -> Any:
     """Plain GRPO."""
     from trl import GRPOConfig
 
     return GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=MICROBATCH,
-        gradient_accumulation_steps=SAMPLES // WORLD // MICROBATCH,
+        per_device_train_batch_size=microbatch,
+        gradient_accumulation_steps=SAMPLES // WORLD // microbatch,
         num_generations=SAMPLES_PER_PROMPT,
         max_completion_length=LONGEST,
         max_steps=1_000_000,
@@ -213,7 +213,8 @@ def main() -> None:
             subprocess.Popen([sys.executable, *sys.argv], env=own, stdin=subprocess.DEVNULL, stdout=sys.stderr)
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | places | {"RANK": "0", "LOCAL_RANK": "0"})
     sys.stdout = sys.stderr
-    make_trainer(folder, kind, generation, Clock()).train()
+    microbatch = int(sys.argv[5]) if len(sys.argv) > 5 else SAMPLES // WORLD
+    make_trainer(folder, kind, generation, microbatch, Clock()).train()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ All train the same 0.85-million-parameter Qwen2 on the same prompts, 8 prompts x
 response lengths: `uniform`, all 64 tokens, or `longtail`, lognormal around 64 with sigma 1, the longest 512.
 
 - `one core`: interlace, synchronous and colocated, in one process (`cluster=local`, `verl-colocated`), beside TRL's
-  GRPOTrainer in one process, with `generate` and with its continuous batching.
+  GRPOTrainer in one process, with `generate` (training on all samples at once, and on 16) and with its continuous
+  batching.
 - `two cores`: interlace, asynchronous, generation and training in a process each (`cluster=ray`, a split placement),
   beside TRL on two data-parallel ranks.
 
@@ -44,6 +45,8 @@ SETTINGS = {
     2: ("schedule=one-step-off", "cluster.backend=ray", "cluster.devices=cpu:2"),
 }
 """Of interlace, by the number of cores."""
+MICROBATCH = "16"
+"""Samples that TRL trains on at once, where it is not all of a rank's: it is fastest so."""
 STEPS_A_TURN = {OURS: 4}
 """TRL takes one: its steps are long."""
 
@@ -108,8 +111,10 @@ def start(folder: Path, cores: int, lengths: str, settings: Sequence[str]) -> li
     task = [str(folder), lengths]
     found = [Contestant(OURS, "_step_interlace.py", [*task, *SETTINGS[cores], *settings])]
     if importlib.util.find_spec("trl"):
-        kinds = ("generate", "continuous") if cores == 1 else ("generate",)
-        found += [Contestant(f"trl, {kind}", "_step_trl.py", [*task, kind, str(cores)]) for kind in kinds]
+        kinds = [("generate",), ("generate", MICROBATCH), *([("continuous", MICROBATCH)] if cores == 1 else [])]
+        for generation, *size in kinds:
+            name = " ".join(["trl,", generation, *size])
+            found.append(Contestant(name, "_step_trl.py", [*task, generation, str(cores), *size]))
     return found
 
 
