@@ -191,7 +191,7 @@ def decode_steps(name: str, row_counts: list[int], steps: int, threads: int) -> 
 def _decode_steps(engine: NativeEngine, weights: int, rows: int, steps: int, threads: int) -> Steps:
     for index in range(rows):
         prompt = [(index * 7 + place) % 512 for place in range(PROMPT_TOKENS)]
-        params = SamplingParams(max_new_tokens=2 * steps + 300)  # none ends
+        params = SamplingParams(max_new_tokens=1000)  # none ends
         engine.submit(Request(uid=f"b{rows}", sample_index=index, prompt_ids=prompt, params=params))
     engine.step()
     clock = time.process_time if threads == 1 else time.perf_counter

@@ -12,8 +12,9 @@ KVKind = Literal["slots", "pages"]
 class EngineOptions(Config):
     """Defaults serve; the switches at the end are there to measure and to test what they turn off."""
 
-    steps_per_schedule: int = Field(default=32, ge=1)
-    """Decode steps between two looks at the queue, at most: a sequence that ends, or a few milliseconds, end them."""
+    steps_per_schedule: int = Field(default=64, ge=1)
+    """Decode steps between two looks at the queue, at most: they also end after some milliseconds, and with a sequence
+    whose row another waits for."""
     draft_tokens: int = Field(default=3, ge=0)
     """Tokens that are guessed and verified at once while few sequences run; 0 turns speculation off."""
     draft_below: int = Field(default=2, ge=0)

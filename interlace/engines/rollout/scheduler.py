@@ -134,7 +134,7 @@ class Scheduler:
     def _make_room(self, lookahead: int) -> int:
         """Reserves the cells of the next pass, preempting the youngest until they suffice, and those of later ones.
 
-        Returns the number of passes that there is room for; where it is not `lookahead`, it is 1.
+        Returns the number of passes that there is room for, at most `lookahead`.
         """
         table, store = self._table, self._store
         rows = self.running_rows()
@@ -142,13 +142,12 @@ class Scheduler:
         later = np.minimum(now + lookahead - 1, table.limit[rows])
         if not (later > store.capacity[rows]).any():
             return lookahead
-        steps = lookahead
         for sequence, least, wanted in zip(list(self.running), now.tolist(), later.tolist(), strict=True):
             if not self._reserve(sequence, wanted):
-                steps = 1
                 while not self._reserve(sequence, least):
                     self._preempt(self.running[-1])
-        return steps
+        room = np.where(store.capacity[rows] < later, store.capacity[rows] - now + 1, lookahead)
+        return int(room.min(initial=lookahead, where=store.capacity[rows] >= now))
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Whether there is room, for which what ended sequences left is given up; a preempted one needs none."""
