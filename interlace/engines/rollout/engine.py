@@ -301,9 +301,9 @@ class NativeEngine:
         self._scheduler.prepare(plan)
         until = Until(max_steps=plan.steps, max_s=MAX_LOOK_S, past_ends=not self._scheduler.waiting)
         made = decoder.advance(plan.rows, self._table, self._version, until)
+        if any(outcome == kernels.NOT_FINITE for _, outcome in made.ended):
+            refuse_logits()  # before anybody is let go: what all have is still there to be taken out
         for place, outcome in made.ended:
-            if outcome == kernels.NOT_FINITE:
-                refuse_logits()
             self._finish(int(plan.rows[place]), finished, stopped=outcome == kernels.STOPPED)
         self._counters.count(
             steps=made.num_steps,

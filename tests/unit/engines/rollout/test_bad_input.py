@@ -87,6 +87,19 @@ def test_diverged_weights_are_an_error_not_garbage(make_model: ModelMaker) -> No
         engine.generate([[1]], SamplingParams(max_new_tokens=2))
 
 
+def test_what_was_made_before_weights_diverged_can_be_taken_out(make_model: ModelMaker) -> None:
+    engine = NativeEngine(make_model(), options=EngineOptions(steps_per_schedule=2))
+    for index in range(3):
+        params = SamplingParams(max_new_tokens=40)
+        engine.submit(Request(uid="a", sample_index=index, prompt_ids=[1, index], params=params))
+    made = sum(engine.step().num_new_tokens for _ in range(3))
+    broken = {name: torch.full_like(tensor, float("nan")) for name, tensor in make_model().named_parameters()}
+    engine.update_weights(broken, 1, "keep")
+    with pytest.raises(InterlaceError, match="not finite"):
+        engine.step()
+    assert sum(len(completion.token_ids) for completion in engine.abort()) == made > 0
+
+
 def test_a_model_without_its_engine_says_so(make_model: ModelMaker) -> None:
     model = make_model()
     engine = NativeEngine(model, options=EngineOptions(compile_decoder=False))
