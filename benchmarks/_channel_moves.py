@@ -8,6 +8,8 @@ import numpy as np
 
 BOUND = 64
 """Messages that a queue may hold."""
+WARM_UP_S = 5.0
+"""Before the first measurement: a Ray that has just started is still busy with itself."""
 Put, Get = Callable[[Any], Any], Callable[[], Any]
 
 

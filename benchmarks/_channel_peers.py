@@ -19,14 +19,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from _channel_moves import BOUND, Get, Put, consume, items, ping, pong, produce, touch
+from _channel_moves import BOUND, WARM_UP_S, Get, Put, consume, items, ping, pong, produce, touch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RLINF_LOG_LEVEL", "WARNING")
 WINDOW = 16
 """Calls in flight of the bare actor."""
-WARM_UP_S = 5.0
 FIELDS = ["token_ids", "logprobs"]
 
 
@@ -253,7 +252,7 @@ class TransferQueueContestant:
 
 
 def warm_up(move: Callable[[], Any]) -> None:
-    """Moves messages for a while: a Ray that has just started is still busy with itself."""
+    """Moves messages for a while."""
     end = time.monotonic() + WARM_UP_S
     while time.monotonic() < end:
         move()

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from _channel_ends import End, Row
+from _channel_moves import BOUND, WARM_UP_S
 
 from interlace.recipes.clusters.ray import open_cluster
 from interlace.recipes.config import ClusterConfig
@@ -37,11 +38,8 @@ from interlace.schedule.schedule import Schedule
 OURS = "interlace Channel"
 HERE = ("bare Ray actor", "ray Queue", "multiprocessing.Queue")
 ELSEWHERE = ("RLinf Channel", "TransferQueue")
-BOUND = 64
 STEP = 64
 """Items: after so many the timeline's books are closed, as at the end of a step. Until then it has what calls got."""
-WARM_UP_S = 5.0
-"""Before the first measurement: a Ray that has just started is still busy with itself."""
 COLUMNS = ("key", "token_ids", "logprobs")
 
 

@@ -109,6 +109,17 @@ def test_logprobs_follow_the_update(pair: RankPair, *, reshard: bool) -> None:
 
 
 @pytest.mark.parametrize("reshard", [True, False])
+def test_logprobs_in_the_middle_of_a_minibatch_cost_it_nothing(pair: RankPair, *, reshard: bool) -> None:
+    """As where samples are trained on while later ones are still scored."""
+    setting, samples = Setting(budget=40, reshard=reshard), ragged_samples(7)
+    pair.start(setting)
+    pair.accumulate(samples[:3])
+    pair.logprobs(samples)
+    pair.accumulate(samples[3:])
+    assert same(pair.update(), alone(setting, samples))
+
+
+@pytest.mark.parametrize("reshard", [True, False])
 def test_an_adapter_is_shared_out_too(pair: RankPair, tmp_path: Path, *, reshard: bool) -> None:
     pytest.importorskip("peft")
     setting, samples = Setting(budget=60, lora_rank=4, reshard=reshard), ragged_samples(7)
