@@ -2,7 +2,17 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Generic, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
@@ -35,7 +45,7 @@ class Channel(Generic[K, R]):
         max_rows: int | None = None,
         on_end: Callable[[R, TerminalEvent | None], None] | None = None,
     ) -> None:
-        """record_type: a frozen dataclass, without __post_init__, whose fields are the columns.
+        """record_type: a frozen dataclass, without slots and __post_init__, whose fields are the columns.
 
         marks: further columns that hold no value.
 
@@ -43,8 +53,12 @@ class Channel(Generic[K, R]):
         """
         self.name = name
         self._waits = waits
-        self._fields = tuple(field.name for field in dataclasses.fields(record_type))  # type: ignore[arg-type]
-        self._columns = (*self._fields, *marks)
+        if hasattr(record_type, "__slots__"):
+            raise ValueError(
+                f"rows of channel {name!r} are copied as dictionaries: declare {record_type.__name__} without slots."
+            )
+        fields = dataclasses.fields(record_type)  # type: ignore[arg-type]
+        self._columns = (*(field.name for field in fields), *marks)
         self._bits = {column: 1 << place for place, column in enumerate(self._columns)}
         self._marks = frozenset(marks)
         self._rows: dict[K, R] = {}
@@ -97,12 +111,12 @@ class Channel(Generic[K, R]):
         """Writes columns of a row. False where the row has ended meanwhile (a late result of a dropped sample)."""
         if key not in self._rows:
             return False
-        added = self._mask([*values, *marks])
-        if self._have[key] & added:
-            raise ValueError(f"channel {self.name!r}: row {key} has {self._names(self._have[key] & added)} already")
+        added, had = self._mask(values) | self._mask(marks), self._have[key]
+        if had & added:
+            raise ValueError(f"channel {self.name!r}: row {key} has {self._names(had & added)} already")
         if values:
-            self._rows[key] = self._with(self._rows[key], values)
-        self._have[key] |= added
+            self._rows[key] = _with(self._rows[key], values)
+        self._have[key] = had | added
         self._offer_to_all(key)
         return True
 
@@ -182,23 +196,25 @@ class Channel(Generic[K, R]):
             self._on_end(record, event)
         return record
 
-    def _with(self, record: R, values: Mapping[str, object]) -> R:
-        """A copy with other values. dataclasses.replace does the same in five times the time, at every put."""
-        copy = object.__new__(type(record))
-        for field in self._fields:
-            object.__setattr__(copy, field, values[field] if field in values else getattr(record, field))
-        return copy
-
-    def _mask(self, columns: Sequence[str]) -> int:
-        mask = 0
+    def _mask(self, columns: Iterable[str]) -> int:
+        mask, bits = 0, self._bits
         for column in columns:
-            if column not in self._bits:
+            if column not in bits:
                 raise ValueError(f"channel {self.name!r} has no column {column!r}.{nearest(column, self._columns)}")
-            mask |= self._bits[column]
+            mask |= bits[column]
         return mask
 
     def _names(self, mask: int) -> str:
         return ", ".join(name for name, bit in self._bits.items() if bit & mask)
+
+
+def _with(record: R, values: Mapping[str, object]) -> R:
+    """A copy with other values. dataclasses.replace does the same in many times the time, at every put."""
+    copy: R = object.__new__(type(record))
+    columns = vars(copy)
+    columns.update(vars(record))
+    columns.update(values)
+    return copy
 
 
 class Cursor(Generic[K, R]):

@@ -18,6 +18,7 @@ from interlace.runtime.worker import Operation, Worker, operation_of
 from interlace.schedule.placement import Device
 
 W_co = TypeVar("W_co", bound=Worker, covariant=True)
+_NO_TURN = nullcontext()
 
 
 class Ran(NamedTuple):
@@ -45,7 +46,7 @@ class Rank(Protocol):
 def turn_of(worker: object, method: str, turn: asyncio.Lock) -> AbstractAsyncContextManager[None]:
     """What a coroutine operation runs under: those on the device take turns, the others overlap."""
     how = operation_of(type(worker), method)
-    return turn if how is None or how.on_device else nullcontext()
+    return turn if how is None or how.on_device else _NO_TURN
 
 
 class Services(Protocol):
@@ -109,6 +110,7 @@ class WorkerGroup(Generic[W_co]):
         self.version: int | None = None
         """Of the weights that its ranks serve or take in, where a driver says so: what its spans are marked with."""
         self._class, self._ranks, self._services = worker_class, tuple(ranks), services
+        self._rank_devices = [self.device_indices[number :: len(ranks)] for number in range(len(ranks))]
         self._operations: dict[str, Operation] = {}
         """Those called so far, as declared."""
         self._holder: asyncio.Task[Any] | None = None
@@ -210,19 +212,23 @@ class WorkerGroup(Generic[W_co]):
         async with self.hold():
             return await on_ranks
 
-    async def _on_ranks(self, call: _Call) -> Any:
+    def _on_ranks(self, call: _Call) -> Coroutine[Any, Any, Any]:
         order, per_rank = self._split(call.how, call.args)
         ranks = [self._on_rank(number, call, args) for number, args in enumerate(per_rank)]
-        # One alone needs no task of its own.
-        results = await asyncio.gather(*ranks) if len(ranks) > 1 else [await ranks[0]]
-        return _collect(call.how, results, order)
+        if len(ranks) == 1 and call.how.collect == "first":
+            return ranks[0]
+        return self._on_several(call.how, ranks, order)
+
+    @staticmethod
+    async def _on_several(how: Operation, ranks: Sequence[Coroutine[Any, Any, Any]], order: list[list[int]]) -> Any:
+        return _collect(how, await asyncio.gather(*ranks), order)
 
     async def _on_rank(self, number: int, call: _Call, args: tuple[Any, ...]) -> Any:
         services = self._services
         timeline, called_s = services.timeline, services.clock.now()
         span = Span(
             start_s=called_s,
-            devices=self.device_indices[number :: len(self._ranks)] if call.how.on_device else (),
+            devices=self._rank_devices[number] if call.how.on_device else (),
             group=self.name,
             rank=number,
             operation=call.method,
@@ -234,7 +240,7 @@ class WorkerGroup(Generic[W_co]):
         call.spans.append(span)
         timeline.begin(span)
         start_s, end_s = called_s, math.inf
-        running = services.waits.begin(self.name, call.method)
+        running = services.waits.begin(self.name, call.method, called_s)
         try:
             value, start_s, end_s = await self._ranks[number].call(call.method, args, call.kwargs)
             if isinstance(value, int):

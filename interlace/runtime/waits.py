@@ -45,10 +45,10 @@ class WaitRegistry:
         """Operations that go on outside the controller now; while there is one, nothing is stalled."""
         return len(self._operations)
 
-    def begin(self, who: str, what: str) -> int:
+    def begin(self, who: str, what: str, since_s: float) -> int:
         """Something goes on outside the controller from now on. Returns what end() wants to know."""
         self._next += 1
-        self._operations[self._next] = Wait(who, what, self.clock.now())
+        self._operations[self._next] = Wait(who, what, since_s)
         return self._next
 
     def end(self, token: int) -> None:
@@ -59,7 +59,7 @@ class WaitRegistry:
     @contextmanager
     def operation(self, *, who: str, what: str) -> Iterator[None]:
         """Something goes on outside the controller inside: a worker is started, a file is written."""
-        token = self.begin(who, what)
+        token = self.begin(who, what, self.clock.now())
         try:
             yield
         finally:

@@ -31,19 +31,19 @@ class Pace:
     """Where costs interfere, a job goes on more slowly while others do: each change is felt at once by all."""
 
     def __init__(self, profile: Profile) -> None:
-        self._profile = profile
+        """Made on the loop that it is used on, a VirtualLoop."""
+        self._profile, self._loop = profile, virtual_loop()
         self._roles = {pair.role for pair in profile.interference} | {pair.beside for pair in profile.interference}
         self._jobs: dict[Job, None] = {}
 
     def begin(self, role: str, seconds: float) -> Job:
         """Work of so many seconds, if it were alone; finish() must be awaited."""
-        loop = virtual_loop()
-        is_alone = role not in self._roles
+        loop, is_alone = self._loop, role not in self._roles
         ended = loop.alarm(seconds) if is_alone else loop.create_future()
-        job = Job(role=role, seconds=seconds, left_s=seconds, since_s=loop.time(), ended=ended)
+        job = Job(role=role, seconds=seconds, left_s=seconds, since_s=loop.now_s, ended=ended)
         if not is_alone:
             self._jobs[job] = None
-            self._settle(loop)
+            self._settle()
         return job
 
     async def finish(self, job: Job) -> float:
@@ -51,13 +51,12 @@ class Pace:
         try:
             await job.ended
         finally:
-            loop = job.ended.get_loop()
-            job.left_s -= (loop.time() - job.since_s) / job.slowdown
-            if job.timer:
-                job.timer.cancel()
+            job.left_s -= (self._loop.now_s - job.since_s) / job.slowdown
             if job in self._jobs:
                 del self._jobs[job]
-                self._settle(loop)
+                if job.timer:
+                    job.timer.cancel()
+                self._settle()
         return job.seconds - max(0.0, job.left_s)
 
     async def work(self, role: str, seconds: float) -> None:
@@ -65,9 +64,9 @@ class Pace:
         if seconds > 0:
             await self.finish(self.begin(role, seconds))
 
-    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _settle(self) -> None:
         """Somebody began or ended: everybody's speed may have changed."""
-        now = loop.time()
+        now = self._loop.now_s
         for job in self._jobs:
             job.left_s -= (now - job.since_s) / job.slowdown
             job.since_s = now
@@ -75,4 +74,4 @@ class Pace:
             job.slowdown = self._profile.slowdown(job.role, others)
             if job.timer:
                 job.timer.cancel()
-            job.timer = loop.call_later(max(0.0, job.left_s) * job.slowdown, job.stop)
+            job.timer = self._loop.call_later(max(0.0, job.left_s) * job.slowdown, job.stop)

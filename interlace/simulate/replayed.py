@@ -227,7 +227,7 @@ class ReplayCluster(SimCluster):
             worker = ReplayedReward(context, self._recording)
         else:
             worker = ReplayedModel(context)
-        return ReplayedRank(InlineRank(worker, context, self.clock), context, self._recording)
+        return ReplayedRank(InlineRank(worker, context), context, self._recording)
 
     async def outside(self, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
         """Nothing is done; it ends when it ended."""

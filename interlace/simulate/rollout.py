@@ -1,6 +1,5 @@
 """A rollout engine that only costs time: continuous batching, advanced from event to event, never token by token."""
 
-import asyncio
 import heapq
 import itertools
 import math
@@ -14,6 +13,7 @@ from interlace.core.profile import RolloutCosts, speed_up
 from interlace.core.runs import Runs
 from interlace.core.training import WeightBundle
 from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response
+from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.simulate.pace import Job, Pace
 
@@ -32,15 +32,13 @@ class _Sequence:
     reason: FinishReason
     done: int
     """Tokens, those of the stint that goes on left out."""
+    context: int
+    """These and the prompt's."""
     versions: list[tuple[int, int]]
     began: int = 0
     """Decode step of the engine at which its stint began, or at which its weights changed."""
     number: int = 0
     """Of its stint; 0 where it does not run."""
-
-    @property
-    def context(self) -> int:
-        return len(self.request.prompt_ids) + self.done
 
 
 class SimulatedEngine(Worker):
@@ -51,7 +49,7 @@ class SimulatedEngine(Worker):
 
     def __init__(self, context: WorkerContext, costs: RolloutCosts, length: Length, pace: Pace) -> None:
         super().__init__(context)
-        self._costs, self._length, self._pace = costs, length, pace
+        self._costs, self._length, self._pace, self._loop = costs, length, pace, virtual_loop()
         self._num_devices = max(1, len(context.devices))
         self._speed = speed_up(self._num_devices, costs.efficiency)
         self._capacity = costs.kv_tokens * self._num_devices
@@ -77,8 +75,8 @@ class SimulatedEngine(Worker):
 
         A call that is younger than `min_call_s` goes on, whatever finishes.
         """
-        now = asyncio.get_running_loop().time
-        until_s = now() + self._costs.min_call_s
+        loop = self._loop
+        until_s = loop.now_s + self._costs.min_call_s
         responses = [
             _ended(found, FinishReason.ABORTED) for request_id in aborts if (found := self._take_out(request_id))
         ]
@@ -89,16 +87,17 @@ class SimulatedEngine(Worker):
         num_new_tokens = num_running = num_preemptions = 0
         kv_use = 0.0
         while not self._interrupted:
-            self._admit({request.uid for request in submissions})
+            if self._waiting:
+                self._admit({request.uid for request in submissions})
             if not self._running:
                 break
             num_preemptions += self._preempt()
             num_running = len(self._running)
-            left_s = until_s - now() if responses else math.inf
-            num_new_tokens += num_running * await self._decode(self._num_steps(), left_s)
+            left_s = until_s - loop.now_s if responses else math.inf
+            num_new_tokens += num_running * await self._decode(num_running, left_s)
             kv_use = max(kv_use, self._num_cached / self._capacity)
             responses += self._finished()
-            if responses and now() >= until_s:
+            if responses and loop.now_s >= until_s:
                 break
         self._interrupted = False
         return Progress(
@@ -171,6 +170,7 @@ class SimulatedEngine(Worker):
             limit=int(limit),
             reason=FinishReason.STOP if limit == natural else FinishReason.LENGTH,
             done=len(request.generated_ids),
+            context=len(request.prompt_ids) + len(request.generated_ids),
             versions=list(Runs.of(request.generated_versions).pieces),
         )
 
@@ -194,52 +194,48 @@ class SimulatedEngine(Worker):
 
     def _preempt(self) -> int:
         """Takes the youngest out until another step fits; the cache of what is left is enough then."""
-        count = 0
-        while len(self._running) > 1 and self._num_cached + len(self._running) > self._capacity:
-            sequence = self._stop(next(reversed(self._running.values())))
+        count, running = 0, self._running
+        while self._num_cached + len(running) > self._capacity and len(running) > 1:
+            sequence = self._stop(next(reversed(running.values())))
             self._waiting.appendleft(sequence)
             count += 1
         self._num_preemptions += count
         return count
 
-    def _num_steps(self) -> int:
+    def _num_steps(self, num_running: int) -> int:
         """Until the next sequence ends, or the cache is full."""
-        while self._ends[0][1] != self._ends[0][2].number:
-            heapq.heappop(self._ends)
-        steps = self._ends[0][0] - self._step
-        if len(self._running) > 1:
-            steps = min(steps, (self._capacity - self._num_cached) // len(self._running))
+        ends = self._ends
+        while ends[0][1] != ends[0][2].number:
+            heapq.heappop(ends)
+        steps = ends[0][0] - self._step
+        if num_running > 1:
+            steps = min(steps, (self._capacity - self._num_cached) // num_running)
         return max(1, steps)
 
-    async def _decode(self, steps: int, left_s: float) -> int:
-        """Waits for so many decode steps, or those that begin within left_s, or before an interruption. Returns how
-        many were done.
+    async def _decode(self, num_running: int, left_s: float) -> int:
+        """Waits until the next sequence ends, the cache is full, left_s have passed or somebody interrupts. Returns how
+        many steps were done; one that was begun is finished.
         """
-        num_running, num_cached = len(self._running), self._num_cached
+        steps, speed, prefill_s = self._num_steps(num_running), self._speed, self._due_s
         reading = self._costs.context_token_s * num_running / 2
-        first = self._step_s(num_running) + self._costs.context_token_s * (num_cached - num_running / 2)
-        prefill_s, self._due_s = self._due_s, 0.0
-
-        def until(steps: int) -> float:
-            return prefill_s + (steps * first + reading * steps**2) / self._speed
-
+        first = self._step_s(num_running) + self._costs.context_token_s * (self._num_cached - num_running / 2)
+        self._due_s = 0.0
         if left_s < math.inf:
-            steps = min(steps, max(1, _steps_in((left_s - prefill_s) * self._speed, first, reading)))
-        self._job = self._pace.begin(ROLE, until(steps))
+            steps = min(steps, max(1, _steps_in((left_s - prefill_s) * speed, first, reading)))
+        self._job = self._pace.begin(ROLE, prefill_s + (steps * first + reading * steps**2) / speed)
         done_s = await self._pace.finish(self._job)
         self._job = None
         if self._interrupted:
-            steps = min(steps, _steps_in((done_s - prefill_s) * self._speed, first, reading))
-            # A step that was begun is finished.
-            await self._pace.work(ROLE, until(steps) - done_s)
+            steps = min(steps, _steps_in((done_s - prefill_s) * speed, first, reading))
+            await self._pace.work(ROLE, prefill_s + (steps * first + reading * steps**2) / speed - done_s)
         self._step += steps
         self._num_cached += steps * num_running
         return steps
 
     def _finished(self) -> list[Response]:
-        found = []
-        while self._ends and self._ends[0][0] <= self._step:
-            _, number, sequence = heapq.heappop(self._ends)
+        found, ends = [], self._ends
+        while ends and ends[0][0] <= self._step:
+            _, number, sequence = heapq.heappop(ends)
             if number == sequence.number:
                 found.append(_ended(self._stop(sequence), sequence.reason))
         return found
@@ -266,6 +262,7 @@ class SimulatedEngine(Worker):
         if count:
             sequence.versions.append((self._version, count))
             sequence.done += count
+            sequence.context += count
             sequence.began = self._step
 
 

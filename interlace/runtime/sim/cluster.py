@@ -3,10 +3,10 @@
 import asyncio
 import traceback
 from collections.abc import Callable, Sequence
+from types import CoroutineType
 from typing import Any
 
 from interlace.core.errors import HangError, RemoteError, UserError
-from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Ran, Rank, turn_of
 from interlace.runtime.sim.loop import virtual_loop
@@ -20,18 +20,19 @@ Around = Callable[[Rank, WorkerContext], Rank]
 class InlineRank:
     """Operations of one rank on the event loop."""
 
-    def __init__(self, worker: Worker, context: WorkerContext, clock: Clock) -> None:
-        self._worker, self._context, self._clock = worker, context, clock
+    def __init__(self, worker: Worker, context: WorkerContext) -> None:
+        """Made on the loop that it runs on, a VirtualLoop."""
+        self._worker, self._context, self._loop = worker, context, virtual_loop()
         self._turn = asyncio.Lock()
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """A coroutine function may sleep, which is its cost."""
         try:
             async with turn_of(self._worker, method, self._turn):
-                start_s = self._clock.now()
+                start_s = self._loop.now_s
                 result = getattr(self._worker, method)(*args, **kwargs)
-                value = await result if asyncio.iscoroutine(result) else result
-                return Ran(value, start_s, self._clock.now())
+                value = await result if isinstance(result, CoroutineType) else result
+                return Ran(value, start_s, self._loop.now_s)
         except UserError:
             raise
         except Exception as error:
@@ -76,7 +77,7 @@ class SimCluster(Cluster):
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         try:
-            rank = InlineRank(spec.factory(context), context, self.clock)
+            rank = InlineRank(spec.factory(context), context)
         except UserError:
             raise
         except Exception as error:

@@ -48,7 +48,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, *, max_seconds: float = 1e9) -> None:
         """max_seconds: virtual time at which a run that goes on for ever is called a hang."""
-        self._virtual_s = 0.0
+        self.now_s = 0.0
+        """Virtual seconds since the loop was made."""
         self._numbers = itertools.count()
         self._max_seconds = max_seconds
         self.on_stall: Callable[[], bool] = lambda: False
@@ -56,8 +57,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(_NoSelector())
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
-        return self._virtual_s
+        return self.now_s
 
     # The base class's ways to schedule look for misuse and for debug mode at each of a simulation's many callbacks.
     def call_soon(
@@ -81,12 +81,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: *Args,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._virtual_s + delay, callback, *args, context=context)
+        return self.call_at(self.now_s + delay, callback, *args, context=context)
 
     def alarm(self, delay: float) -> "asyncio.Future[None]":
         """Done after so many seconds, or before if somebody gives it a result: a sleep without a timer to call back."""
         future = self.create_future()
-        heapq.heappush(self._scheduled, (self._virtual_s + delay, next(self._numbers), future))
+        heapq.heappush(self._scheduled, (self.now_s + delay, next(self._numbers), future))
         return future
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -119,10 +119,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if not self.on_stall():
                 raise HangError("nothing is ready and nothing is timed on the virtual clock")
             return
-        self._virtual_s = max(self._virtual_s, timers[0][0])
-        if self._virtual_s > self._max_seconds:
+        self.now_s = max(self.now_s, timers[0][0])
+        if self.now_s > self._max_seconds:
             raise HangError(f"the virtual clock passed {self._max_seconds:.0f} s")
-        while timers and timers[0][0] <= self._virtual_s:
+        while timers and timers[0][0] <= self.now_s:
             due = heapq.heappop(timers)[2]
             if isinstance(due, asyncio.TimerHandle):
                 ready.append(due)

@@ -241,3 +241,13 @@ async def play(moves: list[tuple[str, int]]) -> None:
     assert len(ended) == len(set(ended))
     assert {int(name) for name in ended} | (opened - scored) >= opened
     assert reader.num_above == len([key for key in opened - scored if str(key) not in ended])
+
+
+@on_loop
+async def test_a_record_with_slots_is_refused() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Slotted:
+        name: str
+
+    with pytest.raises(ValueError, match="declare Slotted without slots"):
+        Channel("test", Slotted, WaitRegistry(LoopClock(asyncio.get_running_loop())))

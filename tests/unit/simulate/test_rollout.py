@@ -89,9 +89,9 @@ def test_a_young_call_goes_on_when_a_sequence_ends() -> None:
     costs = COSTS.model_copy(
         update={"context_token_s": 0.0, "prefill_token_s": 0.0, "call_s": 0.0, "min_call_s": 0.045}
     )
-    engine = engine_of(costs, [3, 4, 20, 9])
 
     async def main() -> list[int]:
+        engine = engine_of(costs, [3, 4, 20, 9])
         calls = [await engine.serve([request(serial) for serial in range(4)], ())]
         while calls[-1].num_running:
             calls.append(await engine.serve([], ()))
