@@ -179,6 +179,8 @@ class Profile(Config):
     lengths: Lengths = Lengths()
     controller_sample_s: float = Field(default=0.0, ge=0)
     """Seconds of the controller for each sample, one after another: its way through channels, groups and batches."""
+    controller_step_s: float = Field(default=0.0, ge=0)
+    """Seconds of the controller for each step, in which the trainer waits: admission, the way from call to call."""
     interference: tuple[Interference, ...] = ()
     """Costs are those of a worker that works alone; pairs that are not named here leave each other alone."""
 

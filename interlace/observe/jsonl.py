@@ -10,11 +10,14 @@ from interlace.core.types import JSON
 from interlace.observe.whole_file import write_whole
 
 Row = Mapping[str, JSON]
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_PLAIN = frozenset((type(None), str, bool, int))
 
 
 def to_line(row: Mapping[str, object]) -> str:
     """A row as one line. What JSON cannot say (NaN, infinity) becomes null; numpy numbers become plain ones."""
-    return json.dumps({key: _plain(value) for key, value in row.items()}, ensure_ascii=False, allow_nan=False) + "\n"
+    plain = {key: value if type(value) in _PLAIN else _plain(value) for key, value in row.items()}
+    return _ENCODER.encode(plain) + "\n"
 
 
 def _plain(value: object) -> JSON:
@@ -25,7 +28,7 @@ def _plain(value: object) -> JSON:
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, Sequence):
-        return [_plain(inner) for inner in value]
+        return [inner if type(inner) in _PLAIN else _plain(inner) for inner in value]
     to_python = getattr(value, "tolist", None)  # numpy scalars and arrays
     if to_python is None:
         raise TypeError(f"{value!r} is a {type(value).__name__}, which JSON cannot hold")

@@ -36,6 +36,8 @@ def _roles(profile: Profile) -> Table:
     table.add_row("", "right", f"{reward.solve_rate:.1%}", right)
     if profile.controller_sample_s:
         table.add_row("controller", "sample", _time(profile.controller_sample_s), "beside all calls")
+    if profile.controller_step_s:
+        table.add_row("controller", "step", _time(profile.controller_step_s), "while the trainer waits")
     mean = fmean(lengths.quantiles) if lengths.quantiles else lengths.median
     spread = f"median {lengths.median:.0f}; spread of the logarithm {lengths.prompt_sigma:.2f} between prompts"
     table.add_row("responses", "length", f"{mean:.1f}", f"{spread}, {lengths.response_sigma:.2f} within one")

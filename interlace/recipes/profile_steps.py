@@ -20,6 +20,7 @@ from interlace.recipes.config import Recipe
 from interlace.recipes.launch import algorithm_of
 from interlace.recipes.simulate import Simulation, simulate
 from interlace.runtime.cluster import Cluster
+from interlace.runtime.timeline import Records, Span, StepRecord, busy_seconds
 
 FEWEST, MOST = 5, 16
 """Steps: with fewer the costs stay as they are."""
@@ -35,14 +36,47 @@ class StepTimes:
     step_s: float
     rollout_s: float
     train_s: float
+    waiting_s: float = 0.0
+    """In which engines and trainer wait for the controller: see `waiting_s`."""
 
     @classmethod
-    def of(cls, values: Callable[[str], Sequence[float]]) -> "StepTimes":
-        """values: of a metric, step after step."""
+    def of(cls, values: Callable[[str], Sequence[float]], waiting: Sequence[float] = ()) -> "StepTimes":
+        """values: of a metric, step after step. waiting: seconds of each."""
         step_s, rollout_s, train_s = (
             median(values(f"timing_s/{name}")[FILLING:]) for name in ("step", "rollout", "train")
         )
-        return cls(step_s=step_s, rollout_s=rollout_s, train_s=train_s)
+        return cls(step_s=step_s, rollout_s=rollout_s, train_s=train_s, waiting_s=median(waiting[FILLING:] or [0.0]))
+
+
+class Spans:
+    """A recorder that keeps what is needed to see who waited."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.steps: list[StepRecord] = []
+
+    def keep(self, records: Records) -> None:
+        """All that ended."""
+        self.spans += records.spans
+        self.steps += records.steps
+
+    close = keep
+
+
+def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
+    """Seconds of a step in which nothing runs though no schedule says so: until the first request is served, and
+    between the calls of training and publication. What lies between generation and training is not among them, since
+    samples pass there while others are generated.
+    """
+    mine = [span for span in spans if span.devices and step.start_s <= span.start_s < step.end_s]
+    serving = [span for span in mine if span.operation == "serve"]
+    served_s = max((span.end_s for span in serving), default=0.0)
+    training = [span.start_s for span in mine if span.operation == "accumulate" and span.start_s >= served_s]
+    if not serving or not training:
+        return 0.0
+    begin_s = min(training)
+    before_s = min(span.start_s for span in serving) - step.start_s
+    return before_s + step.end_s - begin_s - busy_seconds(mine, begin_s, step.end_s)
 
 
 async def measure_steps(
@@ -60,10 +94,13 @@ async def measure_steps(
     rows: list[Metrics] = []
     shortened = recipe.model_copy(update={"steps": num_steps})
     ready = await assemble(cluster, shortened, algorithm_of(recipe), groups, prompts, _Collector(rows))
-    await ready.run.start()
-    await policy_optimization(ready.run)
-    ready.run.finish()
-    return StepTimes.of(lambda metric: [row[metric] for row in rows])
+    recorder = Spans()
+    with cluster.timeline.recorded_by(recorder):
+        await ready.run.start()
+        await policy_optimization(ready.run)
+        ready.run.finish()
+    waiting = [waiting_s(step, recorder.spans) for step in recorder.steps]
+    return StepTimes.of(lambda metric: [row[metric] for row in rows], waiting)
 
 
 class _Collector:
@@ -84,13 +121,15 @@ def simulated(profile: Profile, recipe: Recipe, num_devices: int) -> StepTimes:
 def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
     """Costs with which a simulation generates and trains as long as the real steps did, and is as long in all.
 
-    What is left of a step beside engines and trainer is the controller's work, a share for each sample.
+    What is left of a step beside engines and trainer is the controller's work: what they waited for it, once a step,
+    and of the rest a share for each sample.
     """
     said = simulated(profile, recipe, num_devices)
     scaled = profile.model_copy(
         update={
             "rollout": _scaled_rollout(profile.rollout, real.rollout_s / said.rollout_s),
             "actor": _scaled_training(profile.actor, real.train_s / said.train_s),
+            "controller_step_s": real.waiting_s,
         }
     )
     # The controller's share hides behind generation where that takes longer, so it is searched for.

@@ -75,12 +75,13 @@ class Simulation:
             seed=recipe.seed,
             controller_sample_s=profile.controller_sample_s,
         )
+        actor = partial(SimulatedTrainer, costs=profile.actor, pace=pace, controller_step_s=profile.controller_step_s)
         return {
             "rollout": (engine, SimulatedEngine),
             "reward": (reward, SimulatedReward),
             "reference": (reference, SimulatedInference),
             "critic": (partial(SimulatedTrainer, costs=profile.critic or profile.actor, pace=pace), SimulatedTrainer),
-            "actor": (partial(SimulatedTrainer, costs=profile.actor, pace=pace), SimulatedTrainer),
+            "actor": (actor, SimulatedTrainer),
         }
 
 

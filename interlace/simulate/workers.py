@@ -112,9 +112,10 @@ class SimulatedInference(Worker):
 class SimulatedTrainer(SimulatedInference):
     """A trained model: actor, critic or process reward model."""
 
-    def __init__(self, context: WorkerContext, costs: TrainCosts, pace: Pace) -> None:
+    def __init__(self, context: WorkerContext, costs: TrainCosts, pace: Pace, controller_step_s: float = 0.0) -> None:
+        """controller_step_s: what the controller does once a step is charged here, at the end of its training."""
         super().__init__(context, costs, pace)
-        self._train_costs = costs
+        self._train_costs, self._controller_step_s = costs, controller_step_s
 
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample."""
@@ -138,8 +139,10 @@ class SimulatedTrainer(SimulatedInference):
         await self._work(self._train_costs.optimizer_s / self._speed)
 
     @operation(on_device=False)
-    def step_metrics(self) -> Metrics:
+    async def step_metrics(self) -> Metrics:
         """Nothing: nothing is learned."""
+        if self._controller_step_s:
+            await virtual_loop().alarm(self._controller_step_s)
         return {}
 
     async def export_weights(self, version: int, *, copy: bool) -> WeightBundle:

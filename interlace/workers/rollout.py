@@ -79,8 +79,9 @@ class RolloutWorker(Worker):
 
     @operation(on_device=False, concurrent=True)
     def interrupt(self) -> None:
-        """Lets a serve() that runs return after its current step."""
+        """Lets a serve() that runs return after its current decode step."""
         self._interrupted.set()
+        self._engine.interrupt()  # the last: a step that ends on its account finds the other set
 
     @operation()
     def abort(self) -> tuple[Response, ...]:

@@ -87,6 +87,8 @@ class Until(NamedTuple):
     """Seconds; the step that passes them is the last."""
     past_ends: bool
     """Whether the others go on when a sequence has ended."""
+    interrupted: int
+    """Address of 64 bits that say, once another thread has set them, that the step that runs is the last."""
 
 
 class Advance(NamedTuple):

@@ -1,5 +1,6 @@
 """The native rollout engine: continuous batching for any transformers causal LM, in this process."""
 
+import ctypes
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Series
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_LOOK_S = 10e-3
-"""Several steps between two looks at the queue begin within this time: a request, an abort, or new weights wait no
-longer than this and a step."""
+"""Several steps between two looks at the queue begin within this time; who cannot wait calls interrupt()."""
 
 
 class NativeEngine:
@@ -95,6 +95,7 @@ class NativeEngine:
         self._live: dict[str, Sequence] = {}
         self._arrivals = self._version = 0
         self._paused = False
+        self._interrupted = ctypes.c_int64(0)
         self._saved: dict[int, list[Tensor]] | None = None
         self._counters = Counters()
 
@@ -152,6 +153,7 @@ class NativeEngine:
         new_tokens, preemptions = 0, self._scheduler.num_preemptions
         if self._live and not self._paused and self._saved is None:
             new_tokens = self._advance(finished)
+        self._interrupted.value = 0
         return StepOutput(
             finished=tuple(finished),
             num_running=len(self._scheduler.running),
@@ -160,6 +162,9 @@ class NativeEngine:
             kv_use=self._kv_use(),
             num_preemptions=self._scheduler.num_preemptions - preemptions,
         )
+
+    def interrupt(self) -> None:
+        self._interrupted.value = 1
 
     def abort(self, ids: Series[str] | None = None) -> tuple[Completion, ...]:
         wanted = list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
@@ -256,7 +261,7 @@ class NativeEngine:
         else:
             drawn = self._run(plan, finished)
             for _ in range(plan.steps - 1):
-                if finished or time.perf_counter() - start >= MAX_LOOK_S:
+                if finished or self._interrupted.value or time.perf_counter() - start >= MAX_LOOK_S:
                     break
                 drawn += self._run(plan, finished)
         self._speculator.wait(drawn)
@@ -299,7 +304,8 @@ class NativeEngine:
         """
         start = time.perf_counter()
         self._scheduler.prepare(plan)
-        until = Until(max_steps=plan.steps, max_s=MAX_LOOK_S, past_ends=not self._scheduler.waiting)
+        goes_past = not self._scheduler.waiting
+        until = Until(plan.steps, MAX_LOOK_S, past_ends=goes_past, interrupted=ctypes.addressof(self._interrupted))
         made = decoder.advance(plan.rows, self._table, self._version, until)
         if any(outcome == kernels.NOT_FINITE for _, outcome in made.ended):
             refuse_logits()  # before anybody is let go: what all have is still there to be taken out

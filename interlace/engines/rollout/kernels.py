@@ -115,6 +115,7 @@ class Advance(ctypes.Structure):
         ("max_steps", _I64),
         ("max_s", ctypes.c_double),
         ("past_ends", _I64),
+        ("interrupted", _PTR),
         ("outcome", _PTR),
         ("ended", _PTR),
     ]

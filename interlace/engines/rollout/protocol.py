@@ -69,6 +69,10 @@ class RolloutEngine(Protocol):
         """Advances all running sequences (one decode step, or as many as the engine's setting says)."""
         ...
 
+    def interrupt(self) -> None:
+        """From any thread: the step() that runs, or else the next, takes no decode step more than it has begun."""
+        ...
+
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         """Ends requests (None: all) and returns what they have, finish_reason `aborted`. Unknown ids are ignored."""
         ...

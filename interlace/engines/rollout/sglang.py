@@ -63,6 +63,9 @@ class SGLangEngine:
         finished, self._finished = tuple(self._finished), []
         return StepOutput(finished=finished, num_running=len(self._live), num_new_tokens=new_tokens)
 
+    def interrupt(self) -> None:
+        """Nothing to do: a step waits for the next token and no longer."""
+
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         wanted = self._live.names if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
         for name in wanted:

@@ -77,6 +77,9 @@ class VLLMEngine:
                     finished.append(self._live.end(output.request_id, finish_reason(made.finish_reason)))
         return StepOutput(finished=tuple(finished), num_running=len(self._live), num_new_tokens=new_tokens)
 
+    def interrupt(self) -> None:
+        """Nothing to do: a step is one forward pass."""
+
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         wanted = self._live.names if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
         self._engine.abort_request(wanted)

@@ -53,9 +53,10 @@ static Outcome append(const Table& table, int64_t row, int64_t token, float logp
 struct Advance {
   int64_t version, max_steps;
   double max_s;
-  int64_t past_ends;  // 0: until a row ends; else until all have
-  int8_t* outcome;    // [count]
-  int64_t* ended;     // [count] which rows ended, one after the other
+  int64_t past_ends;           // 0: until a row ends; else until all have
+  const int64_t* interrupted;  // set by another thread: the step that runs is the last
+  int8_t* outcome;             // [count]
+  int64_t* ended;              // [count] which rows ended, one after the other
 };
 
 // The rows that still run, what a step needs of them and what it makes for them.
@@ -123,5 +124,5 @@ static void decode_rows(const Decoder& d, Tokens tokens, const Table& table, con
     tokens.count = keep_running(table, call, tokens.count, b, step);
     ++b.num_steps;
   } while (tokens.count && (call.past_ends || !b.num_ended) && b.num_steps < call.max_steps &&
-           seconds() - start < call.max_s);
+           seconds() - start < call.max_s && !__atomic_load_n(call.interrupted, __ATOMIC_RELAXED));
 }

@@ -105,6 +105,16 @@ def test_steps_between_looks_at_the_queue_do_not_change_samples(make_model: Mode
     assert [one.finish_reason for one in found] == [one.finish_reason for one in expected]
 
 
+def test_an_interruption_ends_the_step_after_one_pass(make_model: ModelMaker) -> None:
+    engine = NativeEngine(make_model(), max_running=4)
+    for index in range(4):
+        engine.submit(Request(uid="a", sample_index=index, prompt_ids=[1, 2], params=SamplingParams(max_new_tokens=64)))
+    engine.step()  # the prompts, and maybe more
+    engine.interrupt()
+    assert engine.step().num_new_tokens == 4
+    assert engine.step().num_new_tokens > 4, "it counts once"
+
+
 @pytest.mark.parametrize(("max_running", "ended"), [(3, [2, 0, 1]), (2, [0])])
 def test_sequences_end_in_their_order_and_one_that_waits_gets_the_first_row(
     make_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, max_running: int, ended: list[int]
