@@ -22,6 +22,13 @@ class Runs(Sequence[N], Generic[N]):
         self._length: int = sum([count for _, count in self._pieces])
 
     @classmethod
+    def repeated(cls, value: N, count: int) -> "Runs[N]":
+        """One run."""
+        found: Runs[N] = cls.__new__(cls)
+        found._pieces, found._length = ((value, count),) if count else (), count
+        return found
+
+    @classmethod
     def of(cls, values: Sequence[N]) -> "Runs[N]":
         """The same sequence, as runs."""
         return values if isinstance(values, cls) else cls([(value, len(list(run))) for value, run in groupby(values)])

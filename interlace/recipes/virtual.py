@@ -5,6 +5,7 @@ import gc
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -57,18 +58,29 @@ class StandIns(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Simulated:
     """What came of it. Times are virtual."""
 
-    run: RunData
-    """As read from a run's folder; nothing was written."""
+    name: str
+    results: Sequence[StepResult]
+    """Of each step."""
     books: Ledger
     """Of all device-seconds, start-up included."""
     events: Sequence[Ended]
     """How each sample ended, in order."""
     seconds: float
     """From start to end."""
+
+    @cached_property
+    def run(self) -> RunData:
+        """As read from a run's folder; nothing was written."""
+        return RunData(
+            name=self.name,
+            folder=Path(),
+            rows=[result.metrics for result in self.results],
+            transcripts=[_transcript(result.step, ended) for result in self.results for ended in result.ended],
+        )
 
 
 def run_virtually(recipe: Recipe, stand_ins: StandIns, *, name: str, recorder: Callable[[], Recorder]) -> Simulated:
@@ -134,14 +146,9 @@ class _Session:
         leftover = ready.run.finish()
         if not self._results:
             raise UserError("the recipe's data ended before its first step: nothing was simulated.")
-        run = RunData(
-            name=name,
-            folder=Path(),
-            rows=[result.metrics for result in self._results],
-            transcripts=[_transcript(result.step, ended) for result in self._results for ended in result.ended],
-        )
         return Simulated(
-            run=run,
+            name=name,
+            results=self._results,
             books=books,
             events=[*(ended for result in self._results for ended in result.ended), *leftover],
             seconds=cluster.clock.now(),

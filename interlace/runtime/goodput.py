@@ -32,11 +32,17 @@ OPERATIONS: Mapping[str, str] = {
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """Disjoint intervals in order that cover the same points."""
     merged: list[Interval] = []
+    reach = -math.inf
     for low, high in sorted(intervals):
-        if merged and low <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        if high <= reach:
+            continue
+        if merged and low <= reach:
+            merged[-1] = (merged[-1][0], high)
         elif high > low:
             merged.append((low, high))
+        else:
+            continue
+        reach = high
     return merged
 
 

@@ -225,10 +225,12 @@ def by_device(entries: Iterable[D], num_devices: int) -> list[list[D]]:
 
 def busy_seconds(spans: Iterable[Span], start_s: float, end_s: float) -> float:
     """Length of the union of the spans' intervals within [start_s, end_s]."""
-    intervals = sorted([(max(span.start_s, start_s), min(span.end_s, end_s)) for span in spans])
+    intervals = sorted([(span.start_s, span.end_s) for span in spans])
     total, reach = 0.0, start_s
-    for low, high in intervals:
+    for low, end in intervals:
+        high = end if end < end_s else end_s
         if high > reach:
-            total += max(0.0, high - max(low, reach))
+            gained = high - (low if low > reach else reach)
+            total += gained if gained > 0 else 0.0
             reach = high
     return total

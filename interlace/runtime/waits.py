@@ -31,14 +31,22 @@ class WaitRegistry:
 
     async def wait_for(self, awaitable: Awaitable[T], *, who: str, what: str) -> T:
         """Awaits, registered for as long as it takes."""
-        self._next += 1
-        token = self._next
-        self._waits[token] = Wait(who, what, self.clock.now())
+        token = self.enter(who, what)
         try:
             return await awaitable
         finally:
-            del self._waits[token]
-            self.progress += 1
+            self.leave(token)
+
+    def enter(self, who: str, what: str) -> int:
+        """A wait begins. Returns what leave() wants to know."""
+        self._next += 1
+        self._waits[self._next] = Wait(who, what, self.clock.now())
+        return self._next
+
+    def leave(self, token: int) -> None:
+        """It is over."""
+        del self._waits[token]
+        self.progress += 1
 
     @property
     def num_running(self) -> int:
@@ -84,7 +92,11 @@ class Signal:
         """Until the next fire()."""
         future = asyncio.get_running_loop().create_future()
         self._futures.append(future)
-        await self._waits.wait_for(future, who=who, what=what)
+        token = self._waits.enter(who, what)
+        try:
+            await future
+        finally:
+            self._waits.leave(token)
 
     def fire(self) -> None:
         """Wakes all who wait now."""

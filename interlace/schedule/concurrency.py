@@ -65,6 +65,11 @@ class ConcurrencyLimit(Protocol):
         """Sequences that the engine may have; infinite where it is its own affair."""
         ...
 
+    @property
+    def adapts(self) -> bool:
+        """Whether it has to observe anything."""
+        ...
+
     def observe(self, use: EngineUse) -> None:
         """Takes in what a call of the engine reported."""
         ...
@@ -76,6 +81,8 @@ class ConcurrencyLimit(Protocol):
 
 class FixedLimit:
     """Always the same."""
+
+    adapts = False
 
     def __init__(self, value: float) -> None:
         self._value = value
@@ -97,6 +104,8 @@ class AdaptiveLimit:
     A limit that is lowered takes nobody out: it is kept as sequences end. What prime-rl does above 90 % of the cache,
     to cancel the youngest, the engine does itself: it preempts, and that is what a cut answers.
     """
+
+    adapts = True
 
     def __init__(self, settings: Adaptive) -> None:
         self._settings, self._value = settings, settings.initial

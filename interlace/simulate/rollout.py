@@ -281,7 +281,7 @@ def _steps_in(seconds: float, first: float, reading: float) -> int:
 def response_of(request: Request, versions: Sequence[tuple[int, int]], reason: FinishReason) -> Response:
     """A simulated response. versions: (version, tokens that it made) pairs, in order."""
     tagged = Runs(versions)
-    zeros = Runs([(0, len(tagged))])
+    zeros = Runs.repeated(0, len(tagged))
     completion = Completion(
         request=request,
         token_ids=zeros,

@@ -45,6 +45,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     _scheduled: "list[Any]"
     """(when, number, timer or alarm): of those that are due at once, the one that was set first goes first."""
     _stopping: bool
+    get_debug = staticmethod(bool)
+    """False: nothing here is slow or blocks. Asked with every future and handle, so it is no function of Python's."""
 
     def __init__(self, *, max_seconds: float = 1e9) -> None:
         """max_seconds: virtual time at which a run that goes on for ever is called a hang."""
@@ -91,10 +93,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Passed over when its time comes."""
-
-    def get_debug(self) -> bool:
-        """Never: nothing here is slow or blocks."""
-        return False
 
     def _run_once(self) -> None:
         # In place of the base class's turn, which asks a selector and the clock each time: most turns of a simulation

@@ -151,7 +151,8 @@ class EngineDriver:
             self._meter.end(span, progress, self.num_queued)
             for response in progress.responses:
                 self._deliver(response)
-            self._limit.observe(self._use(progress))
+            if self._limit.adapts:
+                self._limit.observe(self._use(progress))
             if self._yield_asked and span.returned_s - self._held_since >= self._min_hold - ROUNDING_S:
                 return
 

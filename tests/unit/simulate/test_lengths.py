@@ -59,7 +59,8 @@ def test_runs_read_as_the_sequence_that_they_are() -> None:
     runs = Runs([(1, 2), (3, 0), (5, 3)])
     assert list(runs) == [1, 1, 5, 5, 5] and len(runs) == 5 and runs[-1] == 5 and runs[1:3] == (1, 5)
     assert np.asarray(runs, np.int32).tolist() == [1, 1, 5, 5, 5]
-    assert np.asarray(Runs([(7, 10**6)]), np.int32).sum() == 7 * 10**6
+    assert np.asarray(Runs.repeated(7, 10**6), np.int32).sum() == 7 * 10**6
+    assert Runs.repeated(7, 0).pieces == ()
     assert runs.values == (1, 5) and Runs.of([1, 1, 5, 5, 5]).pieces == runs.pieces and Runs.of(runs) is runs
     with pytest.raises(IndexError):
         runs[5]
