@@ -9,7 +9,7 @@ rank: ZeRO's stage 1 in place of 3 (arXiv 1910.02054).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 T = TypeVar("T")
+BUCKET_BYTES = 256 << 20
+"""Of weights that are gathered at once."""
 
 
 class Ranks:
@@ -124,11 +126,51 @@ class Ranks:
         if self.is_alone:
             return tensors
         kept: dict[str, Tensor] = {}
-        for name, tensor in tensors.items():
-            whole = whole_tensor(tensor)  # gathered one by one, so that no device holds the model
-            if self.rank == 0:
-                kept[name] = whole.cpu()
+        for bucket in _buckets(tensors):  # one after the other, so that no device holds the model
+            kept.update((name, whole.cpu()) for name, whole in self._gather(bucket))
         return kept
+
+    def _gather(self, bucket: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors of a bucket on rank 0, nothing on the others: one message a rank, not one a tensor."""
+        from torch import distributed
+
+        if not _is_cut_by_rows(bucket[0][1]):
+            wholes = [(name, whole_tensor(tensor)) for name, tensor in bucket]
+            yield from wholes if self.rank == 0 else ()
+            return
+        # Rows are dealt as torch.chunk does: with each rank's part as large as the first, what is missing comes last.
+        sizes = [-(-len(tensor) // self.num_ranks) * (tensor.numel() // len(tensor)) for _, tensor in bucket]
+        parts = [own_part(tensor.detach()).flatten() for _, tensor in bucket]
+        flat = torch.cat(
+            [nn.functional.pad(part, (0, size - len(part))) for part, size in zip(parts, sizes, strict=True)]
+        )
+        found = [torch.empty_like(flat) for _ in range(self.num_ranks)] if self.rank == 0 else None
+        distributed.gather(flat, found, dst=0)
+        pieces = zip(*(each.split(sizes) for each in found or ()), strict=True)
+        for (name, tensor), its in zip(bucket, pieces, strict=bool(found)):
+            yield name, torch.cat(its)[: tensor.numel()].view(tensor.shape)
+
+
+def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]]]:
+    """Tensors alike in type and layout, in order, up to BUCKET_BYTES together; a larger one by itself."""
+    bucket: list[tuple[str, Tensor]] = []
+    held, before = 0, None
+    for name, tensor in tensors.items():
+        kind = (tensor.dtype, _is_cut_by_rows(tensor))
+        if bucket and (kind != before or held + tensor.nbytes > BUCKET_BYTES):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append((name, tensor))
+        held, before = held + tensor.nbytes, kind
+    if bucket:
+        yield bucket
+
+
+def _is_cut_by_rows(tensor: Tensor) -> bool:
+    """As FSDP cuts parameters; what is computed of them may be laid out otherwise."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    return isinstance(tensor, DTensor) and tuple(tensor.placements) == (Shard(0),)
 
 
 def _sharded(model: nn.Module) -> list[FSDPModule]:
