@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from interlace.core.profile import RolloutCosts, speed_up
 from interlace.core.runs import Runs
@@ -41,6 +41,42 @@ class _Sequence:
     """Of its stint; 0 where it does not run."""
 
 
+class _Stretch(NamedTuple):
+    """Decode steps of the same sequences, one after another: k of them take prefill_s + k first_s + k^2 reading_s."""
+
+    steps: int
+    num_running: int
+    prefill_s: float
+    first_s: float
+    reading_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.prefill_s + self.steps * self.first_s + self.reading_s * self.steps**2
+
+    def cut(self, steps: int) -> "_Stretch":
+        """With no more steps than that."""
+        return self._replace(steps=steps) if steps < self.steps else self
+
+    def steps_in(self, seconds: float) -> int:
+        """Begun within so many seconds."""
+        seconds -= self.prefill_s
+        if seconds <= 0:
+            return 0
+        first, reading = self.first_s, self.reading_s
+        steps = (math.sqrt(first**2 + 4 * reading * seconds) - first) / (2 * reading) if reading else seconds / first
+        return math.ceil(steps - 1e-9)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Tally:
+    """Of one call."""
+
+    num_new_tokens: int = 0
+    num_preemptions: int = 0
+    most_cached: int = 0
+
+
 class SimulatedEngine(Worker):
     """Serves requests at the cost that a profile gives: prefill, decode by batch and context, preemption at a full KV.
 
@@ -60,6 +96,8 @@ class SimulatedEngine(Worker):
         self._running: dict[str, _Sequence] = {}
         self._ends: list[tuple[int, int, _Sequence]] = []
         """(step, number of the stint, its sequence): a heap; stints that ended before are passed over."""
+        self._prompts: dict[str, int] = {}
+        """Of those that run, each with the number of its sequences."""
         self._numbers = itertools.count(1)
         self._step = 0
         self._num_cached = 0
@@ -84,18 +122,14 @@ class SimulatedEngine(Worker):
         self._due_s += self._costs.call_s + len(submissions) * self._costs.sequence_s
         if submissions:
             self._due_s += self._costs.intake_s
-        num_new_tokens = num_running = num_preemptions = 0
-        kv_use = 0.0
+        tally = _Tally()
         while not self._interrupted:
             if self._waiting:
-                self._admit({request.uid for request in submissions})
+                self._admit()
             if not self._running:
                 break
-            num_preemptions += self._preempt()
-            num_running = len(self._running)
-            left_s = until_s - loop.now_s if responses else math.inf
-            num_new_tokens += num_running * await self._decode(num_running, left_s)
-            kv_use = max(kv_use, self._num_cached / self._capacity)
+            self._preempt(tally)
+            await self._decode(tally, until_s - loop.now_s if responses else math.inf)
             responses += self._finished()
             if responses and loop.now_s >= until_s:
                 break
@@ -104,9 +138,9 @@ class SimulatedEngine(Worker):
             responses=tuple(responses),
             num_running=len(self._running),
             num_waiting=len(self._waiting),
-            num_new_tokens=num_new_tokens,
-            kv_use=kv_use,
-            num_preemptions=num_preemptions,
+            num_new_tokens=tally.num_new_tokens,
+            kv_use=tally.most_cached / self._capacity,
+            num_preemptions=tally.num_preemptions,
         )
 
     @operation(on_device=False, concurrent=True)
@@ -174,63 +208,86 @@ class SimulatedEngine(Worker):
             versions=list(Runs.of(request.generated_versions).pieces),
         )
 
-    def _admit(self, fresh: set[str]) -> None:
-        """Starts what fits. fresh: prompts of which nothing is cached yet; each is computed once for its samples."""
+    def _admit(self) -> None:
+        """Starts what fits. A prompt is computed unless another sample of it runs."""
         while self._waiting and len(self._running) < self._costs.max_running:
             sequence = self._waiting[0]
             if self._running and self._num_cached + sequence.context + self._reserve > self._capacity:
                 return
             self._waiting.popleft()
-            shared = not sequence.done and sequence.request.uid not in fresh
-            fresh.discard(sequence.request.uid)
+            shared = not sequence.done and sequence.request.uid in self._prompts
             self._due_s += 0.0 if shared else sequence.context * self._costs.prefill_token_s / self._speed
             self._begin(sequence)
 
     def _begin(self, sequence: _Sequence) -> None:
         sequence.began, sequence.number = self._step, next(self._numbers)
         self._running[sequence.request.id] = sequence
+        uid = sequence.request.uid
+        self._prompts[uid] = self._prompts.get(uid, 0) + 1
         self._num_cached += sequence.context
         heapq.heappush(self._ends, (self._step + max(1, sequence.limit - sequence.done), sequence.number, sequence))
 
-    def _preempt(self) -> int:
+    def _preempt(self, tally: "_Tally") -> None:
         """Takes the youngest out until another step fits; the cache of what is left is enough then."""
-        count, running = 0, self._running
+        running = self._running
         while self._num_cached + len(running) > self._capacity and len(running) > 1:
             sequence = self._stop(next(reversed(running.values())))
             self._waiting.appendleft(sequence)
-            count += 1
-        self._num_preemptions += count
-        return count
+            tally.num_preemptions += 1
+            self._num_preemptions += 1
 
-    def _num_steps(self, num_running: int) -> int:
-        """Until the next sequence ends, or the cache is full."""
-        ends = self._ends
+    def _ahead(self) -> list["_Stretch"]:
+        """What is decoded until a sequence ends. Whenever the cache is full before, the youngest are preempted."""
+        num_running, num_cached, step, ends = len(self._running), self._num_cached, self._step, self._ends
         while ends[0][1] != ends[0][2].number:
             heapq.heappop(ends)
-        steps = ends[0][0] - self._step
-        if num_running > 1:
-            steps = min(steps, (self._capacity - self._num_cached) // num_running)
-        return max(1, steps)
+        end, _, first_to_end = ends[0]
+        found = [self._stretch(end - step, num_running, num_cached, self._due_s)]
+        step += found[0].steps
+        youngest = reversed(self._running.values())
+        # Nobody is let in meanwhile: what a step more needs is less than what is kept free then.
+        while step < end and num_running <= self._reserve:
+            num_cached += found[-1].steps * num_running
+            while num_cached + num_running > self._capacity and num_running > 1:
+                sequence = next(youngest)
+                if sequence is first_to_end:
+                    return found
+                num_cached -= sequence.context + step - sequence.began
+                num_running -= 1
+            found.append(self._stretch(end - step, num_running, num_cached, 0.0))
+            step += found[-1].steps
+        return found
 
-    async def _decode(self, num_running: int, left_s: float) -> int:
-        """Waits until the next sequence ends, the cache is full, left_s have passed or somebody interrupts. Returns how
-        many steps were done; one that was begun is finished.
-        """
-        steps, speed, prefill_s = self._num_steps(num_running), self._speed, self._due_s
+    def _stretch(self, most: int, num_running: int, num_cached: int, prefill_s: float) -> "_Stretch":
+        """At most so many steps: as many as the cache has room for, and one in any case."""
+        steps = max(1, min(most, (self._capacity - num_cached) // num_running)) if num_running > 1 else max(1, most)
         reading = self._costs.context_token_s * num_running / 2
-        first = self._step_s(num_running) + self._costs.context_token_s * (self._num_cached - num_running / 2)
+        first = self._step_s(num_running) + self._costs.context_token_s * (num_cached - num_running / 2)
+        return _Stretch(steps, num_running, prefill_s, first / self._speed, reading / self._speed)
+
+    async def _decode(self, tally: "_Tally", left_s: float) -> None:
+        """Waits until the next sequence ends, left_s have passed or somebody interrupts. A step that was begun is
+        finished.
+        """
+        stretches = self._ahead()
         self._due_s = 0.0
         if left_s < math.inf:
-            steps = min(steps, max(1, _steps_in((left_s - prefill_s) * speed, first, reading)))
-        self._job = self._pace.begin(ROLE, prefill_s + (steps * first + reading * steps**2) / speed)
+            stretches = [stretches[0].cut(max(1, stretches[0].steps_in(left_s)))]
+        self._job = self._pace.begin(ROLE, sum([each.seconds for each in stretches]))
         done_s = await self._pace.finish(self._job)
         self._job = None
-        if self._interrupted:
-            steps = min(steps, _steps_in((done_s - prefill_s) * speed, first, reading))
-            await self._pace.work(ROLE, prefill_s + (steps * first + reading * steps**2) / speed - done_s)
-        self._step += steps
-        self._num_cached += steps * num_running
-        return steps
+        for place, each in enumerate(stretches):
+            if place:
+                self._preempt(tally)
+            stretch = each.cut(each.steps_in(done_s)) if self._interrupted else each
+            self._step += stretch.steps
+            self._num_cached += stretch.steps * stretch.num_running
+            tally.num_new_tokens += stretch.steps * stretch.num_running
+            tally.most_cached = max(tally.most_cached, self._num_cached)
+            if self._interrupted and done_s < stretch.seconds:
+                await self._pace.work(ROLE, stretch.seconds - done_s)
+                return
+            done_s -= stretch.seconds
 
     def _finished(self) -> list[Response]:
         found, ends = [], self._ends
@@ -251,7 +308,10 @@ class SimulatedEngine(Worker):
     def _stop(self, sequence: _Sequence) -> _Sequence:
         """Ends a stint."""
         del self._running[sequence.request.id]
-        sequence.number = 0
+        uid, sequence.number = sequence.request.uid, 0
+        self._prompts[uid] -= 1
+        if not self._prompts[uid]:
+            del self._prompts[uid]
         self._book(sequence)
         self._num_cached -= sequence.context
         return sequence
@@ -268,14 +328,6 @@ class SimulatedEngine(Worker):
 
 def _ended(sequence: _Sequence, reason: FinishReason) -> Response:
     return response_of(sequence.request, sequence.versions, reason)
-
-
-def _steps_in(seconds: float, first: float, reading: float) -> int:
-    """Steps begun within so many seconds: k first + k^2 reading = seconds, rounded up."""
-    if seconds <= 0:
-        return 0
-    steps = (math.sqrt(first**2 + 4 * reading * seconds) - first) / (2 * reading) if reading else seconds / first
-    return math.ceil(steps - 1e-9)
 
 
 def response_of(request: Request, versions: Sequence[tuple[int, int]], reason: FinishReason) -> Response:

@@ -1,6 +1,7 @@
 """A simulated engine takes the time that its costs say, and loses no token."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from interlace.core.types import FinishReason, Request, Response, SamplingParams
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import WorkerContext
 from interlace.simulate.pace import Pace
-from interlace.simulate.rollout import SimulatedEngine
+from interlace.simulate.rollout import HEADROOM, SimulatedEngine
 
 T = TypeVar("T")
 COSTS = RolloutCosts(
@@ -102,19 +103,24 @@ def test_a_young_call_goes_on_when_a_sequence_ends() -> None:
     assert seconds == pytest.approx(3 * 0.013 + 0.012 + 5 * 0.011 + 11 * 0.01)
 
 
-def test_a_group_shares_its_prompt() -> None:
-    """The prompt is computed once for all samples of one call."""
-    pair = [request(0), request(0)]
-    both = [
-        Request(uid="p0", sample_index=i, serial=0, prompt_ids=each.prompt_ids, params=each.params)
-        for i, each in enumerate(pair)
+@pytest.mark.parametrize(
+    ("max_running", "seconds"),
+    [
+        (4, 0.005 + 5e-3 + 4 * 0.013),
+        (1, 4 * (0.005 + 5e-3 + 4 * 0.010)),  # nobody keeps the prompt for those that wait
+    ],
+)
+def test_a_prompt_is_computed_once_for_samples_that_run_together(max_running: int, seconds: float) -> None:
+    group = [
+        Request(uid="p0", sample_index=index, serial=0, prompt_ids=[1] * 5, params=SamplingParams(max_new_tokens=4))
+        for index in range(4)
     ]
+    costs = COSTS.model_copy(update={"context_token_s": 0.0, "max_running": max_running})
 
     async def main() -> list[Response]:
-        return await serve_all(engine_of(COSTS.model_copy(update={"context_token_s": 0.0}), [1]), both)
+        return await serve_all(engine_of(costs, [9]), group)
 
-    _, seconds = on_virtual_clock(main)
-    assert seconds == pytest.approx(0.005 + 5e-3 + 0.011)
+    assert on_virtual_clock(main)[1] == pytest.approx(seconds)
 
 
 def test_two_devices_are_faster_by_their_efficiency() -> None:
@@ -188,3 +194,44 @@ def test_a_tiny_cache_preempts_and_every_sequence_still_ends_once_with_all_its_t
     responses, _ = on_virtual_clock(main)
     found = {response.completion.request.serial: len(response.completion.token_ids) for response in responses}
     assert len(responses) == len(lengths) and found == dict(enumerate(lengths))
+
+
+def token_by_token(lengths: Sequence[int], capacity: int, reserve: int) -> list[tuple[int, float]]:
+    """(sequence, when it ended) of prompts of five tokens, one decode step after another."""
+    waiting, running = deque((serial, 0) for serial in range(len(lengths))), dict[int, int]()
+    ended, now_s = list[tuple[int, float]](), 0.0
+
+    def cached() -> int:
+        return sum(5 + done for done in running.values())
+
+    while waiting or running:
+        while waiting and (not running or cached() + 5 + waiting[0][1] + reserve <= capacity):
+            running.update([waiting.popleft()])
+        while len(running) > 1 and cached() + len(running) > capacity:
+            waiting.appendleft(running.popitem())
+        now_s += COSTS.step_s(len(running)) + COSTS.context_token_s * cached()
+        running = {serial: done + 1 for serial, done in running.items()}
+        ended += [(serial, now_s) for serial, done in running.items() if done == lengths[serial]]
+        running = {serial: done for serial, done in running.items() if done < lengths[serial]}
+    return ended
+
+
+@given(lengths=st.lists(st.integers(1, 400), min_size=1, max_size=9), capacity=st.integers(410, 1600))
+def test_engines_that_look_ahead_end_as_those_that_go_token_by_token(lengths: list[int], capacity: int) -> None:
+    """Also where the cache is full again and again before a sequence ends."""
+    costs = COSTS.model_copy(update={"call_s": 0.0, "prefill_token_s": 0.0, "kv_tokens": capacity})
+
+    async def main() -> list[tuple[int, float]]:
+        engine, ended = engine_of(costs, lengths), list[tuple[int, float]]()
+        progress = await engine.serve([request(serial) for serial in range(len(lengths))], ())
+        while True:
+            now_s = asyncio.get_running_loop().time()
+            ended += [(each.completion.request.serial, now_s) for each in progress.responses]
+            if not progress.num_running + progress.num_waiting:
+                return ended
+            progress = await engine.serve((), ())
+
+    found, _ = on_virtual_clock(main)
+    expected = token_by_token(lengths, capacity, int(HEADROOM * capacity))
+    assert sorted(serial for serial, _ in found) == sorted(range(len(lengths)))
+    assert sorted(found) == [(serial, pytest.approx(at_s)) for serial, at_s in sorted(expected)]
