@@ -20,7 +20,7 @@ from interlace.recipes.config import Recipe
 from interlace.recipes.launch import algorithm_of
 from interlace.recipes.simulate import Simulation, simulate
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.timeline import Records, Span, StepRecord, busy_seconds
+from interlace.runtime.timeline import KeepAll, Span, StepRecord, busy_seconds
 
 FEWEST, MOST = 5, 16
 """Steps: with fewer the costs stay as they are."""
@@ -46,21 +46,6 @@ class StepTimes:
             median(values(f"timing_s/{name}")[FILLING:]) for name in ("step", "rollout", "train")
         )
         return cls(step_s=step_s, rollout_s=rollout_s, train_s=train_s, waiting_s=median(waiting[FILLING:] or [0.0]))
-
-
-class Spans:
-    """A recorder that keeps what is needed to see who waited."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.steps: list[StepRecord] = []
-
-    def keep(self, records: Records) -> None:
-        """All that ended."""
-        self.spans += records.spans
-        self.steps += records.steps
-
-    close = keep
 
 
 def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
@@ -94,7 +79,7 @@ async def measure_steps(
     rows: list[Metrics] = []
     shortened = recipe.model_copy(update={"steps": num_steps})
     ready = await assemble(cluster, shortened, algorithm_of(recipe), groups, prompts, _Collector(rows))
-    recorder = Spans()
+    recorder = KeepAll()
     with cluster.timeline.recorded_by(recorder):
         await ready.run.start()
         await policy_optimization(ready.run)

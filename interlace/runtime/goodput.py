@@ -34,14 +34,12 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     merged: list[Interval] = []
     reach = -math.inf
     for low, high in sorted(intervals):
-        if high <= reach:
+        if high <= reach or high <= low:
             continue
         if merged and low <= reach:
             merged[-1] = (merged[-1][0], high)
-        elif high > low:
-            merged.append((low, high))
         else:
-            continue
+            merged.append((low, high))
         reach = high
     return merged
 

@@ -131,6 +131,21 @@ class NoRecorder:
         """Nothing to do."""
 
 
+class KeepAll:
+    """Keeps what ended, to be looked at afterwards."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.steps: list[StepRecord] = []
+
+    def keep(self, records: Records) -> None:
+        """Adds a stretch."""
+        self.spans += records.spans
+        self.steps += records.steps
+
+    close = keep
+
+
 @dataclass(kw_only=True)
 class Timeline:
     """Spans of the current stretch, what rollout engines computed in it, and where the run is."""

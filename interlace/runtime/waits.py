@@ -1,9 +1,9 @@
 """Every wait is registered: who, on what, since when. What hangs can then be named instead of guessed."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from interlace.runtime.clock import Clock
 
@@ -31,22 +31,14 @@ class WaitRegistry:
 
     async def wait_for(self, awaitable: Awaitable[T], *, who: str, what: str) -> T:
         """Awaits, registered for as long as it takes."""
-        token = self.enter(who, what)
+        self._next += 1
+        token = self._next
+        self._waits[token] = Wait(who, what, self.clock.now())
         try:
             return await awaitable
         finally:
-            self.leave(token)
-
-    def enter(self, who: str, what: str) -> int:
-        """A wait begins. Returns what leave() wants to know."""
-        self._next += 1
-        self._waits[self._next] = Wait(who, what, self.clock.now())
-        return self._next
-
-    def leave(self, token: int) -> None:
-        """It is over."""
-        del self._waits[token]
-        self.progress += 1
+            del self._waits[token]
+            self.progress += 1
 
     @property
     def num_running(self) -> int:
@@ -88,15 +80,11 @@ class Signal:
         self._waits = waits
         self._futures: list[asyncio.Future[None]] = []
 
-    async def wait(self, *, who: str, what: str) -> None:
+    def wait(self, *, who: str, what: str) -> Coroutine[Any, Any, None]:
         """Until the next fire()."""
         future = asyncio.get_running_loop().create_future()
         self._futures.append(future)
-        token = self._waits.enter(who, what)
-        try:
-            await future
-        finally:
-            self._waits.leave(token)
+        return self._waits.wait_for(future, who=who, what=what)
 
     def fire(self) -> None:
         """Wakes all who wait now."""

@@ -1,8 +1,8 @@
 """What happened when and where, in one string."""
 
+from interlace.runtime.timeline import KeepAll
 from interlace.schedule.schedule import Schedule
 from tests.support.cost_workers import Costs
-from tests.support.recorders import KeepAll
 from tests.support.sim_run import Workload, simulate
 
 COSTS = Costs(median_tokens=20, max_tokens=400, train_token=1e-5, optimizer=0.0, sync=0.0)

@@ -127,28 +127,32 @@ class Ranks:
             return tensors
         kept: dict[str, Tensor] = {}
         for bucket in _buckets(tensors):  # one after the other, so that no device holds the model
-            kept.update((name, whole.cpu()) for name, whole in self._gather(bucket))
+            kept.update(self._gather(bucket))
         return kept
 
-    def _gather(self, bucket: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors of a bucket on rank 0, nothing on the others: one message a rank, not one a tensor."""
+    def _gather(self, bucket: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+        """Whole tensors of a bucket on rank 0's host, nothing on the others: one message a rank, not one a tensor."""
         from torch import distributed
 
         if not _is_cut_by_rows(bucket[0][1]):
             wholes = [(name, whole_tensor(tensor)) for name, tensor in bucket]
-            yield from wholes if self.rank == 0 else ()
-            return
+            return [(name, whole.cpu()) for name, whole in wholes] if self.rank == 0 else []
         # Rows are dealt as torch.chunk does: with each rank's part as large as the first, what is missing comes last.
         sizes = [-(-len(tensor) // self.num_ranks) * (tensor.numel() // len(tensor)) for _, tensor in bucket]
         parts = [own_part(tensor.detach()).flatten() for _, tensor in bucket]
         flat = torch.cat(
             [nn.functional.pad(part, (0, size - len(part))) for part, size in zip(parts, sizes, strict=True)]
         )
-        found = [torch.empty_like(flat) for _ in range(self.num_ranks)] if self.rank == 0 else None
+        if self.rank:
+            distributed.gather(flat, dst=0)
+            return []
+        found = [torch.empty_like(flat) for _ in range(self.num_ranks)]
         distributed.gather(flat, found, dst=0)
-        pieces = zip(*(each.split(sizes) for each in found or ()), strict=True)
-        for (name, tensor), its in zip(bucket, pieces, strict=bool(found)):
-            yield name, torch.cat(its)[: tensor.numel()].view(tensor.shape)
+        pieces = zip(*(each.split(sizes) for each in found), strict=True)
+        return [
+            (name, torch.cat(its)[: tensor.numel()].view(tensor.shape).cpu())
+            for (name, tensor), its in zip(bucket, pieces, strict=True)
+        ]
 
 
 def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]]]:

@@ -7,10 +7,10 @@ import pytest
 from interlace.algorithms.base import Needs
 from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
+from interlace.runtime.timeline import KeepAll
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 from tests.support.cost_workers import Costs
-from tests.support.recorders import KeepAll
 from tests.support.sim_run import Record, Workload, simulate
 
 WORK = Workload(prompts_per_step=4, samples_per_prompt=3, num_steps=5)

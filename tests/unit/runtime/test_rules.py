@@ -21,12 +21,12 @@ from interlace.core.types import Sample
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, sft_loss
 from interlace.runtime.stages.batches import Batches
 from interlace.runtime.stages.publish import Publisher
+from interlace.runtime.timeline import KeepAll
 from interlace.schedule.arbiter import Arbiter, Claim
 from interlace.schedule.schedule import Schedule
 from tests.support import mutations
 from tests.support.cost_workers import Costs, RememberingActor
 from tests.support.random_schedules import random_schedule, random_workload
-from tests.support.recorders import KeepAll
 from tests.support.sim_run import Record, Workload, check, simulate
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 

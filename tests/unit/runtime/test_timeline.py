@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.runtime.timeline import Span, Timeline, busy_seconds
-from tests.support.recorders import KeepAll
+from interlace.runtime.timeline import KeepAll, Span, Timeline, busy_seconds
 
 
 class Hands:
