@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from interlace.core.types import TerminalEvent
+from interlace.runtime.timeline import KeepAll
 from interlace.schedule.presets import load_schedule, preset_names
 from tests.support.cost_workers import Costs
 from tests.support.random_schedules import random_workload
-from tests.support.recorders import KeepAll
 from tests.support.sim_run import Workload, simulate
 from tests.support.training import metrics, run, samples
 
