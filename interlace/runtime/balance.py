@@ -1,8 +1,88 @@
 """Dealing work to data-parallel ranks by load."""
 
 import heapq
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+
+class Load(NamedTuple):
+    """What an item asks of the rank that it is dealt to."""
+
+    own: int
+    shared: int = 0
+    """Asked once for all items of a group on a rank, such as their prompt."""
+    group: Hashable = None
+
+
+def deal(loads: Sequence[Load], num_ranks: int) -> list[list[int]]:
+    """Indices of the items for each rank, so that the largest total is small. Ties keep the items' order.
+
+    Groups are dealt whole, for what they share is asked once then; items leave theirs where the fullest rank gains by
+    it. Where what is shared is small against the items, these are dealt one by one, if that is more even.
+    """
+    if num_ranks == 1:
+        return [list(range(len(loads)))]
+    apart = _differenced([load.own + load.shared for load in loads], num_ranks)
+    if not any(load.shared for load in loads):
+        return apart
+    groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for item, load in enumerate(loads):
+        groups[load.group].append(item)
+    whole = list(groups.values())
+    dealt = _differenced([_Rank(loads, items).total for items in whole], num_ranks)
+    together = [_Rank(loads, chain.from_iterable(whole[place] for place in places)) for places in dealt]
+    _level(together)
+    singly = [_Rank(loads, items) for items in apart]
+    return [sorted(rank.items) for rank in min(together, singly, key=lambda ranks: max(rank.total for rank in ranks))]
+
+
+class _Rank:
+    """What one rank has."""
+
+    def __init__(self, loads: Sequence[Load], items: "chain[int] | Sequence[int]") -> None:
+        self._loads, self._num_of = loads, Counter[Hashable]()
+        self.items: set[int] = set()
+        self.total = 0
+        for item in items:
+            self.add(item)
+
+    def gain(self, item: int) -> int:
+        """By which its total would grow with an item more."""
+        own, shared, group = self._loads[item]
+        return own if self._num_of[group] else own + shared
+
+    def loss(self, item: int) -> int:
+        """By which it would shrink without one of its own."""
+        own, shared, group = self._loads[item]
+        return own if self._num_of[group] > 1 else own + shared
+
+    def add(self, item: int) -> None:
+        self.total += self.gain(item)
+        self.items.add(item)
+        self._num_of[self._loads[item].group] += 1
+
+    def remove(self, item: int) -> None:
+        self.total -= self.loss(item)
+        self.items.remove(item)
+        self._num_of[self._loads[item].group] -= 1
+
+
+def _level(ranks: Sequence[_Rank]) -> None:
+    """Moves items from the fullest rank to the emptiest for as long as the larger of the two shrinks by it."""
+    while True:
+        fullest, emptiest = max(ranks, key=lambda rank: rank.total), min(ranks, key=lambda rank: rank.total)
+        moves = [
+            (max(fullest.total - fullest.loss(item), emptiest.total + emptiest.gain(item)), item)
+            for item in fullest.items
+        ]
+        larger, item = min(moves, default=(fullest.total, -1))
+        if larger >= fullest.total:
+            return
+        fullest.remove(item)
+        emptiest.add(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +103,10 @@ class _Partition:
         return _Partition(tuple(total for total, _ in ranks), tuple(items for _, items in ranks))
 
 
-def deal(loads: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Indices of the items for each rank, so that the largest total is small.
-
-    The largest differencing method (Karmarkar and Karp, 1982): the two partitions that are least even are merged, the
-    full ranks of one with the empty ranks of the other, until one is left. Ties keep the items' order.
+def _differenced(loads: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """The largest differencing method (Karmarkar and Karp, 1982): the two partitions that are least even are merged,
+    the full ranks of one with the empty ranks of the other, until one is left.
     """
-    if num_ranks == 1:
-        return [list(range(len(loads)))]
     none = ((),) * (num_ranks - 1)
     heap = []
     for number, load in enumerate(loads):

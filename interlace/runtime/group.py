@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
-from interlace.runtime.balance import deal
+from interlace.core.types import Sample
+from interlace.runtime.balance import Load, deal
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.handle import Handle
@@ -58,8 +59,10 @@ class Services(Protocol):
     lock: DeviceLock
 
 
-def _load_of(item: Any) -> int:
-    return int(getattr(item, "num_total_tokens", 1))
+def _load_of(item: Any) -> Load:
+    if isinstance(item, Sample):  # train engines compute a prompt once for all its samples
+        return Load(item.num_tokens, shared=len(item.prompt.token_ids), group=item.prompt.uid)
+    return Load(int(getattr(item, "num_total_tokens", 1)))
 
 
 @dataclass(slots=True)

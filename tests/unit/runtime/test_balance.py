@@ -1,47 +1,83 @@
 """Work is dealt evenly, and the same way every time."""
 
 import random
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.runtime.balance import deal
+from interlace.runtime.balance import Load, deal
 
-LOADS = st.lists(st.integers(0, 5000), max_size=40)
-
-
-def totals(loads: list[int], dealt: list[list[int]]) -> list[int]:
-    return [sum(loads[item] for item in items) for items in dealt]
+SIZES = st.lists(st.integers(0, 5000), max_size=40)
+GROUPED = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 6)), max_size=40)
 
 
-def greedy(loads: list[int], num_ranks: int) -> int:
+def single(sizes: Sequence[int]) -> list[Load]:
+    return [Load(size) for size in sizes]
+
+
+def grouped(items: Sequence[tuple[int, int]]) -> list[Load]:
+    """Group g shares 100 g."""
+    return [Load(own, shared=100 * group, group=group) for own, group in items]
+
+
+def totals(loads: Sequence[Load], dealt: Sequence[Sequence[int]]) -> list[int]:
+    """With what a group shares once a rank."""
+    shared = [{loads[item].group: loads[item].shared for item in items} for items in dealt]
+    return [sum(loads[item].own for item in items) + sum(shared[rank].values()) for rank, items in enumerate(dealt)]
+
+
+def greedy(sizes: Sequence[int], num_ranks: int) -> int:
     """The largest total where each item, longest first, goes to the emptiest rank."""
     ranks = [0] * num_ranks
-    for load in sorted(loads, reverse=True):
-        ranks[ranks.index(min(ranks))] += load
+    for size in sorted(sizes, reverse=True):
+        ranks[ranks.index(min(ranks))] += size
     return max(ranks)
 
 
-@given(LOADS, st.integers(1, 9))
-def test_each_item_goes_to_one_rank_in_order(loads: list[int], num_ranks: int) -> None:
-    dealt = deal(loads, num_ranks)
+@given(GROUPED, st.integers(1, 9))
+def test_each_item_goes_to_one_rank_in_order(items: list[tuple[int, int]], num_ranks: int) -> None:
+    dealt = deal(grouped(items), num_ranks)
     assert len(dealt) == num_ranks
-    assert sorted(item for items in dealt for item in items) == list(range(len(loads)))
-    assert all(items == sorted(items) for items in dealt)
+    assert sorted(item for each in dealt for item in each) == list(range(len(items)))
+    assert all(each == sorted(each) for each in dealt)
 
 
-@given(LOADS, st.integers(2, 9))
-def test_no_rank_is_far_above_the_mean(loads: list[int], num_ranks: int) -> None:
+@given(SIZES, st.integers(2, 9))
+def test_no_rank_is_far_above_the_mean(sizes: list[int], num_ranks: int) -> None:
     """No rank has more than the mean and one item."""
-    assert max(totals(loads, deal(loads, num_ranks))) <= sum(loads) / num_ranks + max(loads, default=0)
+    loads = single(sizes)
+    assert max(totals(loads, deal(loads, num_ranks))) <= sum(sizes) / num_ranks + max(sizes, default=0)
 
 
 def test_it_is_more_even_than_longest_first_to_the_emptiest() -> None:
     draw = random.Random(0)
     excess = []
     for _ in range(100):
-        loads = [int(draw.lognormvariate(6, 1)) for _ in range(64)]
-        mean = sum(loads) / 8
-        excess.append((max(totals(loads, deal(loads, 8))) - mean, greedy(loads, 8) - mean))
+        sizes = [int(draw.lognormvariate(6, 1)) for _ in range(64)]
+        mean = sum(sizes) / 8
+        loads = single(sizes)
+        excess.append((max(totals(loads, deal(loads, 8))) - mean, greedy(sizes, 8) - mean))
     assert sum(ours <= theirs for ours, theirs in excess) > 70
     assert sum(ours for ours, _ in excess) < sum(theirs for _, theirs in excess)
+
+
+@given(GROUPED, st.integers(2, 9))
+def test_what_groups_share_never_makes_it_worse_than_items_dealt_one_by_one(
+    items: list[tuple[int, int]], num_ranks: int
+) -> None:
+    loads = grouped(items)
+    alone = deal(single([load.own + load.shared for load in loads]), num_ranks)
+    assert max(totals(loads, deal(loads, num_ranks))) <= max(totals(loads, alone))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 300), st.integers(1, 300))
+def test_groups_that_come_out_even_stay_whole(ranks: int, groups_a_rank: int, own: int, shared: int) -> None:
+    loads = [Load(own, shared=shared, group=index // 8) for index in range(8 * ranks * groups_a_rank)]
+    dealt = deal(loads, ranks)
+    assert totals(loads, dealt) == [groups_a_rank * (8 * own + shared)] * ranks
+
+
+def test_a_group_too_large_for_its_rank_is_shared_out() -> None:
+    loads = [Load(10, shared=30, group="long")] * 8 + [Load(10, shared=0, group="short")] * 2
+    assert sorted(totals(loads, deal(loads, 2))) == [80, 80]
