@@ -220,11 +220,13 @@ class WorkerGroup(Generic[W_co]):
         ranks = [self._on_rank(number, call, args) for number, args in enumerate(per_rank)]
         if len(ranks) == 1 and call.how.collect == "first":
             return ranks[0]
-        return self._on_several(call.how, ranks, order)
+        return self._collected(call.how, ranks, order)
 
     @staticmethod
-    async def _on_several(how: Operation, ranks: Sequence[Coroutine[Any, Any, Any]], order: list[list[int]]) -> Any:
-        return _collect(how, await asyncio.gather(*ranks), order)
+    async def _collected(how: Operation, ranks: Sequence[Coroutine[Any, Any, Any]], order: list[list[int]]) -> Any:
+        # One alone needs no task of its own.
+        results = await asyncio.gather(*ranks) if len(ranks) > 1 else [await ranks[0]]
+        return _collect(how, results, order)
 
     async def _on_rank(self, number: int, call: _Call, args: tuple[Any, ...]) -> Any:
         services = self._services
