@@ -16,8 +16,10 @@ def group_normalized(rewards_G: FloatArray, *, scale_by_std: bool) -> FloatArray
     """
     if len(rewards_G) < 2:
         return np.zeros_like(rewards_G)
-    centred_G = rewards_G - rewards_G.mean()
-    return centred_G / (rewards_G.std(ddof=1) + EPSILON) if scale_by_std else centred_G
+    # In float64 equal rewards have exactly their mean: what float32 leaves of them, a std or a batch would scale up.
+    centred_G = rewards_G - rewards_G.mean(dtype=np.float64)
+    scale = centred_G.std(ddof=1) + EPSILON if scale_by_std else 1.0
+    return (centred_G / scale).astype(np.float32)
 
 
 def leave_one_out(rewards_G: FloatArray) -> FloatArray:
@@ -57,12 +59,12 @@ def discounted_sum(values_L: FloatArray, discount: float) -> FloatArray:
 def whitened(columns: Sequence[FloatArray], masks: Sequence[BoolArray | None]) -> list[FloatArray]:
     """Shifts and scales all values to mean 0 and standard deviation 1 over the trained tokens of the batch.
 
-    columns: one [L] a sample. masks: its trained tokens, None for all. Raises ValueError where nothing is trained.
+    columns: one [L] a sample. masks: its trained tokens, None for all. Where nothing is trained they stay as they are.
     """
     kept = [column if mask is None else column[mask] for column, mask in zip(columns, masks, strict=True)]
     tokens = np.concatenate(kept).astype(np.float64) if kept else np.zeros(0)
     if not len(tokens):
-        raise ValueError("a batch without trained tokens cannot be whitened")
+        return list(columns)  # every group was dropped, or nothing was answered: a step without an update
     mean, std = tokens.mean(), tokens.std()
     return [((column - mean) / (std + EPSILON)).astype(np.float32) for column in columns]
 

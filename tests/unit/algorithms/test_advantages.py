@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.algorithms import Algorithm, create_algorithm
-from interlace.algorithms.advantages import discounted_sum, generalized, leave_one_out, whitened
+from interlace.algorithms.advantages import discounted_sum, generalized, group_normalized, leave_one_out, whitened
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray, SampleGroup
 from tests.unit.algorithms.groups import LENGTHS, REWARDS, scored_group
@@ -68,6 +68,12 @@ def test_equal_rewards_teach_nothing_and_are_dropped_where_asked() -> None:
     assert create_algorithm("grpo", {}).keeps(equal)
     assert not create_algorithm("dapo", {}).keeps(equal)
     assert create_algorithm("dapo", {}).keeps(different)
+
+
+@given(reward=st.floats(-1e4, 1e4, width=32), size=st.integers(2, 17), scale_by_std=st.booleans())
+def test_equal_rewards_teach_nothing_whatever_they_are(reward: float, size: int, scale_by_std: bool) -> None:
+    """Their float32 mean is not always they, and what remained would be divided by a standard deviation near 0."""
+    assert not group_normalized(np.full(size, reward, np.float32), scale_by_std=scale_by_std).any()
 
 
 def test_kl_in_the_reward() -> None:
@@ -146,8 +152,13 @@ def test_whitening_looks_at_trained_tokens_only() -> None:
     np.testing.assert_allclose(
         np.concatenate([found[0][[0, 2]], found[1]]), np.array([-2, 0, 2]) / np.std([1, 3, 5]), atol=1e-5
     )
-    with pytest.raises(ValueError, match="without trained tokens"):
-        whitened([columns[1]], [np.array([False])])
+
+
+def test_a_batch_without_trained_tokens_is_left_alone() -> None:
+    """All its groups were dropped, or what is left of them is not trained."""
+    column = np.array([5], np.float32)
+    assert whitened([], []) == []
+    assert whitened([column], [np.array([False])])[0] is column
 
 
 def test_prime_adds_process_and_outcome() -> None:
