@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from interlace.algorithms.grpo import GRPO
-from interlace.algorithms.losses import MAX_LOG_RATIO, Surrogate, clipped_surrogate, sequence_mean
+from interlace.algorithms.losses import Surrogate, clipped_surrogate, sequence_mean
 from interlace.algorithms.policy import GroupSettings
-from interlace.core.training import Aggregation, LossInputs
+from interlace.core.training import MAX_LOG_RATIO, Aggregation, LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor

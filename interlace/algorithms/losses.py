@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
+from interlace.core.training import MAX_LOG_RATIO
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from interlace.core.training import LossInputs
-
-MAX_LOG_RATIO = 20.0
-"""Log ratios are cut here before exp, so that a far-out token gives a large number and not an infinite gradient."""
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "k3+"]
 """Of KL(policy, reference) from sampled tokens, with d = log reference - log policy. k1: -d. k2: d^2 / 2.

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from pydantic import Field, model_validator
 
-from interlace.algorithms.losses import MAX_LOG_RATIO, sequence_mean, sequence_sum
+from interlace.algorithms.losses import sequence_mean, sequence_sum
 from interlace.core.config import Config
+from interlace.core.training import MAX_LOG_RATIO
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -68,8 +68,13 @@ class PolicyAlgorithm(Algorithm):
         )
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Weight x surrogate + kl_coefficient x KL - entropy_coefficient x entropy."""
+        """Weight x surrogate + kl_coefficient x KL - entropy_coefficient x entropy.
+
+        Raises ValueError where the KL counts and the reference's log-probs are missing.
+        """
         settings = self.settings
+        if settings.kl_coefficient and inputs.ref_logprobs_T is None:
+            raise ValueError(f"kl_coefficient = {settings.kl_coefficient:g} and the samples have no ref_logprobs")
         proximal_T = settings.off_policy.proximal_logprobs(inputs)
         surrogate = self.surrogate(inputs, proximal_T)
         metrics_T = {"clip_fraction": surrogate.clipped_T.float()}

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from interlace.algorithms.advantages import leave_one_out, per_token
 from interlace.algorithms.base import Advantages
-from interlace.algorithms.losses import MAX_LOG_RATIO, Surrogate, clipped_surrogate, sequence_sum
+from interlace.algorithms.losses import Surrogate, clipped_surrogate, sequence_sum
 from interlace.algorithms.policy import GroupAlgorithm, GroupSettings
-from interlace.core.training import Aggregation, LossInputs
+from interlace.core.training import MAX_LOG_RATIO, Aggregation, LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor

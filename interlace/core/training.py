@@ -53,6 +53,9 @@ class LossOutputs:
 
 LossFn: TypeAlias = Callable[[LossInputs], LossOutputs]
 
+MAX_LOG_RATIO = 20.0
+"""Log ratios are cut here before exp, so that a far-out token gives a large number and not an infinite one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightBundle:

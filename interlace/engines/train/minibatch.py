@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from interlace.core.training import MAX_LOG_RATIO
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -95,11 +97,12 @@ def policy_values(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]
 
     kl: of the policy from the one at the start of the step, by the non-negative estimator r - 1 - log r.
     step_ratio_mean: r, current over proximal. ratio_mean: current over behaviour; from its square comes the
-    effective sample size. logprob_gap: between trained and sampled log-probs, absolute.
+    effective sample size. Both are cut as in the losses, so that no square is infinite, or 0 in all tokens.
+    logprob_gap: between trained and sampled log-probs, absolute.
     """
     logprobs_T = inputs.logprobs_T.detach()
     log_step_T, log_ratio_T = logprobs_T - inputs.proximal_logprobs_T, logprobs_T - inputs.behaviour_logprobs_T
-    step_T, ratio_T = log_step_T.exp(), log_ratio_T.exp()
+    step_T, ratio_T = (gap_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() for gap_T in (log_step_T, log_ratio_T))
     return {
         "entropy": inputs.entropy_T,
         "kl": step_T - 1 - log_step_T,

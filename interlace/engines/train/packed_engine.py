@@ -137,8 +137,8 @@ class TrainedEngine(PackedEngine, ABC):
     def optimizer_step(self) -> Metrics:
         """Closes the minibatch with one update, or drops it; returns flat metrics under the engine's prefix.
 
-        Dropped (`skipped_minibatches` = 1) are a minibatch with nothing to train on, one whose gradient is not finite,
-        and one that the engine finds too far out.
+        Dropped (`skipped_minibatches` = 1) are a minibatch with nothing to train on, one whose loss or gradient is not
+        finite, and one that the engine finds too far out.
         """
         if not (self._packing.reshard or self._ranks.is_alone):
             self._ranks.reduce(self.model, self._accompany(self._collate([placeholder()], masks=[None])))
@@ -147,7 +147,9 @@ class TrainedEngine(PackedEngine, ABC):
         metrics = self._derive(closed.metrics()) if closed.count else {}
         metrics["lr"] = self._optimizer.next_lr
         norm = float(self._optimizer.grad_norm(closed.denominator or 1.0))
-        skip = closed.count == 0 or not np.isfinite(norm) or self._is_too_far(metrics)
+        # A clip takes the gradient of a token without an advantage or a log-prob, but not what it does to the loss.
+        is_broken = not np.isfinite([norm, metrics.get("loss", 0.0)]).all()
+        skip = closed.count == 0 or is_broken or self._is_too_far(metrics)
         if not skip:
             self._optimizer.step(closed.denominator, norm)
         self._optimizer.zero_grad()

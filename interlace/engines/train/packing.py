@@ -171,7 +171,10 @@ def collate(
 
 
 def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequence[BoolArray | None]) -> Columns:
-    """The samples' columns at the tokens asked for. Raises ValueError where only some samples have one."""
+    """The samples' columns at the tokens asked for.
+
+    Raises ValueError where only some samples have one, or a sample one of another length.
+    """
 
     def read(name: str, values: Sequence[FloatArray | None]) -> Tensor | None:
         present = [value for value in values if value is not None and len(value)]
@@ -180,6 +183,9 @@ def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequenc
         if len(present) < len(samples):
             missing = len(samples) - len(present)
             raise ValueError(f"{missing} of {len(samples)} samples have no {name}: all need it, or none")
+        for sample, value in zip(samples, present, strict=True):
+            if len(value) != sample.num_tokens:
+                raise ValueError(f"sample {sample.key} has {sample.num_tokens} tokens and {len(value)} {name}")
         kept = [value if mask is None else value[mask] for value, mask in zip(present, masks, strict=True)]
         return on_device(np.concatenate(kept).astype(np.float32, copy=False), device)
 

@@ -143,6 +143,11 @@ def test_kl_and_entropy_enter_the_loss() -> None:
     torch.testing.assert_close(full.loss(inputs).metrics_T["ref_kl"], kl_T.detach())
 
 
+def test_a_kl_without_a_reference_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no ref_logprobs"):
+        create_algorithm("grpo", {"kl_coefficient": 0.1}).loss(loss_inputs())
+
+
 def test_a_far_out_token_gives_no_infinite_gradient() -> None:
     inputs = loss_inputs()
     far = replace(inputs, logprobs_T=(inputs.behaviour_logprobs_T + 200).detach().requires_grad_())

@@ -1,6 +1,8 @@
 """The loss and the gradient of a minibatch do not depend on how it was split, packed or ordered."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -167,6 +169,7 @@ def sample_with(sample: Sample, logprobs: np.ndarray) -> Sample:
         prompt=sample.prompt,
         token_ids=sample.token_ids,
         logprobs=logprobs,
+        ref_logprobs=sample.ref_logprobs,
         advantages=sample.advantages,
     )
 
@@ -178,6 +181,26 @@ def test_a_gradient_that_is_not_finite_is_dropped() -> None:
     engine = TrainEngine(tiny_model(), loss=broken, optimizer=OptimizerConfig(), config=TrainConfig())
     before = engine.snapshot()
     engine.accumulate(ragged_samples(2))
+    assert engine.optimizer_step()["actor/skipped_minibatches"] == 1
+    assert all(torch.equal(before[name], tensor) for name, tensor in engine.weights().items())
+
+
+@pytest.mark.parametrize("gap", [60.0, -100.0])
+def test_metrics_of_a_policy_far_from_the_one_that_sampled_are_numbers(gap: float) -> None:
+    """Squares of such ratios are all 0, or infinite, in float32."""
+    engine, samples = policy_engine(), ragged_samples(3)
+    engine.accumulate([sample_with(s, found + gap) for s, found in zip(samples, engine.logprobs(samples), strict=True)])
+    metrics = engine.optimizer_step()
+    assert np.isfinite([*metrics.values()]).all(), metrics
+    assert metrics["actor/ess"] == pytest.approx(1, abs=1e-3), "all ratios are equal"
+
+
+def test_a_loss_that_is_not_finite_is_dropped_with_its_gradient() -> None:
+    """A clipped token has no gradient, whatever its log-prob was."""
+    engine, samples = policy_engine(), ragged_samples(3)
+    before = engine.snapshot()
+    unknown = sample_with(samples[0], np.full(samples[0].num_tokens, np.nan, np.float32))
+    engine.accumulate([unknown, *(sample_with(sample, sample.logprobs) for sample in samples[1:])])
     assert engine.optimizer_step()["actor/skipped_minibatches"] == 1
     assert all(torch.equal(before[name], tensor) for name, tensor in engine.weights().items())
 
@@ -231,6 +254,10 @@ def test_samples_that_cannot_be_trained_on_are_named() -> None:
     mixed = [samples[0], sample_with(samples[1], np.zeros(0, np.float32))]
     with pytest.raises(ValueError, match="no logprobs"):
         engine.accumulate(mixed)
+    # Together they have as many as tokens, each in the other's place.
+    swapped = [replace(one, advantages=other.advantages) for one, other in permutations(samples)]
+    with pytest.raises(ValueError, match=r"tokens and \d+ advantages"):
+        engine.accumulate(swapped)
 
 
 def test_supervised_steps_learn_the_answers() -> None:
