@@ -1,14 +1,33 @@
 """MaxRL (Maximum Likelihood Reinforcement Learning, 2026): group advantages scaled by the mean reward, not the std."""
 
+from typing import Self
+
+from pydantic import model_validator
+
 from interlace.algorithms.advantages import mean_scaled, per_token
 from interlace.algorithms.base import Advantages
-from interlace.algorithms.policy import GroupAlgorithm
+from interlace.algorithms.policy import GroupAlgorithm, GroupSettings
 from interlace.core.errors import UserError
 from interlace.core.types import SampleGroup
 
 
+class MaxRLSettings(GroupSettings):
+    """As GRPO's."""
+
+    @model_validator(mode="after")
+    def _rewards_stay_rewards(self) -> Self:
+        if self.kl_reward_coefficient:
+            raise ValueError(
+                f"kl_reward_coefficient = {self.kl_reward_coefficient:g} would make rewards negative, and maxrl "
+                "divides by their mean; put the KL into the loss instead, with kl_coefficient"
+            )
+        return self
+
+
 class MaxRL(GroupAlgorithm):
     """(reward - mean) / mean: a rare success of a hard prompt counts by how rare it is. For rewards of 0 or more."""
+
+    Settings = MaxRLSettings
 
     def advantages(self, group: SampleGroup) -> Advantages:
         rewards_G = self.rewards(group)

@@ -8,7 +8,7 @@ policy. Shapes: L = response tokens of one sample.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +64,7 @@ class SamplingParams(Config):
     presence_penalty: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     """Generation ends with one of these; it is kept as the response's last token."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Generation ends when the decoded response contains one of these."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, added logit) pairs."""

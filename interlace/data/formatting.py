@@ -16,15 +16,25 @@ if TYPE_CHECKING:
 
 
 def render(row: Row, style: PromptFormat) -> str:
-    """The prompt's text, without chat template. Raises UserError where the template names what the row has not."""
+    """The prompt's text, without chat template.
+
+    Raises UserError where the template names what the row has not, or asks for a format of its own.
+    """
     known: dict[str, JSON] = {"prompt": row.prompt, **row.metadata}
     text = []
-    for literal, name, _, _ in _parts(style):
+    for literal, name, spec, conversion in _parts(style):
         text.append(literal)
         if name is None:
             continue
         if name not in known:
             raise UserError(f"prompt template: {row.origin} has no column {name!r}.{nearest(name, known)}")
+        if spec or conversion:
+            raise UserError(
+                f"prompt template {style.template!r}: values are written as they are, so write {{{name}}} alone. "
+                "A brace in the text is written twice."
+            )
+        if known[name] is None:
+            raise UserError(f"prompt template: column {name!r} of {row.origin} is null; give it a value, or no row.")
         text.append(_fill(known[name], style))
     return "".join(text)
 

@@ -5,12 +5,12 @@ import stand in its tuple `PRELOAD`, so that worker processes share one import.
 """
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
+import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from interlace import rewards
@@ -24,10 +24,14 @@ from interlace.rewards.shaping import ShapingConfig
 HIDDEN = ("base", "classifier", "scorer", "shaping")
 """Modules of this folder that are no rewards."""
 
-Score: TypeAlias = bool | float | Mapping[str, float]
+Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
 RewardFn: TypeAlias = Callable[[str, str, str, Mapping[str, JSON]], Score]
 """Called as fn(prompt, response, answer, metadata). A bool is a verdict and becomes `correct` or `incorrect`; a number
 is the reward itself; a mapping's values are the reward's named parts, and their sum is the reward."""
+TAKEN = ("mean", "std", "max", "min")
+"""Parts cannot be called so: a step's metrics already have these of the reward itself."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Beyond it a reward is infinite to whatever is made of it."""
 
 
 MODEL = "model"
@@ -54,9 +58,9 @@ class RewardConfig(Config):
     """A built-in (exact, math_verify, reasoning_gym), a function of your own as package.module:function, or `model`."""
     model: Annotated[RewardModelConfig, BeforeValidator(_model)] | None = None
     """Of the reward `model`: its number is the reward. It needs devices: schedule.placement.reward."""
-    correct: float = 5.0
+    correct: float = Field(default=5.0, allow_inf_nan=False)
     """Reward of a response that a verdict calls right; held-out answers with as much or more count as right."""
-    incorrect: float = -5.0
+    incorrect: float = Field(default=-5.0, allow_inf_nan=False)
     """Reward of one it calls wrong, or that lacks the tag."""
     tag: str | None = None
     """Score only what stands in a response's last <tag>...</tag>; one without it is wrong. None: the whole response."""
@@ -129,11 +133,13 @@ def _scored_text(response: str, config: RewardConfig) -> str | None:
 
 
 def _result(score: Score, config: RewardConfig) -> RewardResult:
-    if isinstance(score, bool):
+    if isinstance(score, bool | np.bool_):  # numpy's comparisons give its own
         return RewardResult(reward=config.correct if score else config.incorrect, parts={"accuracy": float(score)})
     if isinstance(score, Mapping):
         parts = {str(name): _number(value) for name, value in score.items()}
-        return RewardResult(reward=sum(parts.values()), parts=parts)
+        if taken := [name for name in TAKEN if name in parts]:
+            raise UserError(f"the reward function returned a part {taken[0]!r}, as metrics call the whole: rename it")
+        return RewardResult(reward=_number(sum(parts.values())), parts=parts)
     return RewardResult(reward=_number(score))
 
 
@@ -142,6 +148,6 @@ def _number(value: object) -> float:
         number = float(value)  # type: ignore[arg-type]  # whatever a user's function returned
     except (TypeError, ValueError):
         raise UserError(f"the reward function returned {value!r}, which is not a number") from None
-    if not math.isfinite(number):
-        raise UserError(f"the reward function returned {number}")
+    if not abs(number) <= LARGEST:  # nor is a NaN
+        raise UserError(f"the reward function returned {number:g}, which is no finite float32")
     return number

@@ -1,5 +1,6 @@
 """Rewards by a model: a sequence classifier with one output reads prompt and response."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ class ModelScorer:
         return sum(tensor.nbytes for tensor in self._model.state_dict().values())
 
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """One result a sample, in their order. One that is longer than the model's context fails alone."""
+        """One result a sample, in their order. One that the model cannot read or gives no number for fails alone."""
         ids = [self._token_ids(sample) for sample in samples]
         fitting = [row for row, tokens in enumerate(ids) if self._context is None or len(tokens) <= self._context]
         found = [
@@ -41,7 +42,11 @@ class ModelScorer:
         ]
         for rows in _batches(fitting, [len(tokens) for tokens in ids], self._settings.tokens_per_batch):
             for row, number in zip(rows, self._forward([ids[row] for row in rows]).tolist(), strict=True):
-                found[row] = RewardResult(reward=number, parts={PART: number})
+                found[row] = (
+                    RewardResult(reward=number, parts={PART: number})
+                    if math.isfinite(number)
+                    else RewardResult(failure=f"the reward model gave {number}")
+                )
         return [
             shaped(result, sample.token_ids, self._config.shaping)
             for result, sample in zip(found, samples, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+"""Share of a moment that an optimizer step keeps."""
+
+
 class OptimizerConfig(Config):
     """AdamW (arXiv 1711.05101), the gradient's bound and the learning rate over time."""
 
-    lr: float = Field(default=1e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    lr: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Applied to matrices only, not to biases and norms."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """The gradient is scaled down to this L2 norm; None leaves it as it is."""

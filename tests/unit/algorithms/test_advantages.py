@@ -46,6 +46,8 @@ def test_maxrl() -> None:
     np.testing.assert_allclose(numbers(algorithm, scored_group((0, 0))), [0, 0])
     with pytest.raises(UserError, match="0 or more"):
         algorithm.advantages(scored_group())
+    with pytest.raises(UserError, match="kl_coefficient"):
+        create_algorithm("maxrl", {"kl_reward_coefficient": 0.1})
 
 
 @given(rewards=st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=9))

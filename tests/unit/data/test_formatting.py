@@ -40,6 +40,15 @@ def test_a_template_that_names_what_is_not_there() -> None:
         render(row(), PromptFormat(template="{"))
 
 
+@pytest.mark.parametrize(
+    ("template", "match"),
+    [("{prompt:>9}", "write {prompt} alone"), ("{prompt!r}", "write {prompt} alone"), ("{input}", r"of .* is null")],
+)
+def test_what_would_change_a_prompt_in_silence_is_refused(template: str, match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        render(row(input=None), PromptFormat(template=template))
+
+
 def test_the_chat_template_is_applied_where_there_is_one() -> None:
     assert dressed(PromptFormat(), template=TEMPLATE) == "[user]Sort.[assistant]"
     assert dressed(PromptFormat(system="Be brief."), template=TEMPLATE) == "[system]Be brief.[user]Sort.[assistant]"

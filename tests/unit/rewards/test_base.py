@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
@@ -35,7 +36,20 @@ def test_a_number_is_the_reward_and_parts_add_up() -> None:
     assert (both.reward, both.parts) == (0.75, {"right": 1.0, "brief": -0.25})
 
 
-@pytest.mark.parametrize("value", [None, "much", float("nan"), float("inf"), {"right": None}])
+def test_a_verdict_of_numpy_is_one() -> None:
+    for verdict in (True, False):
+        found, plain = returning(np.bool_(verdict)), returning(verdict)
+        assert (found.reward, found.parts) == (plain.reward, plain.parts)
+
+
+HUGE = 1e308
+"""A number to Python; infinite in float32, and so is the sum of two to Python too."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "much", float("nan"), float("inf"), -HUGE, {"right": None}, {"a": HUGE, "b": HUGE}, {"mean": 1.0}],
+)
 def test_what_is_no_number_fails_the_sample(value: Score) -> None:
     failure = returning(value).failure
     assert failure is not None

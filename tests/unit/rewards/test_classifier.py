@@ -69,6 +69,13 @@ def test_what_the_model_cannot_read_fails_alone(tmp_path: Path) -> None:
     assert results[1].failure == f"{CONTEXT + 1} tokens, and the reward model reads {CONTEXT}"
 
 
+def test_what_the_model_gives_no_number_for_fails(tmp_path: Path) -> None:
+    broken = scorer(write_model(tmp_path))
+    with torch.no_grad():
+        broken._model.get_parameter("score.weight").fill_(torch.nan)
+    assert [result.failure for result in broken.score(samples())] == ["the reward model gave nan"] * len(TEXTS)
+
+
 def test_shaping_is_added_to_the_models_number(tmp_path: Path) -> None:
     path = write_model(tmp_path)
     config = RewardConfig.parse({"name": "model", "model": path, "shaping": {"overlong_limit": 1}})

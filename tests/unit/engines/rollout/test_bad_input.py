@@ -41,6 +41,12 @@ def test_negative_temperature() -> None:
         SamplingParams(temperature=-1.0)
 
 
+def test_an_empty_stop_string() -> None:
+    """Every response contains it: each would end with its first token."""
+    with pytest.raises(ValidationError, match="stop"):
+        SamplingParams(stop=("",))
+
+
 def test_resuming_without_logprobs_or_with_nothing_left(engine: NativeEngine) -> None:
     def request(generated: tuple[int, ...], logprobs: tuple[float, ...]) -> Request:
         return Request(

@@ -21,6 +21,12 @@ def test_a_schedule_without_an_end_is_refused(mistake: dict[str, object]) -> Non
         OptimizerConfig.parse(mistake)
 
 
+@pytest.mark.parametrize("mistake", [{"betas": (0.9, 9.5)}, {"betas": (1.0, 0.9)}, {"lr": float("inf")}])
+def test_numbers_that_no_optimizer_takes_are_refused(mistake: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=next(iter(mistake))):
+        OptimizerConfig.parse(mistake)
+
+
 def test_a_step_from_sums_is_torchs_step_from_means() -> None:
     torch.manual_seed(0)
     ours, theirs = torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
