@@ -61,7 +61,8 @@ def model_files(
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
-        empty = type(model)(config)
+        # The folder's config names this model's type, in which it will be loaded, and not the one that was configured.
+        empty = type(model)(config).to(model.dtype)  # type: ignore[arg-type]  # transformers' own stub
     if model.can_generate():
         empty.generation_config = model.generation_config
     return ModelFiles(empty=empty, weights=weights, tokenizer=tokenizer)

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from interlace.engines.train import LogprobEngine, TrainConfig, save_model
+from interlace.engines.train import LogprobEngine, TrainConfig, critic_model, save_model
 from interlace.engines.train.export import named_weights
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
@@ -28,3 +29,14 @@ def test_a_saved_model_gives_the_same_logprobs(tmp_path: Path, tied: bool) -> No
     loaded = LogprobEngine(AutoModelForCausalLM.from_pretrained(tmp_path), config=TrainConfig())
     for one, other in zip(engine.logprobs(samples), loaded.logprobs(samples), strict=True):
         assert (one == other).all()
+
+
+@pytest.mark.parametrize(("policy", "critic"), [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
+def test_a_saved_model_is_loaded_in_its_own_type(tmp_path: Path, policy: torch.dtype, critic: torch.dtype) -> None:
+    """Whatever its configuration says: a critic is of float32 beside a policy of bfloat16, and resumes as that."""
+    actor = tiny_model("llama").to(policy)
+    save_model(actor, tmp_path / "actor")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "actor")
+    assert saved.dtype == policy
+    save_model(critic_model(saved), tmp_path / "critic")
+    assert AutoModelForTokenClassification.from_pretrained(tmp_path / "critic").dtype == critic
