@@ -85,8 +85,8 @@ def _preset(path: Path) -> Iterator[str]:
     from interlace.schedule.vocabulary import vocabulary
 
     spec = path.stem if path.parent == FOLDER else str(path)
-    text = path.read_text(encoding="utf-8")
     fields = load_schedule(spec).model_dump(mode="json")
+    text = path.read_text(encoding="utf-8")
     yield f"{spec}, a preset"
     yield from (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     meanings = vocabulary().fields

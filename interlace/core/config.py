@@ -12,7 +12,8 @@ from interlace.core.errors import UserError, nearest
 class Config(BaseModel):
     """A frozen settings record. It sits beside what it configures; derived values are properties, never fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    # Infinity and NaN pass bounds such as gt=0, and config.yaml would not bring them back.
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     @classmethod
     def parse(cls, data: Mapping[str, object], *, where: str = "") -> Self:
@@ -41,7 +42,10 @@ def _sentence(cls: type[BaseModel], detail: ErrorDetails) -> str:
         return f"unknown key {key!r}.{nearest(loc[-1], options)}"
     if detail["type"] == "missing":
         return f"missing key {key!r}."
-    return f"{key} = {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}."
+    # A section that contradicts itself says in which of its keys; the others would bury that.
+    is_section = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
+    given = key if is_section else f"{key} = {detail['input']!r}"
+    return f"{given}: {detail['msg'].removeprefix('Value error, ')}."
 
 
 def _owner(cls: type[BaseModel], loc: tuple[str, ...]) -> type[BaseModel] | None:

@@ -31,7 +31,7 @@ def load_object(kind: str, spec: str) -> object:
     Raises UserError where the module or the name in it is not there.
     """
     module_name, _, attribute = spec.partition(":")
-    if not module_name or not attribute:
+    if not module_name or not attribute or module_name.startswith("."):
         raise UserError(f"{kind} {spec!r} is not of the form package.module:Name.")
     here = str(Path.cwd())
     if here not in sys.path:

@@ -25,7 +25,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.observe import jsonl
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,5 +164,5 @@ def _numbered(root: Path, recipe: str) -> list[tuple[str, int]]:
 
 def _run_path(root: Path, name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise UserError(f"run name {name!r} cannot name a folder. Use letters, digits, '.', '_' and '-'.")
+        raise UserError(f"run name {name!r} cannot name a folder. Use at most 200 letters, digits, '.', '_', '-'.")
     return root / name

@@ -43,7 +43,7 @@ def resolve(spec: str, devices: tuple[Device, ...], *, role: str) -> tuple[Devic
 
 def _part(part: str, spec: str, size: int, role: str) -> range:
     low, dash, high = part.removesuffix("%").partition("-")
-    if not low.isdigit() or (dash and not high.isdigit()):
+    if not low.isdecimal() or (dash and not high.isdecimal()):
         raise UserError(f"placement.{role} = {spec!r}: write all, 0-3, 0,2, or a share such as 0-75%.")
     if part.endswith("%"):
         return _share(int(low), int(high) if dash else 100, spec, size, role)

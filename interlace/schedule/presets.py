@@ -34,8 +34,8 @@ def load_schedule(name: str, changes: Mapping[str, object] | None = None) -> Sch
     """A preset with some fields changed; nested mappings are merged. Raises UserError naming the key."""
     path = preset_path(name)
     try:
-        data = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
+        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"schedule {name!r} ({path}) is not YAML: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"schedule {name!r} ({path}) holds a {type(data).__name__}, not fields of a schedule.")

@@ -33,7 +33,7 @@ def load_profile(spec: str | None) -> Profile:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"profile {spec!r}: cannot read {path}: {error.strerror}.") from error
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"profile {spec!r} is neither JSON nor YAML: {error}") from error
     if not isinstance(data, dict):
         raise UserError(f"profile {spec!r}: {path} holds no settings.")

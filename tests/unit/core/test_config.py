@@ -1,7 +1,7 @@
 """A mistake in a configuration is named, with the key that was probably meant."""
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -13,8 +13,20 @@ class Optimizer(Config):
     betas: tuple[float, float] = (0.9, 0.95)
 
 
+class Bounds(Config):
+    low: int = 0
+    high: int = 1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Bounds":
+        if self.low > self.high:
+            raise ValueError(f"low ({self.low}) is above high ({self.high})")
+        return self
+
+
 class Recipe(Config):
     steps: int = 10
+    bounds: Bounds = Bounds()
     optimizer: Optimizer = Optimizer()
     reference: Optimizer | None = None
     name: str
@@ -41,9 +53,21 @@ def test_every_mistake_is_a_sentence_with_its_key(data: dict[str, object], sente
 
 
 def test_a_key_like_none_lists_what_there_is() -> None:
-    with pytest.raises(UserError, match="Known: name, optimizer, reference, steps") as raised:
+    with pytest.raises(UserError, match="Known: bounds, name, optimizer, reference, steps") as raised:
         Recipe.parse({"name": "x", "zzzzzz": 1})
     assert "Did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_number_is_finite(value: float) -> None:
+    with pytest.raises(UserError, match=r"optimizer.learning_rate = .* finite number"):
+        Recipe.parse({"name": "x", "optimizer": {"learning_rate": value}})
+
+
+def test_a_section_that_contradicts_itself_is_not_repeated_whole() -> None:
+    with pytest.raises(UserError) as raised:
+        Recipe.parse({"name": "x", "bounds": {"low": 2, "high": 1}}, where="recipe.yaml")
+    assert str(raised.value) == "recipe.yaml: bounds: low (2) is above high (1)."
 
 
 def test_a_config_is_frozen_all_the_way_down() -> None:

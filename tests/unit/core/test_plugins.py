@@ -27,6 +27,7 @@ def test_an_unknown_builtin_names_the_nearest_and_the_way_to_bring_ones_own() ->
         ("no_colon", "not of the form package.module:Name"),
         (":Name", "not of the form package.module:Name"),
         ("package:", "not of the form package.module:Name"),
+        ("..package:Name", "not of the form package.module:Name"),
         ("interlace.core.nothing:Name", "cannot import 'interlace.core.nothing'"),
         ("interlace.core.errors:UserEror", "Did you mean 'UserError'?"),
     ],

@@ -55,6 +55,7 @@ def test_pools_are_numbered_on_their_own() -> None:
         ("tpu:0", "no pool 'tpu'"),
         ("3-1", "runs backwards"),
         ("few", "write all, 0-3"),
+        ("²", "write all, 0-3"),
         ("40-41%", "no whole device"),
         ("80-20%", "within 0-100%"),
     ],

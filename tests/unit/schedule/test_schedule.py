@@ -1,8 +1,11 @@
 """Fields are validated together: what cannot work is refused with the reason, before anything runs."""
 
+from pathlib import Path
+
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
 
 
@@ -21,3 +24,10 @@ from interlace.schedule.schedule import Schedule
 def test_a_combination_that_cannot_work_is_refused(fields: dict[str, object], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         Schedule.parse(fields)
+
+
+def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"\x80\x81")
+    with pytest.raises(UserError, match=r"mine.yaml' .* is not YAML"):
+        load_schedule(str(path))
