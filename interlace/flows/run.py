@@ -232,7 +232,7 @@ class PolicyRun:
             self.admission.pump()
 
     def _with_batch_statistics(self, groups: list[SampleGroup]) -> list[SampleGroup]:
-        if not self._algorithm.needs.batch_statistics:
+        if not self._algorithm.needs.batch_statistics or not groups:  # all of a step's groups may have been dropped
             return groups
         ordered = sorted(groups, key=lambda group: group.gid)
         found = iter(self._algorithm.batch_advantages([sample for group in ordered for sample in group.samples]))

@@ -11,7 +11,7 @@ from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Ne
 from interlace.core.profile import InferenceCosts, Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.core.random import keyed_random
 from interlace.core.training import LossInputs, LossOutputs, WeightBundle
-from interlace.core.types import Progress, Prompt, Request, Sample, SampleGroup
+from interlace.core.types import FloatArray, Progress, Prompt, Request, Sample, SampleGroup
 from interlace.recipes.virtual import SimulatedRole
 from interlace.runtime.worker import WorkerContext
 from interlace.simulate.lengths import ResponseLengths
@@ -142,6 +142,10 @@ class CostAlgorithm(Algorithm):
                 for s, r in zip(group.samples, rewards, strict=True)
             ]
         )
+
+    def batch_advantages(self, samples: Sequence[Sample]) -> Sequence[FloatArray]:
+        assert samples, "there are no statistics of nothing"
+        return super().batch_advantages(samples)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         raise AssertionError("cost workers compute no loss")

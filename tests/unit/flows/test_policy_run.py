@@ -39,8 +39,10 @@ def test_a_batch_stays_short_once_its_refills_are_used_up(rounds: int) -> None:
     assert launched <= 4 * 5 * (1 + rounds)
 
 
-def test_a_batch_that_lost_all_its_groups_is_a_step_without_an_update() -> None:
-    record = simulate(Schedule(), replace(WORK, costs=Costs(filter_share=1.0), refill_rounds=1))
+@pytest.mark.parametrize("statistics", [False, True])
+def test_a_batch_that_lost_all_its_groups_is_a_step_without_an_update(statistics: bool) -> None:
+    needs = Needs(batch_statistics=statistics)
+    record = simulate(Schedule(), replace(WORK, costs=Costs(filter_share=1.0), refill_rounds=1, needs=needs))
     assert [len(step) for step in record.trained] == [0] * 5
     assert [result.version for result in record.results] == [1, 2, 3, 4, 5]
 
