@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from interlace.core.errors import InterlaceError, UserError
 from interlace.runtime.machine import Machine, Seat
 
-RESERVE_WITHIN_S = 60.0
+RESERVE_WITHIN_S, ANSWER_WITHIN_S = 60.0, 10.0
 START_WITHIN_S, STARTS = 180, 2
 NODE_LABEL = "ray.io/node-id"
 
@@ -39,9 +40,10 @@ class RaySession:
                 _start(machine)
             return cls(is_own=True)
         try:
+            _knock(address)
             with _children_heard():
                 ray.init(address=address, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise UserError(
                 f"cluster.address = {address!r}: cannot join a Ray cluster there: {error}. Start one with `ray start "
                 "--head`, or leave cluster.address out to have one started for the run."
@@ -79,6 +81,13 @@ class RaySession:
         """Ends or leaves the Ray that open() started or joined."""
         if self._is_own:
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nobody listens at host:port: Ray would try to reach it for ever."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN_S).close()
 
 
 def _start(machine: Machine) -> None:

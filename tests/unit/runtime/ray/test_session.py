@@ -1,5 +1,6 @@
 """A Ray that does not start at once is started again; one that never does is an error that says what to do."""
 
+import socket
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ pytest.importorskip("ray")
 
 import ray
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.runtime.machine import Machine
 from interlace.runtime.ray.session import STARTS, RaySession
 
@@ -42,6 +43,15 @@ def init(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Sta
 def test_a_start_that_failed_is_repeated(init: Starts) -> None:
     RaySession.open(None, MACHINE)
     assert init.count == 2
+
+
+@pytest.mark.parametrize("init", [0], indirect=True)
+def test_an_address_where_nobody_listens_is_refused_without_waiting_for_ray(init: Starts) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and never listens
+        with pytest.raises(UserError, match=r"cannot join a Ray cluster there: .*refused.*ray start"):
+            RaySession.open(f"127.0.0.1:{taken.getsockname()[1]}", MACHINE)
+    assert init.count == 0
 
 
 @pytest.mark.parametrize("init", [9], indirect=True)
