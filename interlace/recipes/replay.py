@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from interlace.core.errors import UserError
 from interlace.core.types import SampleKey
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
@@ -100,7 +101,13 @@ class _Session:
     def __init__(self, recipe: Recipe, recording: Recording, folder: RunFolder) -> None:
         self._recipe, self._recording, self._checkpoints = recipe, recording, folder.checkpoints
         done_steps = recording.done_steps
-        self._state = RunState.read(folder.checkpoints / f"step_{done_steps}") if done_steps else None
+        resumed_from = folder.checkpoints / f"step_{done_steps}"
+        if done_steps and not resumed_from.is_dir():
+            raise UserError(
+                f"{folder.path} was resumed after step {done_steps}, and {resumed_from}, where that began, is gone. A "
+                "run whose keep_checkpoints is high enough can be replayed."
+            )
+        self._state = RunState.read(resumed_from) if done_steps else None
         """Where the run stood when it was resumed; None where it was not."""
         self._log = _CompletionLog()
         self.ended: list[Ended] = []

@@ -79,6 +79,8 @@ class Recording:
         if not steps:
             raise UserError(f"{folder.path} recorded no whole step: there is nothing to replay.")
         rows: Sequence[Mapping[str, Any]] = [row for row in read_transcripts(folder.samples) if row["step"] >= steps[0]]
+        if any("group" not in row for row in rows):
+            raise UserError(f"{folder.path} was simulated: no worker's times were recorded that could be replayed.")
         return cls(
             device_bytes=[event["args"]["memory_bytes"] for event in named if event["pid"] == DEVICE_PROCESS],
             done_steps=steps[0] - 1,

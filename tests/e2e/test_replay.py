@@ -53,6 +53,14 @@ def test_a_run_that_was_stopped_or_killed_is_gone_through_as_far_as_it_came(tmp_
     assert_replays(tmp_path, "run")
 
 
+def test_a_resumed_run_whose_beginning_is_gone_says_so(tmp_path: Path) -> None:
+    few = ["steps=3", "checkpoint_every=1", "keep_checkpoints=1"]
+    run(tmp_path, "run", few, stop_after=1)
+    run(tmp_path, "run", few, resume=True)
+    with pytest.raises(UserError, match=r"step_1, where that began, is gone.*keep_checkpoints"):
+        replay(RunFolder(path=tmp_path / "run"))
+
+
 def test_a_run_without_a_timeline_says_so(tmp_path: Path) -> None:
     run(tmp_path, "run", ["logging.timeline=false", "steps=1"])
     with pytest.raises(UserError, match="has no timeline"):
