@@ -44,7 +44,8 @@ def compare(
     hush_libraries()
     console, changes = Console(), overrides or []
     if cluster == "sim":
-        outcomes = _simulated(recipe, [*changes, *([f"steps={steps}"] if steps else [])], schedules, devices, profile)
+        changes = changes if steps is None else [*changes, f"steps={steps}"]
+        outcomes = _simulated(recipe, changes, schedules, devices, profile)
     else:
         chosen = [f"cluster={cluster}"] if cluster else []
         variants = load_variants(recipe, [*changes, *chosen], schedules, steps)

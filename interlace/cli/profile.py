@@ -1,5 +1,6 @@
 """`interlace profile`: what a recipe's workers cost here; or a running job traced from outside."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,6 +8,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.libraries import hush_libraries
+from interlace.cli.out import writable
 from interlace.cli.report import run_folder
 from interlace.core.errors import UserError
 
@@ -57,8 +59,9 @@ def _measure(spec: str, overrides: list[str], out: Path, *, budget_s: float, as_
     from interlace.recipes.load import load_recipe
     from interlace.recipes.profile import PARTS, profile_recipe, write_profile
 
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}. Make it, or choose another file.")
+    writable(out, "--out")
+    if not 0 < budget_s < math.inf:
+        raise UserError(f"--budget {budget_s:g}: give the seconds that measuring may take, such as 45.")
     hush_libraries()
     settings = load_recipe(spec, overrides)
     check_recipe(settings)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from interlace.cli.out import writable
 from interlace.cli.train import ROOT
 from interlace.core.errors import UserError
 
@@ -25,9 +26,7 @@ def report(
     from interlace.observe.report.page import write_report
 
     folders = [run_folder(run) for run in runs]
-    path = out or folders[0].path / "report.html"
-    if not path.parent.is_dir():
-        raise UserError(f"--out {path}: there is no folder {path.parent}. Make it, or choose another file.")
+    path = writable(out, "--out") if out else folders[0].path / "report.html"
     write_report(folders, path, step=step)
     print(path)
 

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from interlace.cli.out import writable
+
 
 def simulate(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
@@ -31,6 +33,8 @@ def simulate(
     from interlace.recipes.simulate import Simulation, simulate_variants
     from interlace.simulate.profiles import load_profile
 
+    if timeline:
+        writable(timeline, "--timeline")
     costs = load_profile(profile)
     simulation = Simulation(profile=costs, num_devices=devices, num_prompts=prompts)
     results = simulate_variants(recipe, overrides or [], schedule, simulation, timeline=timeline)

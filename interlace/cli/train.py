@@ -55,6 +55,7 @@ def _fresh(
     spec: str, overrides: list[str], name: str | None, overwrite: bool, console: Console
 ) -> "tuple[Recipe, RunFolder]":
     from interlace.cli.derived import derived_numbers
+    from interlace.observe.live import refuse_running
     from interlace.observe.run_folder import RunFolder, default_name
     from interlace.observe.tables import derived_numbers_table
     from interlace.recipes.check import check_recipe
@@ -62,7 +63,9 @@ def _fresh(
 
     settings = load_recipe(spec, overrides)
     derived = check_recipe(settings)
-    folder = RunFolder.create(ROOT, name or default_name(ROOT, Path(spec).stem), overwrite=overwrite)
+    name = name or default_name(ROOT, Path(spec).stem)
+    refuse_running(RunFolder(path=ROOT / name))
+    folder = RunFolder.create(ROOT, name, overwrite=overwrite)
     console.print(derived_numbers_table(derived_numbers(settings, derived)))
     return settings, folder
 
@@ -70,11 +73,13 @@ def _fresh(
 def _resumed(spec: str, overrides: list[str], name: str | None) -> "tuple[Recipe, RunFolder]":
     """The run's own settings, whatever the recipe says today."""
     from interlace.observe.checkpoints import Checkpoints
+    from interlace.observe.live import refuse_running
     from interlace.observe.run_folder import RunFolder, latest_name
     from interlace.recipes.check import check_recipe
     from interlace.recipes.load import load_recipe, override_key
 
     folder = RunFolder.resume(ROOT, name or latest_name(ROOT, Path(spec).stem))
+    refuse_running(folder)
     started_with = load_recipe(str(folder.config))
     for override in overrides:
         may_change = f"{override_key(override)}.".startswith(tuple(f"{key}." for key in CHANGEABLE))

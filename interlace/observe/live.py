@@ -145,27 +145,43 @@ def trace_run(folder: RunFolder, seconds: float, *, say: Callable[[str], None]) 
 
 def running_process(folder: RunFolder) -> int:
     """The process that trains a run now. Raises UserError where none does, or elsewhere."""
-    import fcntl
-
     try:
-        file = os.open(folder.process, os.O_RDWR)
+        told = json.loads(folder.process.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
             f"run {folder.name!r} is not running: {folder.process} is missing. Start it with `interlace train`."
         ) from None
-    try:
-        told = json.loads(os.read(file, 4096))
-        if told["host"] != socket.gethostname():
-            raise UserError(f"run {folder.name!r} runs on {told['host']!r}, and signals reach no other machine.")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if told["host"] != socket.gethostname():
+        raise UserError(f"run {folder.name!r} runs on {told['host']!r}, and signals reach no other machine.")
+    if _is_locked(folder.process):
         return int(told["pid"])
-    finally:
-        os.close(file)
     raise UserError(
         f"run {folder.name!r} is not running: process {told['pid']} ended without removing {folder.process}. "
         f"Go on with it: interlace train {folder.config} --name {folder.name} --resume"
     )
+
+
+def refuse_running(folder: RunFolder) -> None:
+    """Raises UserError where a process trains the run: two would write into the same files."""
+    if is_supported() and folder.process.exists() and _is_locked(folder.process):
+        raise UserError(
+            f"run {folder.name!r} is being trained by process {running_process(folder)}. Wait for it, stop it with "
+            "Ctrl-C, or give this one another name (--name)."
+        )
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a living process keeps a lock on the file."""
+    import fcntl
+
+    file = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def _wait_for(paths: Sequence[Path], folder: RunFolder, timeout_s: float, *, needed: bool = True) -> None:

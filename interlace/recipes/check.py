@@ -66,8 +66,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     Raises UserError for the first thing that cannot work: what was given, what it conflicts with, what to do.
     """
     algorithm = algorithm_of(recipe)
-    _check_algorithm(recipe, algorithm)
-    _check_sizes(recipe)
+    check_sizes(recipe, algorithm)
     training_temperature(recipe.sampling)
     if recipe.reward.model is not None:
         check_classifier(recipe.reward.model)
@@ -110,6 +109,12 @@ def check_recipe(recipe: Recipe) -> Derived:
         steps_ahead=recipe.schedule.resolved.steps_ahead,
         memory=memory,
     )
+
+
+def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Raises UserError where the recipe's sizes and its algorithm cannot work together, wherever it runs."""
+    _check_algorithm(recipe, algorithm)
+    _check_minibatches(recipe)
 
 
 def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
@@ -162,7 +167,7 @@ def _check_lora(recipe: Recipe) -> int | None:
     return num_lora_parameters(empty_model(recipe.model), recipe.actor.lora)
 
 
-def _check_sizes(recipe: Recipe) -> None:
+def _check_minibatches(recipe: Recipe) -> None:
     prompts, minibatches = recipe.prompts_per_step, recipe.minibatches
     if prompts % minibatches:
         fitting = [count for count in range(1, prompts + 1) if prompts % count == 0]

@@ -15,8 +15,10 @@ from interlace.observe.jsonl import to_line
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, default_name
 from interlace.observe.transcripts import step_file
+from interlace.recipes.check import check_sizes
 from interlace.recipes.compare import Outcome, under_each
 from interlace.recipes.config import Recipe
+from interlace.recipes.launch import algorithm_of
 from interlace.recipes.load import load_recipe
 from interlace.recipes.virtual import Simulated, SimulatedRole, run_virtually
 from interlace.runtime.sim.cluster import Around
@@ -132,6 +134,7 @@ def simulate_variants(
         recipes = {recipe.schedule.preset: recipe}
     else:
         recipes = under_each(spec, overrides, schedules)
+    _check(recipes)
     first = next(iter(recipes))
     found = []
     for name, recipe in recipes.items():
@@ -145,7 +148,9 @@ def simulate_into(
 ) -> list[Outcome]:
     """As simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
     outcomes = []
-    for name, recipe in under_each(spec, overrides, schedules).items():
+    recipes = under_each(spec, overrides, schedules)
+    _check(recipes)
+    for name, recipe in recipes.items():
         folder = RunFolder.create(root, default_name(root, f"{Path(spec).stem}-{Path(name).stem}-simulated"))
         folder.write_config(recipe)
         run = simulate(recipe, simulation, name=folder.name, timeline=folder.timeline).run
@@ -155,3 +160,9 @@ def simulate_into(
             step_file(folder.samples, step).write_text("".join(lines), encoding="utf-8")
         outcomes.append(Outcome.of(name, RunData.read(folder)))
     return outcomes
+
+
+def _check(recipes: Mapping[str, Recipe]) -> None:
+    """What no cluster could train is not predicted either."""
+    for recipe in recipes.values():
+        check_sizes(recipe, algorithm_of(recipe))

@@ -9,6 +9,8 @@ from typer.testing import CliRunner, Result
 
 from interlace.cli.main import app
 from interlace.models.tiny import build_tokenizer
+from interlace.observe.live import LiveRun
+from interlace.observe.run_folder import RunFolder
 
 RECIPE = """
 model: tiny:micro
@@ -91,6 +93,50 @@ def no_run(folder: Path) -> bool:
 def test_bad_input_is_refused(folder: Path, train: Train, args: Sequence[str], sentences: Sequence[str]) -> None:
     refused(train(*args), *sentences)
     assert no_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentences"),
+    [
+        (["simulate", "samples_per_prompt=1"], ["samples_per_prompt=1", "Set samples_per_prompt to 2"]),
+        (["simulate", "minibatches=4"], ["prompts_per_step=2 cannot be cut into minibatches=4"]),
+        (["simulate", "schedule.max_staleness=.inf"], ["max_staleness = inf", "finite number"]),
+        (["simulate", "--timeline", "no/t.json"], ["--timeline no/t.json: there is no folder no"]),
+        (["simulate", "--timeline", "."], ["--timeline . is a folder"]),
+        (["simulate", "--profile", "bytes.json"], ["profile 'bytes.json' is neither JSON nor YAML"]),
+        (["compare", "--cluster", "sim", "--schedules", "areal", "--steps", "0"], ["steps = 0", "greater than"]),
+        (["compare", "--cluster", "sim", "--schedules", "areal", "minibatches=4"], ["cannot be cut into"]),
+        (["profile", "--out", "."], ["--out . is a folder"]),
+        (["profile", "--budget", "nan"], ["--budget nan: give the seconds"]),
+        (["profile", "--budget", "-1"], ["--budget -1: give the seconds"]),
+    ],
+)
+def test_so_is_bad_input_of_what_only_predicts_or_measures(
+    folder: Path, args: Sequence[str], sentences: Sequence[str]
+) -> None:
+    (folder / "bytes.json").write_bytes(b"\x80")
+    command, *rest = args
+    costs = [] if command == "profile" or "--profile" in rest else ["--profile", "qwen2.5-7b-h20"]
+    refused(CliRunner().invoke(app, [command, "mine.yaml", *rest, *costs]), *sentences)
+    assert no_run(folder)
+
+
+def test_a_simulated_run_cannot_be_replayed_and_its_report_needs_a_file(folder: Path) -> None:
+    options = ("--schedules", "areal", "--cluster", "sim", "--profile", "qwen2.5-7b-h20")
+    assert CliRunner().invoke(app, ["compare", "mine.yaml", *options]).exit_code == 0
+    refused(CliRunner().invoke(app, ["replay", "mine-areal-simulated"]), "was simulated")
+    refused(CliRunner().invoke(app, ["replay", "mine-areel"]), "'mine-areel' is no run")
+    refused(CliRunner().invoke(app, ["report", "mine-areal-simulated", "--out", "."]), "--out . is a folder")
+
+
+def test_a_run_that_is_being_trained_is_neither_resumed_nor_replaced(folder: Path, train: Train) -> None:
+    assert train("mine.yaml", "--quiet").exit_code == 0
+    metrics = folder / "runs" / "mine" / "metrics.jsonl"
+    before = metrics.read_text()
+    with LiveRun(RunFolder(path=metrics.parent)):
+        for option in ("--resume", "--overwrite"):
+            refused(train("mine.yaml", option, "--name", "mine", "steps=3"), "is being trained by process", "--name")
+    assert metrics.read_text() == before
 
 
 def test_a_model_that_is_no_causal_language_model_is_refused(folder: Path, train: Train) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.observe.live import TRACE_LIMIT_S, LiveRun, TraceFolder, running_process, trace_run
+from interlace.observe.live import TRACE_LIMIT_S, LiveRun, TraceFolder, refuse_running, running_process, trace_run
 from interlace.observe.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no SIGUSR1")
@@ -44,6 +44,13 @@ def test_a_running_job_is_found_while_it_runs(folder: RunFolder) -> None:
     assert not folder.process.exists()
     with pytest.raises(UserError, match=r"is not running: .*process.json is missing"):
         running_process(folder)
+
+
+def test_a_run_that_is_being_trained_is_nobody_elses(folder: RunFolder) -> None:
+    refuse_running(folder)
+    with LiveRun(folder), pytest.raises(UserError, match=rf"is being trained by process {os.getpid()}.*--name"):
+        refuse_running(folder)
+    refuse_running(folder)
 
 
 def test_a_process_that_was_killed_is_told_from_one_that_runs(folder: RunFolder) -> None:

@@ -1,0 +1,14 @@
+"""Files that a command is told to write: whether it can is asked before it works for them."""
+
+from pathlib import Path
+
+from interlace.core.errors import UserError
+
+
+def writable(path: Path, option: str) -> Path:
+    """The path. Raises UserError where no file can be written there. option: that named it, for the message."""
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {path}: there is no folder {path.parent}. Make it, or choose another file.")
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a folder. Name a file, such as one in it.")
+    return path
