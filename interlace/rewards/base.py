@@ -83,6 +83,15 @@ class RewardConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _weighs_what_has_parts(self) -> Self:
+        if self.shaping.weights and self.name != MODEL and ":" not in self.name:
+            raise ValueError(
+                f"shaping.weights = {dict(self.shaping.weights)}, and reward {self.name!r} gives a verdict, which has "
+                "no parts to weigh; set what it counts as, correct and incorrect"
+            )
+        return self
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRequest:

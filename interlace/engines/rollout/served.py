@@ -34,11 +34,13 @@ class LiveRequests:
         return list(self._live)
 
     def add(self, request: Request) -> None:
-        """Raises UserError for an empty prompt, ValueError where the id is live."""
+        """Raises UserError for an empty prompt and for raw log-probs, ValueError where the id is live."""
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already live")
         if not request.prompt_ids:
             raise UserError(f"request {request.id}: the prompt is empty. Give it at least one token (a BOS will do).")
+        if request.params.raw_logprobs:
+            raise UserError(f"request {request.id}: raw_logprobs come from the native engine alone. Leave them off.")
         self._live[request.id] = _Progress(
             request,
             list(request.generated_ids),

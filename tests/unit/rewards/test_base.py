@@ -29,6 +29,14 @@ def test_a_verdict_becomes_the_configured_reward() -> None:
     assert (returning(False).reward, returning(False).parts) == (-1.0, {"accuracy": 0.0})
 
 
+def test_a_verdict_has_no_parts_to_weigh() -> None:
+    """Its metric is 1 or 0 whatever it counts as, so a weight of half would not halve the reward."""
+    weights = {"shaping": {"weights": {"accuracy": 0.5}}}
+    with pytest.raises(UserError, match="correct and incorrect"):
+        RewardConfig.parse({"name": "exact", **weights})
+    RewardConfig.parse({"name": "package.module:function", **weights})
+
+
 def test_a_number_is_the_reward_and_parts_add_up() -> None:
     assert (returning(0.25).reward, returning(0.25).parts) == (0.25, {})
     assert (returning(1).reward, returning(1).parts) == (1.0, {})

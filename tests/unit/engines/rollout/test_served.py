@@ -48,10 +48,12 @@ def test_seeds_differ_by_request_and_by_where_it_was_resumed() -> None:
     assert len(seeds) == 27 and all(0 <= seed < 2**31 for seed in seeds)
 
 
-def test_empty_prompts_and_live_ids_are_refused() -> None:
+def test_what_cannot_be_served_is_refused() -> None:
     live = LiveRequests()
     with pytest.raises(UserError, match="prompt is empty"):
         live.add(request(prompt_ids=[]))
+    with pytest.raises(UserError, match="native engine alone"):
+        live.add(request(params=SamplingParams(raw_logprobs=True)))
     live.add(request())
     with pytest.raises(ValueError, match="already live"):
         live.add(request())
