@@ -34,13 +34,19 @@ class TailBatching(Config):
 
 
 class Migrate(Config):
-    """Towards the end, survivors move to the fewest engines that hold them; the others' devices are free (RLHFuse)."""
+    """Towards the end, survivors move to the fewest engines that hold them; the others' devices are free (RLHFuse).
+
+    Where other roles run on the engines' devices, once one of them waits; else at once.
+    """
 
     kind: Literal["migrate"] = "migrate"
     remaining_share: float = Field(default=0.2, gt=0, lt=1)
     """Of a step's samples: with fewer unfinished, they are moved."""
     batch: int = Field(default=48, ge=1)
     """Sequences that one engine decodes with flat latency."""
+    kv_share: float = Field(default=0.1, gt=0, le=1)
+    """Of an engine's KV cache that they may hold then: each step reads it beside the weights, so long contexts are
+    slower together, however few they are."""
 
 
 def _named(value: object) -> object:

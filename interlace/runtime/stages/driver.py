@@ -55,6 +55,8 @@ class EngineDriver:
         self.group = group
         self.version = -1
         self.load = Load(num_requests=0, live_tokens=0.0)
+        self.kv_use = 0.0
+        """Share of its KV cache that its last call held."""
         self.metrics: Metrics = {}
         """What the engine counted between its last two swaps of weights."""
         self._clock, self._timeline = clock, timeline
@@ -148,6 +150,7 @@ class EngineDriver:
             progress: Progress
             progress, span = await self.group.inline("serve", submissions, aborts)
             self._serving = False
+            self.kv_use = progress.kv_use
             self._meter.end(span, progress, self.num_queued)
             for response in progress.responses:
                 self._deliver(response)

@@ -18,7 +18,7 @@ from interlace.runtime.stages.stream import GENERATED, SampleChannel, Stream
 from interlace.runtime.waits import Signal
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.lengths import LengthHistory
-from interlace.schedule.schedule import Schedule
+from interlace.schedule.schedule import Placement, Schedule
 from interlace.schedule.tail import Migrate
 
 EVALUATION_ORDER = -math.inf
@@ -35,6 +35,13 @@ def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
         finish_reason=done.finish_reason,
         text=response.text,
     )
+
+
+def _share_devices(cluster: Cluster, engines: Sequence[WorkerGroup[Any]]) -> bool:
+    """Whether another role may run on a device of an engine."""
+    roles = [role for role in Placement.model_fields if role != "rollout"]
+    others = {device for role in roles for devices in cluster.place(role) for device in devices}
+    return any(device in others for engine in engines for device in engine.devices)
 
 
 class Generator:
@@ -55,6 +62,7 @@ class Generator:
         self._budget = schedule.rollout_budget
         self._migrate = schedule.tail if isinstance(schedule.tail, Migrate) else None
         self._samples_per_step = samples_per_step
+        self._shares_devices = self._migrate is not None and _share_devices(cluster, engines)
         self._swapped = Signal(cluster.waits)
         self._lengths = LengthHistory(float(params.max_new_tokens))
         self._drivers = [
@@ -221,13 +229,21 @@ class Generator:
         return self._channel.put(key, columns)
 
     def _gather_survivors(self, settings: Migrate) -> None:
-        """Moves what is left of a step to the fewest engines that hold it, those with most to do."""
+        """Moves what is left of a step to the fewest engines that hold it, those with most to do.
+
+        Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits.
+        """
         left = len(self._unfinished)
         is_tail = 0 < left <= settings.remaining_share * self._samples_per_step
         if not is_tail or self._kept is not self._drivers or any(driver.num_queued for driver in self._drivers):
             return
+        if self._shares_devices and not any(driver.group.wanted_by_others for driver in self._drivers):
+            return
         by_work = sorted(self._drivers, key=lambda driver: -driver.num_running)
-        num_kept = math.ceil(left / settings.batch)
+        held = sum(driver.kv_use for driver in by_work if driver.num_running)
+        num_kept = math.ceil(max(left / settings.batch, held / settings.kv_share))
+        if num_kept >= len(by_work):
+            return
         self._kept = by_work[:num_kept]
         for driver in by_work[num_kept:]:
             if driver.num_running:

@@ -103,17 +103,34 @@ def test_tail_batching_trains_the_prompts_that_were_too_slow_later() -> None:
     assert seen <= trained, "none of the first rounds' prompts starved"
 
 
-def test_survivors_are_gathered_so_that_the_other_engines_devices_are_free() -> None:
-    def generation_spans(tail: object) -> set[str]:
-        schedule = Schedule.parse({"tail": tail, "dispatch": "least_tokens"})
-        recorder = KeepAll()
-        simulate(schedule, replace(LONG_TAILED, num_steps=1), recorder=recorder)
-        spans = [span for span in recorder.spans if span.operation == "serve"]
-        end = max(span.end_s for span in spans)
-        return {span.group for span in spans if span.end_s > 0.9 * end}
+SHARED: dict[str, object] = {"granularity": {"reference": 4}}
+APART: dict[str, object] = {
+    "placement": {"rollout": "0-50%", **dict.fromkeys(("reference", "critic", "actor"), "50-100%")}
+}
 
-    assert len(generation_spans({"kind": "migrate", "remaining_share": 0.3, "batch": 48})) == 1
-    assert len(generation_spans("none")) >= 1
+
+@pytest.mark.parametrize(
+    ("fields", "kv_tokens", "is_gathered"),
+    [
+        (SHARED, 10**9, True),
+        (APART, 10**9, True),
+        ({}, 10**9, False),  # nobody has a use for the others' devices before all is generated
+        (SHARED, 1000, False),  # decoding all of it on one engine would be slow
+    ],
+)
+def test_survivors_are_gathered_where_that_frees_devices_that_somebody_waits_for(
+    fields: dict[str, object], kv_tokens: int, *, is_gathered: bool
+) -> None:
+    tail = {"kind": "migrate", "remaining_share": 0.3, "batch": 48}
+    schedule = Schedule.parse({"tail": tail, "dispatch": "least_tokens", **fields})
+    recorder = KeepAll()
+    costs = replace(LONG_TAILED.costs, kv_tokens=kv_tokens)
+    simulate(schedule, replace(LONG_TAILED, num_steps=1, costs=costs), recorder=recorder)
+    assert any(span.operation == "abort" for span in recorder.spans) == is_gathered
+    spans = [span for span in recorder.spans if span.operation == "serve"]
+    end = max(span.end_s for span in spans)
+    engines = {span.group for span in spans if span.end_s > 0.9 * end}
+    assert not is_gathered or len(engines) == 1
 
 
 def test_a_budget_splits_a_long_response_over_versions() -> None:
