@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from interlace.core.errors import UserError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import TINY, Origin, find_origin, first_line, load_tokenizer, load_whole
+from interlace.models.size import context_length
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -22,7 +23,7 @@ class LoadedClassifier:
     """Its `logits` are [texts, 1]; it knows the tokenizer's pad token."""
     tokenizer: "PreTrainedTokenizerBase"
     context: int | None
-    """Tokens that its positions reach; None where its configuration does not say."""
+    """As context_length."""
 
 
 def check_classifier(config: ModelConfig) -> None:
@@ -52,8 +53,7 @@ def load_classifier(config: ModelConfig) -> LoadedClassifier:
     found = _classifier_config(origin, config)
     model = load_whole(AutoModelForSequenceClassification, origin, config, what="reward model", whole="with its head")
     model.config.get_text_config().pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
-    context = getattr(found.get_text_config(), "max_position_embeddings", None)
-    return LoadedClassifier(model=model.eval(), tokenizer=tokenizer, context=context)
+    return LoadedClassifier(model=model.eval(), tokenizer=tokenizer, context=context_length(found))
 
 
 def _classifier_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":

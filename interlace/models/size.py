@@ -1,9 +1,14 @@
 """What a model weighs, known before its weights are read."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from interlace.models.config import ModelConfig
 from interlace.models.loading import empty_model
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 FLOAT_BYTES = 4
 
@@ -25,7 +30,7 @@ class ModelSize:
     """What passes from layer to layer: all that is kept of one that is recomputed."""
     num_layers: int
     context: int | None
-    """Tokens that the model's positions reach; None where its configuration does not say."""
+    """As context_length."""
 
     def activation_bytes(self, tokens: int, *, recomputed: bool) -> int:
         """What a forward of so many tokens keeps for its backward, about; in float32, so on a GPU a bound.
@@ -55,5 +60,20 @@ def model_size(config: ModelConfig) -> ModelSize:
         layer_bytes_per_token=FLOAT_BYTES * (11 * text.hidden_size + 4 * mlp_size),
         hidden_bytes_per_token=FLOAT_BYTES * int(text.hidden_size),
         num_layers=int(text.num_hidden_layers),
-        context=getattr(text, "max_position_embeddings", None),
+        context=context_length(model.config),
     )
+
+
+def context_length(config: "PretrainedConfig") -> int | None:
+    """Tokens that the model's positions reach; None where its configuration does not say.
+
+    Of longrope (arXiv 2402.13753), those that its short factors reach: a longer sequence turns all that one forward
+    computes by the long ones, so that log-probs would depend on the company, and on when a sequence grew.
+    """
+    text = config.get_text_config()
+    reach: int | None = getattr(text, "max_position_embeddings", None)
+    rotation: Mapping[str, object] = getattr(text, "rope_parameters", None) or {}
+    # One for all layers, or one for each of their types.
+    rotations = [rotation, *(part for part in rotation.values() if isinstance(part, Mapping))]
+    short = [int(part["original_max_position_embeddings"]) for part in rotations if part.get("rope_type") == "longrope"]
+    return min([*short, *([] if reach is None else [reach])], default=None)

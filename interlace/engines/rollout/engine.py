@@ -37,6 +37,7 @@ from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import Sequence, SequenceTable
 from interlace.engines.rollout.serving import ServingConfig, serve
 from interlace.engines.rollout.speculative import Speculator
+from interlace.models.size import context_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,7 +73,7 @@ class NativeEngine:
         torch.set_num_threads(options.num_threads)
         self._model, self._tokenizer = _load(model, tokenizer)
         text = self._model.config.get_text_config()
-        context = int(getattr(text, "max_position_embeddings", None) or max_tokens)
+        context = context_length(self._model.config) or max_tokens
         config = ServingConfig(max_running=max_running, max_tokens=max_tokens, longest=context, options=options)
         serving = serve(self._model, config)
         self._runner, self._attention, self._pool = serving.runner, serving.attention, serving.pool

@@ -6,12 +6,16 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from interlace.core.types import Prompt, Sample, SampleKey
-from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, sft_loss
+from interlace.core.errors import UserError
+from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams
+from interlace.engines.rollout import NativeEngine
+from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, sft_loss
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
-from interlace.models.size import model_size
+from interlace.models.size import context_length, model_size
+from tests.unit.engines.train.models import tiny_model
 
 TINY = ModelConfig(path="tiny:micro")
 
@@ -48,3 +52,32 @@ def test_activations_are_about_what_a_forward_keeps(recomputed: bool) -> None:
     if recomputed:  # one layer's are made anew in the backward
         expected -= 8 * 32 * size.layer_bytes_per_token
     assert sum(kept.values()) == pytest.approx(expected, rel=0.15)
+
+
+def test_the_context_ends_where_one_sequence_would_change_its_company() -> None:
+    """With longrope, one token beyond the short factors' reach moves every log-prob of the forward."""
+    reach, rotation = 16, {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": reach}
+
+    def model() -> PreTrainedModel:
+        return tiny_model("llama", rope_parameters={**rotation, **factors})
+
+    assert context_length(model().config) == reach < model().config.max_position_embeddings
+    assert context_length(tiny_model("llama").config) == 64
+    engine, rollout = LogprobEngine(model(), config=TrainConfig()), NativeEngine(model(), max_tokens=256)
+    short, full, beyond = (sample_of(length) for length in (4, reach, reach + 1))
+    alone, beside, beside_longer = (engine.logprobs([short, *others])[0] for others in ([], [full], [beyond]))
+    assert beside == pytest.approx(alone, abs=1e-5)
+    assert beside_longer != pytest.approx(alone, abs=1e-2)
+    with pytest.raises(UserError, match=f"context holds {reach}"):
+        rollout.generate([range(reach)], SamplingParams(max_new_tokens=1))
+
+
+def sample_of(length: int) -> Sample:
+    """Prompt and response of so many tokens, of which the last is only predicted."""
+    tokens = np.arange(3, 4 + length, dtype=np.int32)
+    return Sample(
+        key=SampleKey(0, length),
+        prompt=Prompt(uid="", token_ids=tokens[:2], text="", answer=""),
+        token_ids=tokens[2:],
+    )
