@@ -37,6 +37,8 @@ def _row(source: FileSource, split: Split, path: Path, number: int, values: Mapp
         raise UserError(f"{origin}: column {source.prompt_column!r} is {_kind(prompt)}, it must be text.")
     if not isinstance(answer, str | int | float):
         raise UserError(f"{origin}: column {source.answer_column!r} is {_kind(answer)}, it must be text or a number.")
+    if answer != answer:  # noqa: PLR0124  # what tables put where there is no number
+        raise UserError(f"{origin}: column {source.answer_column!r} is NaN, it must be text or a number.")
     used = (source.prompt_column, source.answer_column)
     return Row(
         uid=f"{split}/{path.name}:{number}",

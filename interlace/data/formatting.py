@@ -20,7 +20,7 @@ def render(row: Row, style: PromptFormat) -> str:
 
     Raises UserError where the template names what the row has not, or asks for a format of its own.
     """
-    known: dict[str, JSON] = {"prompt": row.prompt, **row.metadata}
+    known: dict[str, JSON] = {**row.metadata, "prompt": row.prompt}  # a column called so may be no prompt
     text = []
     for literal, name, spec, conversion in _parts(style):
         text.append(literal)
@@ -60,11 +60,13 @@ def _fill(value: JSON, style: PromptFormat) -> str:
 def to_prompts(
     rows: Sequence[Row], texts: Sequence[str], style: PromptFormat, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[Prompt]:
-    """Tokenizes rendered rows. texts: one a row. Raises UserError where a prompt has no tokens."""
+    """Tokenizes rendered rows. texts: one a row. Raises UserError where a prompt has no tokens, or is no text."""
     if not rows:
         return []
     chat = style.chat_template and bool(tokenizer.chat_template)
     dressed = [_dress(text, style, tokenizer if chat else None) for text in texts]
+    for row, text in zip(rows, dressed, strict=True):
+        _check_characters(row, text)
     # A chat template writes the special tokens itself.
     ids = tokenizer(dressed, add_special_tokens=not chat)["input_ids"]
     for row, tokens in zip(rows, ids, strict=True):
@@ -74,6 +76,13 @@ def to_prompts(
         Prompt(uid=row.uid, token_ids=np.array(tokens, np.int32), text=text, answer=row.answer, metadata=row.metadata)
         for row, text, tokens in zip(rows, texts, ids, strict=True)
     ]
+
+
+def _check_characters(row: Row, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{row.origin}: the prompt holds {text[error.start]!r}, half of a character.") from None
 
 
 def _dress(text: str, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase | None") -> str:

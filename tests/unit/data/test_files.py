@@ -58,6 +58,7 @@ def test_each_mistake_names_file_and_line(tmp_path: Path) -> None:
     missing = refusal(write(tmp_path, good, '{"prompt": "1", "anwser": "2"}'))
     assert "set.jsonl:2: there is no column 'answer'. Did you mean 'anwser'?" in missing
     assert "set.jsonl:1: column 'answer' is null" in refusal(write(tmp_path, '{"prompt": "1", "answer": null}'))
+    assert "set.jsonl:1: column 'answer' is NaN" in refusal(write(tmp_path, '{"prompt": "1", "answer": NaN}'))
     assert "set.jsonl:1: column 'prompt' is a int" in refusal(write(tmp_path, '{"prompt": 1, "answer": "1"}'))
 
 

@@ -49,6 +49,12 @@ def test_what_would_change_a_prompt_in_silence_is_refused(template: str, match: 
         render(row(input=None), PromptFormat(template=template))
 
 
+def test_the_prompt_is_that_of_its_column() -> None:
+    """Whatever else the row calls prompt: `files.prompt_column` says which column it is."""
+    asked = Row(uid="set/1", origin="set.jsonl:1", prompt="Sort.", answer="a", metadata={"prompt": "Translate."})
+    assert render(asked, PromptFormat()) == "Sort."
+
+
 def test_the_chat_template_is_applied_where_there_is_one() -> None:
     assert dressed(PromptFormat(), template=TEMPLATE) == "[user]Sort.[assistant]"
     assert dressed(PromptFormat(system="Be brief."), template=TEMPLATE) == "[system]Be brief.[user]Sort.[assistant]"
@@ -60,3 +66,8 @@ def test_the_chat_template_is_applied_where_there_is_one() -> None:
 def test_an_empty_prompt_is_an_error() -> None:
     with pytest.raises(UserError, match=r"set.jsonl:1: the prompt is empty"):
         to_prompts([row("")], [""], PromptFormat(), build_tokenizer(256))
+
+
+def test_half_a_character_is_an_error_that_names_the_row() -> None:
+    with pytest.raises(UserError, match=r"set.jsonl:1: the prompt holds '\\ud83d'"):
+        to_prompts([row()], ["so \ud83d"], PromptFormat(), build_tokenizer(256))
