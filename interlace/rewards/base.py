@@ -58,9 +58,9 @@ class RewardConfig(Config):
     """A built-in (exact, math_verify, reasoning_gym), a function of your own as package.module:function, or `model`."""
     model: Annotated[RewardModelConfig, BeforeValidator(_model)] | None = None
     """Of the reward `model`: its number is the reward. It needs devices: schedule.placement.reward."""
-    correct: float = Field(default=5.0, allow_inf_nan=False)
+    correct: float = 5.0
     """Reward of a response that a verdict calls right; held-out answers with as much or more count as right."""
-    incorrect: float = Field(default=-5.0, allow_inf_nan=False)
+    incorrect: float = -5.0
     """Reward of one it calls wrong, or that lacks the tag."""
     tag: str | None = None
     """Score only what stands in a response's last <tag>...</tag>; one without it is wrong. None: the whole response."""

@@ -23,10 +23,10 @@ Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 class OptimizerConfig(Config):
     """AdamW (arXiv 1711.05101), the gradient's bound and the learning rate over time."""
 
-    lr: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
+    lr: float = Field(default=1e-6, gt=0)
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Applied to matrices only, not to biases and norms."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """The gradient is scaled down to this L2 norm; None leaves it as it is."""
