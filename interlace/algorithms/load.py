@@ -19,10 +19,15 @@ def algorithm_names() -> list[str]:
 
 
 def create_algorithm(spec: str, settings: Mapping[str, object]) -> Algorithm:
-    """spec: a built-in's name, or a user's `package.module:Class`. Raises UserError for an unknown name or setting."""
+    """spec: a built-in's name, or a user's `package.module:Class`. Raises UserError for an unknown name or setting, and
+    for a class that leaves out what every algorithm has.
+    """
     kind = load_object("algorithm", spec) if ":" in spec else _builtin(spec)
     if not (inspect.isclass(kind) and issubclass(kind, Algorithm)):
         raise UserError(f"algorithm {spec!r} is not a subclass of interlace.algorithms.base.Algorithm.")
+    if inspect.isabstract(kind):
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise UserError(f"algorithm {spec!r} does not say what its {missing} are: define them in the class.")
     return kind(kind.Settings.parse(settings, where=f"algorithm {spec}"))
 
 

@@ -51,6 +51,7 @@ def test_a_users_own() -> None:
         ("grpo", {"clip_hgh": 1}, "Did you mean 'clip_high'"),
         ("grpo", {"clip_high": -1}, "clip_high = -1"),
         ("math:sqrt", {}, "not a subclass"),
+        ("interlace.algorithms.policy:PolicyAlgorithm", {}, "does not say what its advantages are"),
     ],
 )
 def test_mistakes_are_named(spec: str, settings: dict[str, object], said: str) -> None:
