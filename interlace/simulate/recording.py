@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.errors import UserError
-from interlace.core.types import JSON, FinishReason, RewardResult, SampleKey
+from interlace.core.types import JSON, FinishReason, RewardResult, SampleKey, TerminalEvent
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.transcripts import read_transcripts
 from interlace.runtime.trace import DEVICE_PROCESS, RUN_PROCESS, WORKER_PROCESS
 
 Operation = tuple[str, str]
 """(name of a worker's track, operation)."""
+GREEDY_INDEX = -1
+"""Sample index of a group's greedy response."""
+NO_BASELINE = RewardResult(failure="not scored")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +65,7 @@ class Recording:
     uids: Mapping[int, str]
     """Group -> its prompt."""
     rewards: Mapping[SampleKey, RewardResult]
+    """Of samples, and of greedy baselines whose scoring failed."""
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Recording":
@@ -89,7 +93,10 @@ class Recording:
             calls=calls,
             completion_order=_completion_order([call for of_rank in calls.values() for call in of_rank]),
             uids={int(row["group"]): str(row["uid"]) for row in rows},
-            rewards={SampleKey(int(row["group"]), int(row["index"])): _reward(row) for row in rows},
+            rewards={
+                **{SampleKey(int(row["group"]), int(row["index"])): _reward(row) for row in rows},
+                **{SampleKey(int(row["group"]), GREEDY_INDEX): NO_BASELINE for row in rows if _has_no_baseline(row)},
+            },
         )
 
 
@@ -154,3 +161,8 @@ def _reward(row: Mapping[str, Any]) -> RewardResult:
     if row["reward"] is None:
         return RewardResult(failure=str(row.get("reason", "not scored")))
     return RewardResult(reward=float(row.get("scored", row["reward"])))
+
+
+def _has_no_baseline(row: Mapping[str, Any]) -> bool:
+    """Whether a sample failed because its group's greedy response did: its own scoring would have given a reason."""
+    return row["event"] == TerminalEvent.FAILED and "reason" not in row

@@ -159,7 +159,7 @@ class ReplayedReward(Worker):
         self._rewards = recording.rewards
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """Nothing for what is not the flow's: an evaluation's answers, a greedy baseline.
+        """Nothing for what is not trained on: an evaluation's answers, a greedy baseline unless its scoring failed.
 
         Raises UserError for a sample that the recording does not have.
         """

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from interlace.algorithms.base import Needs
 from interlace.core.types import TerminalEvent
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.transcripts import write_transcripts
@@ -93,6 +94,13 @@ def check_replay(schedule: Schedule, work: Workload, path: Path, seed: int = 0) 
 @pytest.mark.parametrize("name", preset_names())
 def test_a_run_under_every_preset_is_gone_through_again(tmp_path: Path, name: str) -> None:
     check_replay(load_schedule(name), Workload(costs=Costs(train_token=1e-3, memory=60)), tmp_path)
+
+
+def test_so_is_one_whose_greedy_baselines_fail(tmp_path: Path) -> None:
+    needs, costs = Needs(greedy_baseline=True), Costs(fail_share=0.3)
+    for seed in range(3):
+        work = Workload(samples_per_prompt=2, needs=needs, costs=costs)
+        check_replay(load_schedule("verl-colocated"), work, tmp_path, seed)
 
 
 @pytest.mark.parametrize("block", range(3))
