@@ -14,7 +14,7 @@ from interlace.flows.run import PolicyRun, RoleGroups, StepResult
 from interlace.models.loading import load_tokenizer
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import Ledger
-from interlace.observe.jsonl import to_line
+from interlace.observe.jsonl import to_line, truncate_after
 from interlace.observe.live import LiveRun
 from interlace.observe.loggers import MetricsLoggers, open_loggers
 from interlace.observe.loggers.base import RunInfo
@@ -203,6 +203,7 @@ class _Session:
         self._progress.stage(title, 0, 1)
         evaluation = await self._evaluator.evaluate()
         self._progress.stage(title, 1, 1, f"greedy {evaluation.greedy_accuracy:.3f}")
+        truncate_after(self._folder.evaluations, self._done_steps - 1)  # a resumed run may repeat the last one
         with self._folder.evaluations.open("a", encoding="utf-8") as file:
             file.write(to_line({"step": self._done_steps, **evaluation.metrics()}))
         return evaluation

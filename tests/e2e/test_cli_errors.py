@@ -206,6 +206,9 @@ def test_a_run_trains_reports_and_resumes(folder: Path, train: Train) -> None:
     assert longer.stdout == ""
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
     assert "steps: 3" in (run / "config.yaml").read_text()
+    assert train("mine.yaml", "--resume", "--quiet").exit_code == 0, "there is nothing left to train"
+    evaluated = (run / "evaluations.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in evaluated] == [0, 2, 3]
     judged = CliRunner().invoke(app, ["eval", "mine", "--quiet"])
     assert judged.exit_code == 0, judged.output
     assert "Held-out accuracy" in judged.stdout
