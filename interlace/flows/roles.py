@@ -32,6 +32,7 @@ class RolloutRole:
     ) -> None:
         self.generator = stages.generator(engines, params)
         self.generator.on_generated = admission.generated
+        self.generator.on_suspended = admission.changed.fire
         self.baseline: GreedyBaseline | None = None
         self._admission = admission
 

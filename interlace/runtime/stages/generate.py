@@ -85,6 +85,8 @@ class Generator:
         self._channel: SampleChannel | None = None
         self.on_generated: Callable[[SampleKey], None] = lambda _key: None
         """Told of each generated sample."""
+        self.on_suspended: Callable[[], None] = lambda: None
+        """Told that a sequence's budget is used up: the trainer may be waiting for it."""
 
     def start(self) -> None:
         """Starts the engines' loops."""
@@ -214,6 +216,7 @@ class Generator:
     def _suspend(self, sample: Sample, response: Response) -> None:
         """The budget is used up: the rest follows after the next publication."""
         self._suspended[sample.key] = self._job(sample, response.completion.resumed)
+        self.on_suspended()
 
     def _write(self, key: SampleKey, response: Response) -> bool:
         if self._channel is None:

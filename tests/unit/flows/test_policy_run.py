@@ -142,6 +142,12 @@ def test_a_budget_splits_a_long_response_over_versions() -> None:
     assert max(record.staleness) <= 3
 
 
+def test_what_the_trainer_waits_for_goes_on_at_once_when_its_budget_is_used_up() -> None:
+    record = simulate(Schedule(rollout_budget=10), WORK)
+    assert [len(step) for step in record.trained] == [4] * 5
+    assert record.num_stalls == 0, "on a real clock it takes a while until a stall is seen"
+
+
 @pytest.mark.parametrize(("kv_tokens", "grows"), [(10**6, True), (50, False)])
 def test_an_adaptive_limit_follows_what_the_engines_say_of_their_caches(kv_tokens: int, grows: bool) -> None:
     schedule = Schedule.parse({"concurrency": {"kind": "adaptive", "initial": 3}, "placement": {"rollout": 0}})
