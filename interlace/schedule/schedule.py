@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from interlace.core.config import Config
+from interlace.core.errors import UserError
 from interlace.schedule.concurrency import Concurrency
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.placement import Device, cut, resolve
@@ -14,7 +15,7 @@ from interlace.schedule.tail import NoTail, Oversample, Tail, TailBatching
 from interlace.schedule.vocabulary import refuse_foreign_words
 
 WHOLE_ROLES = ("actor", "critic", "reward")
-"""Of these one instance spans all devices of the role's placement, unless it says otherwise."""
+"""Of these there is one instance, which spans all devices of the role's placement."""
 
 Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(ge=1)]
 """How many samples a stage waits for before it asks for its devices; a number counts samples."""
@@ -25,7 +26,7 @@ class RolePlacement(Config):
 
     devices: str = "all"
     devices_per_instance: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
-    """Devices one instance spans; None is the role's own default: one for rollout and reference, else all of them."""
+    """Devices one instance spans; None is one for rollout and reference, else all of them."""
 
 
 def _placement(value: Any) -> Any:
@@ -47,9 +48,16 @@ class Placement(Config):
 
     def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
         """The devices of each instance of a role on a cluster. Raises UserError where they are not there."""
-        where: RolePlacement = getattr(self, role) or self.reference
+        where: RolePlacement = getattr(self, role) or RolePlacement(devices=self.reference.devices)
         size = where.devices_per_instance or ("all" if role in WHOLE_ROLES else 1)
-        return cut(resolve(where.devices, devices, role=role), None if size == "all" else size, role=role)
+        found = cut(resolve(where.devices, devices, role=role), None if size == "all" else size, role=role)
+        if role in WHOLE_ROLES and len(found) > 1:
+            raise UserError(
+                f"placement.{role}: devices_per_instance={size} would make {len(found)} instances of it, and a run has "
+                f"one. Leave devices_per_instance out, or give it {size} devices; how many data-parallel ranks share "
+                "its devices, the recipe says (actor.ranks, critic.ranks)."
+            )
+        return found
 
 
 class Granularity(Config):

@@ -72,10 +72,14 @@ def test_instances_are_even() -> None:
 
 
 def test_roles_have_their_own_default_size() -> None:
-    schedule = Schedule.parse({"placement": {"rollout": "0-3", "actor": {"devices": "all", "devices_per_instance": 4}}})
+    pairs = {"devices": "all", "devices_per_instance": 2}
+    schedule = Schedule.parse({"placement": {"rollout": "0-3", "reference": pairs, "actor": pairs}})
     assert [len(each) for each in schedule.instances("rollout", EIGHT)] == [1, 1, 1, 1]
     assert [len(each) for each in schedule.instances("critic", EIGHT)] == [8]
-    assert [len(each) for each in schedule.instances("actor", EIGHT)] == [4, 4]
+    assert [len(each) for each in schedule.instances("reference", EIGHT)] == [2, 2, 2, 2]
+    assert [len(each) for each in schedule.instances("reward", EIGHT)] == [8], "where the reference is, as one"
+    with pytest.raises(UserError, match="would make 4 instances of it, and a run has one"):
+        schedule.instances("actor", EIGHT)
 
 
 @pytest.mark.parametrize("name", preset_names())
