@@ -1,8 +1,8 @@
 """The warmed-up model of a recipe, made once and kept by content."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import interlace
 from interlace.core.random import stable_hash
@@ -63,18 +63,23 @@ async def _warm_up(
     if recipe.warmup is None:
         raise ValueError("the recipe has no warm-up")
     num_steps = recipe.warmup.steps
-    unfinished = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    trainer = await launch_warmup(cluster, recipe)
-    await supervised_warmup(
-        trainer,
-        _Examples(recipe, prompts),
-        num_steps=num_steps,
-        folder=unfinished,
-        on_step=lambda done: progress.stage("warm-up", done, num_steps),
-    )
-    await cluster.dismiss(trainer)
-    # Whoever was faster made the same.
-    if not folder.exists():
-        unfinished.rename(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # A folder of its own: runs that are started together warm up the same model side by side.
+    with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as own:
+        unfinished = Path(own) / folder.name
+        unfinished.mkdir()
+        trainer = await launch_warmup(cluster, recipe)
+        await supervised_warmup(
+            trainer,
+            _Examples(recipe, prompts),
+            num_steps=num_steps,
+            folder=unfinished,
+            on_step=lambda done: progress.stage("warm-up", done, num_steps),
+        )
+        await cluster.dismiss(trainer)
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            # Whoever was faster made the same.

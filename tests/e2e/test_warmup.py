@@ -1,0 +1,33 @@
+"""The warmed-up model is made once, whole, whoever else makes the same at the same time."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from interlace.observe.progress import QuietProgress
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.recipes.load import load_recipe
+from interlace.recipes.session import train
+from tests.support.training import SMALL
+
+
+def test_runs_that_are_started_together_do_not_touch_each_others_warm_up(tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "warmup"
+    recipe = load_recipe("quickstart", [*SMALL, "steps=1", "warmup.steps=2", f"model.cache_dir={cache.parent}"])
+
+    def start(name: str, progress: QuietProgress) -> None:
+        folder = RunFolder.create(tmp_path, name)
+        assert train(recipe, folder, resume=False, progress=progress, stop=StopSignal(lambda: None)).done_steps == 1
+
+    class Overtaken(QuietProgress):
+        """After whose first step another run does all of its warm-up."""
+
+        def stage(self, name: str, done: int, total: int, note: str = "") -> None:
+            super().stage(name, done, total, note)
+            if (name, done) == ("warm-up", 1):
+                with ThreadPoolExecutor(1) as thread:
+                    thread.submit(start, "faster", QuietProgress()).result()
+
+    start("slower", Overtaken())
+    [made] = cache.iterdir()
+    assert (made / "model.safetensors").exists() and not made.name.startswith(".")
