@@ -20,7 +20,7 @@ class ModelConfig(Config):
     eos_token: str | None = None
     """Likewise."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights."""
+    """Of the weights. What is trained is float32; its weights are rounded for the engines that generate with them."""
     seed: int = Field(default=0, ge=0)
     """Of a tiny model's random weights."""
     trust_remote_code: bool = False

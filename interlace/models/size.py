@@ -32,6 +32,11 @@ class ModelSize:
     context: int | None
     """As context_length."""
 
+    @property
+    def trained_bytes(self) -> int:
+        """Of its weights where they are trained, in float32 whatever they were loaded in."""
+        return FLOAT_BYTES * self.num_parameters
+
     def activation_bytes(self, tokens: int, *, recomputed: bool) -> int:
         """What a forward of so many tokens keeps for its backward, about; in float32, so on a GPU a bound.
 

@@ -219,7 +219,8 @@ def make_actor_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine,
     """The engine that trains a recipe's policy by its algorithm's loss."""
     from interlace.engines.train import Adapter, TrainEngine
 
-    recipe, loaded, algorithm = seat.recipe, _load(seat), algorithm_of(seat.recipe)
+    recipe, algorithm = seat.recipe, algorithm_of(seat.recipe)
+    loaded = _load(seat, trained=recipe.actor.lora is None)
     adapter = Adapter(loaded.model, recipe.actor.lora, seed=recipe.seed) if recipe.actor.lora else None
     if adapter and seat.adapter:
         adapter.load(seat.adapter)
@@ -242,7 +243,7 @@ def make_warmup_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine
     warmup = seat.recipe.warmup
     if warmup is None:
         raise ValueError("the recipe has no warm-up")
-    config, loaded = TrainConfig(tokens_per_microbatch=seat.recipe.tokens_per_microbatch), _load(seat)
+    config, loaded = TrainConfig(tokens_per_microbatch=seat.recipe.tokens_per_microbatch), _load(seat, trained=True)
     engine = TrainEngine(
         loaded.model,
         loss=sft_loss,
@@ -261,7 +262,7 @@ def make_critic_engine(seat: Seat, folder: Path | None, context: WorkerContext) 
     from interlace.engines.train import CriticConfig, CriticEngine, critic_model
 
     settings = seat.recipe.critic
-    policy = _load(seat).model
+    policy = _load(seat, trained=True).model
     model = (
         AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
         if folder
@@ -285,7 +286,7 @@ def make_process_reward_engine(seat: Seat, folder: Path | None, context: WorkerC
     from interlace.engines.train.implicit_reward import ImplicitRewardConfig, ImplicitRewardEngine
 
     settings, recipe = seat.recipe.critic, seat.recipe
-    reference = _load(seat).model
+    reference = _load(seat, trained=True).model
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else reference
     config = ImplicitRewardConfig(
         tokens_per_microbatch=recipe.tokens_per_microbatch,
@@ -353,11 +354,12 @@ def join_ranks(context: WorkerContext) -> "Ranks":
     return Ranks.join(place.url, rank=context.rank, num_ranks=context.num_ranks, device=device)
 
 
-def _load(seat: Seat) -> "LoadedModel":
+def _load(seat: Seat, *, trained: bool = False) -> "LoadedModel":
+    """trained: in float32, for in bfloat16 an update of a small learning rate is lost in rounding."""
     import torch
 
     from interlace.models.loading import load_model
 
     # Counted for each thread, and this is the worker's own: two workers' pools would fight for the same cores.
     torch.set_num_threads(seat.recipe.cluster.threads_per_worker)
-    return load_model(seat.model)
+    return load_model(seat.model.model_copy(update={"dtype": "float32"}) if trained else seat.model)

@@ -8,16 +8,15 @@ from functools import partial
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
 from interlace.models.classifier import empty_classifier
-from interlace.models.size import ModelSize
+from interlace.models.size import FLOAT_BYTES, ModelSize
 from interlace.recipes.config import Recipe, TrainedConfig
 from interlace.recipes.launch import reference_is_base
 from interlace.recipes.ranks import num_ranks
 from interlace.schedule.placement import Device
 
-LORA_BYTES = 4
-"""Of an adapter's parameter, always float32."""
 ADAM_COPIES = 4
 """Of its weights, what a trained worker keeps: themselves, gradients and two moments."""
+TRAINED = "weights, gradients, two moments, in float32"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +100,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     if recipe.reward.model is not None:
         weights = sum(parameter.nbytes for parameter in empty_classifier(recipe.reward.model).parameters())
         roles.append(_Role(name="reward", num_bytes=weights, how="weights of reward.model, whole on each"))
-    trained = ADAM_COPIES * size.weight_bytes
+    trained = ADAM_COPIES * size.trained_bytes
     if needs.critic or needs.process_reward:
         passing = size.activation_bytes(tokens, recomputed=recipe.critic.gradient_checkpointing)
         passing += logits if needs.process_reward else 0
@@ -109,14 +108,14 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
             _Role(
                 name="critic",
                 num_bytes=trained,
-                how="weights, gradients, two moments",
+                how=TRAINED,
                 passing_bytes=passing,
                 gathered_bytes=_gathered_bytes(recipe.critic, size),
             )
         )
-    how = "weights, gradients, two moments"
+    how = TRAINED
     if loads.num_lora is not None:
-        trained = size.weight_bytes + ADAM_COPIES * LORA_BYTES * loads.num_lora
+        trained = size.weight_bytes + ADAM_COPIES * FLOAT_BYTES * loads.num_lora
         how = f"weights, of {loads.num_lora:,} in an adapter gradients and two moments"
         how += ", also the reference" if needs.reference and serves_as_reference else ""
     passing = logits + size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing)
@@ -126,4 +125,4 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
 
 def _gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:
     """Whole weights and a whole gradient, where ranks keep them for a minibatch."""
-    return 0 if trained.reshard else 2 * size.weight_bytes
+    return 0 if trained.reshard else 2 * size.trained_bytes

@@ -88,7 +88,10 @@ class PackedEngine:
 
 
 class TrainedEngine(PackedEngine, ABC):
-    """A packed engine with an optimizer and an open minibatch. prefix: of the metrics it reports."""
+    """A packed engine with an optimizer and an open minibatch. What it trains of the model becomes float32.
+
+    prefix: of the metrics it reports.
+    """
 
     def __init__(
         self,
@@ -100,6 +103,9 @@ class TrainedEngine(PackedEngine, ABC):
         prefix: str,
         ranks: Ranks | None,
     ) -> None:
+        for parameter in model.parameters():
+            if parameter.requires_grad:  # in bfloat16 an update of a small learning rate is lost in rounding
+                parameter.data = parameter.data.float()
         super().__init__(model, packing=packing, device=device, ranks=ranks)
         self._optimizer = Optimizer(model, optimizer)
         self._prefix = prefix

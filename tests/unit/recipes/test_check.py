@@ -83,6 +83,14 @@ def test_the_memory_forecast_is_what_the_workers_hold(check: Check) -> None:
     assert found["rollout/0"] == pytest.approx(memory.weights + memory.kv_cache, rel=0.05)
 
 
+def test_what_is_trained_is_forecast_in_float32(check: Check) -> None:
+    full, half = (
+        {worker.worker: worker.num_bytes for worker in check(f"model.dtype={name}").memory}
+        for name in ("float32", "bfloat16")
+    )
+    assert half["actor/0"] == full["actor/0"] and half["rollout/0"] == full["rollout/0"] / 2
+
+
 def test_roles_that_the_algorithm_does_not_need_are_not_in_the_forecast(check: Check) -> None:
     assert {worker.worker.partition("/")[0] for worker in check().memory} == {"rollout", "actor"}
     assert "critic/0" in {worker.worker for worker in check("algorithm=ppo").memory}
@@ -91,7 +99,7 @@ def test_roles_that_the_algorithm_does_not_need_are_not_in_the_forecast(check: C
 def test_ranks_share_what_a_trained_worker_holds(check: Check) -> None:
     whole, shared = ({worker.worker: worker for worker in check(*more).memory} for more in ((), ("actor.ranks=2",)))
     assert shared["actor/0"].num_bytes == whole["actor/0"].num_bytes / 2
-    assert shared["actor/0"].how == "1/2 of weights, gradients, two moments"
+    assert shared["actor/0"].how == "1/2 of weights, gradients, two moments, in float32"
     assert shared["rollout/0"].num_bytes == whole["rollout/0"].num_bytes
 
 

@@ -277,3 +277,19 @@ def test_metrics_of_a_step_add_counts_and_keep_maxima() -> None:
         "actor/skipped_minibatches": 2.0,
         "actor/ratio_max": 5.0,
     }
+
+
+def test_small_updates_of_a_bfloat16_model_are_not_lost_in_rounding() -> None:
+    algorithm = create_algorithm("grpo", {})
+    before = tiny_model().bfloat16()
+    engine = TrainEngine(
+        before,
+        loss=algorithm.loss,
+        optimizer=OptimizerConfig(lr=1e-6),
+        config=TrainConfig(tokens_per_microbatch=10_000),
+    )
+    started = engine.snapshot()
+    engine.accumulate(ragged_samples(4))
+    engine.optimizer_step()
+    changed = sum(int((engine.weights()[name] != tensor).sum()) for name, tensor in started.items())
+    assert changed > 0.9 * sum(tensor.numel() for tensor in started.values())
