@@ -70,6 +70,11 @@ class Algorithm(ABC):
         """True where one sample alone has no advantage: samples_per_prompt must then be 2 or more."""
         return False
 
+    @property
+    def least_reward(self) -> float | None:
+        """The lowest reward that its advantages are defined for; None takes any."""
+        return None
+
     def keeps(self, group: SampleGroup) -> bool:
         """Whether a scored group is worth training on; one that is not ends as `filtered` and is replaced."""
         del group

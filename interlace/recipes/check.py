@@ -131,6 +131,7 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
             f"samples_per_prompt=1 leaves algorithm {name!r} nothing to learn from: it compares the samples of a "
             "prompt with one another. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
         )
+    _check_rewards(recipe, algorithm)
     if algorithm.needs.critic and algorithm.needs.process_reward:
         raise UserError(f"algorithm {name!r} needs a critic and a process reward model; a run has a place for one.")
     missing = [need.name for need in fields(Needs) if getattr(algorithm.needs, need.name)]
@@ -140,6 +141,21 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
             f"algorithm {name!r} with these settings needs {', '.join(missing)}, for which a run has no worker yet. "
             "Take another algorithm, or settings that do without."
         )
+
+
+def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Of a reward that only the run can show, the algorithm says itself what it cannot take."""
+    least, wanted = recipe.reward.least, algorithm.least_reward
+    if least is None or wanted is None or least >= wanted:
+        return
+    shaping = recipe.reward.shaping.most_taken_off
+    raise UserError(
+        f"algorithm {recipe.algorithm.name!r} takes rewards of {wanted:g} or more, and with "
+        f"reward.correct={recipe.reward.correct:g}, reward.incorrect={recipe.reward.incorrect:g}"
+        + (f" and up to {shaping:g} taken off by reward.shaping" if shaping else "")
+        + f" a response may get {least:g}. Raise them, such as reward.correct={wanted + shaping + 1:g} "
+        f"reward.incorrect={wanted + shaping:g}, or take another algorithm."
+    )
 
 
 def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -92,6 +92,16 @@ class RewardConfig(Config):
             )
         return self
 
+    @property
+    def least(self) -> float | None:
+        """The lowest reward that these settings are known to give; None where a model or your own function decides."""
+        is_own = ":" in self.name
+        if self.name == MODEL or (is_own and self.tag is None):
+            return None
+        # A response without the tag is never shown to the function.
+        verdicts = (self.incorrect,) if is_own else (self.correct, self.incorrect)
+        return min(verdicts) - self.shaping.most_taken_off
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRequest:

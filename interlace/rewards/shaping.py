@@ -46,6 +46,13 @@ class ShapingConfig(Config):
             )
         return self
 
+    @property
+    def most_taken_off(self) -> float:
+        """What a response loses at worst to its form."""
+        overlong = self.overlong_penalty if self.overlong_limit is not None else 0.0
+        repetition = self.repetition_penalty if self.repetition_ngram is not None else 0.0
+        return overlong + repetition + self.length_weight / 2
+
 
 def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> RewardResult:
     """The result with what its form adds. token_ids: [L] the response. A failure stays one."""

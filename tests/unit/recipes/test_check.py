@@ -28,6 +28,7 @@ minibatches: 2
 sampling: {max_new_tokens: 8}
 rollout: {max_running: 8, max_tokens: 512}
 """
+VERDICTS = ("reward.correct=1", "reward.incorrect=0")
 Check = Callable[..., Derived]
 
 
@@ -135,6 +136,8 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
     ("overrides", "message"),
     [
         (["samples_per_prompt=1"], "samples_per_prompt=1 leaves algorithm 'grpo' nothing to learn from.*2 or more"),
+        (["algorithm=maxrl"], r"'maxrl' takes rewards of 0 or more.* reward.incorrect=-5 a.* get -5. .*ect=1 .*=0,"),
+        (["algorithm=maxrl", *VERDICTS, "reward.shaping.repetition_ngram=2"], r"to 1 taken off by .* may get -1\."),
         (["minibatches=3"], "prompts_per_step=4 cannot be cut into minibatches=3.*1, 2, 4.*multiple of 3"),
         (["minibatches=8"], "prompts_per_step=4 cannot be cut into minibatches=8"),
         (["schedule.placement.actor=2"], "placement.actor = '2' names device 2, but the pool has 2"),
@@ -163,6 +166,13 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
 def test_what_cannot_work_is_refused(check: Check, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check(*overrides)
+
+
+def test_an_algorithm_for_rewards_of_0_or_more_takes_what_may_be_so(check: Check) -> None:
+    check("algorithm=maxrl", *VERDICTS)
+    check("algorithm=maxrl", "reward.name=math:fsum", "reward.tag=null")
+    with pytest.raises(UserError, match="a response may get -5"):
+        check("algorithm=maxrl", "reward.name=math:fsum")
 
 
 def test_a_warm_up_that_cannot_serve_the_prompts_is_refused(check: Check, tmp_path: Path) -> None:
