@@ -10,6 +10,8 @@ from interlace.core.plugins import builtin_module, load_object
 from interlace.core.types import Prompt
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import Demonstrations
+from interlace.engines.rollout.kv_store import BLOCK, STORES
+from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.train.logprobs import training_temperature
 from interlace.engines.train.lora import num_lora_parameters
 from interlace.models.classifier import check_classifier
@@ -230,9 +232,11 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
             f"more than the model's context of {size.context}. Lower max_new_tokens, or leave out long prompts."
         )
-    if num_tokens + max_new_tokens > recipe.rollout.max_tokens:
+    needed, fitting = num_tokens + max_new_tokens, STORES[EngineOptions().kv].longest_in(recipe.rollout.max_tokens)
+    if needed > fitting:
         raise UserError(
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
-            f"more than the engine's whole KV cache. Raise rollout.max_tokens, which is {recipe.rollout.max_tokens}."
+            f"{needed}; with rollout.max_tokens={recipe.rollout.max_tokens} the engine's KV cache holds {fitting} for "
+            f"one sequence. Set rollout.max_tokens to {max(BLOCK, 1 << (needed - 1).bit_length())} or more."
         )
     return num_tokens

@@ -5,7 +5,7 @@ cell of a page's first token. A slot is one page that is as long as it needs to 
 """
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from interlace.engines.rollout.options import KVKind
 
 Int64Array = NDArray[np.int64]
 
@@ -93,6 +95,11 @@ class KVStore(Protocol):
     num_cells: int
     """Cells there are."""
 
+    @staticmethod
+    def longest_in(num_tokens: int) -> int:
+        """`longest` of a store of so many tokens, before there is one."""
+        ...
+
     def reserve(self, row: int, num_tokens: int) -> bool:
         """Makes room for `num_tokens` tokens in a row, keeping what it has. False, and no change: there is none."""
         ...
@@ -123,6 +130,8 @@ class KVStore(Protocol):
         ...
 
 
+BLOCK = 16
+"""Tokens of a page, and of the smallest slot."""
 ONE_PAGE = 62
 """Shift of a page that no position leaves."""
 
@@ -133,7 +142,7 @@ class SlotStore:
     On a CPU contiguous keys are 2 to 7 times faster to attend to than gathered pages. Growing copies a token once.
     """
 
-    def __init__(self, pool: KVPool, rows: int, num_tokens: int, smallest: int = 16) -> None:
+    def __init__(self, pool: KVPool, rows: int, num_tokens: int, smallest: int = BLOCK) -> None:
         self._pool, self._smallest = pool, smallest
         self.page_table = np.zeros((rows, 1), np.int64)
         self.page_shift = ONE_PAGE
@@ -147,7 +156,12 @@ class SlotStore:
             self.num_free += size
             start += size
         self._roots = {(offset, size) for size, offsets in self._free.items() for offset in offsets}
-        self.longest, self.num_cells = max(self._free, default=0), self.num_free
+        self.longest, self.num_cells = self.longest_in(num_tokens, smallest), self.num_free
+
+    @staticmethod
+    def longest_in(num_tokens: int, smallest: int = BLOCK) -> int:
+        """The largest power of two: the rest lies in slots of its own."""
+        return 1 << (num_tokens.bit_length() - 1) if num_tokens >= smallest else 0
 
     def reserve(self, row: int, num_tokens: int) -> bool:
         held = int(self.capacity[row])
@@ -214,17 +228,22 @@ class SlotStore:
 class PagedStore:
     """Fixed pages that rows may share: a fork copies only its last, part-filled page."""
 
-    def __init__(self, pool: KVPool, rows: int, num_tokens: int, page_size: int = 16) -> None:
+    def __init__(self, pool: KVPool, rows: int, num_tokens: int, page_size: int = BLOCK) -> None:
         if page_size & (page_size - 1):
             raise ValueError(f"page_size {page_size} is not a power of two")
         self._pool, self._page = pool, page_size
         self.page_shift = page_size.bit_length() - 1
-        num_pages = num_tokens // page_size
-        self.longest = self.num_cells = num_pages * page_size
+        self.longest = self.num_cells = self.longest_in(num_tokens, page_size)
+        num_pages = self.num_cells // page_size
         self.page_table = np.zeros((rows, max(num_pages, 1)), np.int64)
         self.capacity = np.zeros(rows, np.int64)
         self._owners = np.zeros(num_pages, np.int64)
         self._free = list(range(num_pages - 1, -1, -1))
+
+    @staticmethod
+    def longest_in(num_tokens: int, page_size: int = BLOCK) -> int:
+        """All whole pages."""
+        return num_tokens // page_size * page_size
 
     @property
     def num_free(self) -> int:
@@ -273,3 +292,6 @@ class PagedStore:
     def held(self, rows: Int64Array) -> int:
         pages = [self.page_table[row, : int(self.capacity[row]) >> self.page_shift] for row in rows]
         return len(np.unique(np.concatenate(pages))) * self._page if pages else 0
+
+
+STORES: Mapping[KVKind, type[SlotStore] | type[PagedStore]] = {"slots": SlotStore, "pages": PagedStore}

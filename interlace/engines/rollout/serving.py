@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from interlace.engines.rollout import kernels
 from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
 from interlace.engines.rollout.decoder import DecoderRunner, is_llama_shaped
-from interlace.engines.rollout.kv_store import KVPool, KVStore, PagedStore, SlotStore
+from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
 from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
 from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.plain import PlainRunner
@@ -137,8 +137,7 @@ def _serve_plain(
 
 
 def _store(pool: KVPool, config: ServingConfig) -> KVStore:
-    kind = SlotStore if config.options.kv == "slots" else PagedStore
-    store = kind(pool, config.max_running + 1 + config.num_retained, config.max_tokens)
+    store = STORES[config.options.kv](pool, config.max_running + 1 + config.num_retained, config.max_tokens)
     store.page_table[config.max_running] = config.max_tokens  # the spare row: padding tokens write there
     return store
 

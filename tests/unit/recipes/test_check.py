@@ -156,7 +156,7 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
         (["eval_every=1", "task.reasoning_gym.heldout_size=0"], "eval_every=1, but the task holds out no prompts"),
         (["warmup.steps=1", "warmup.demonstrations.style=sorting"], "unknown demonstration style 'sorting'"),
         (["sampling.max_new_tokens=2000"], "more than the model's context of 1024"),
-        (["rollout.max_tokens=10"], "more than the engine's whole KV cache"),
+        (["rollout.max_tokens=10"], "is 14; with rollout.max_tokens=10 .* KV cache holds 0 for one.* to 16 or more"),
         (["rollout.max_tokens=1000000000"], "rollout/0 needs about .* GiB .weights . KV cache"),
         (["model=tiny:huge"], "unknown tiny model 'huge'"),
         (["reference.model=tiny:micro"], "asks for no reference"),
@@ -173,6 +173,21 @@ def test_an_algorithm_for_rewards_of_0_or_more_takes_what_may_be_so(check: Check
     check("algorithm=maxrl", "reward.name=math:fsum", "reward.tag=null")
     with pytest.raises(UserError, match="a response may get -5"):
         check("algorithm=maxrl", "reward.name=math:fsum")
+
+
+def test_a_response_that_the_kv_cache_holds_is_one_that_the_engine_serves(check: Check) -> None:
+    from interlace.engines.rollout import NativeEngine, SamplingParams
+    from interlace.models.config import ModelConfig
+    from interlace.models.loading import load_model
+
+    check("sampling.max_new_tokens=58", "rollout.max_tokens=70")
+    with pytest.raises(UserError, match=r"that is 65; with rollout.max_tokens=70 .* holds 64 .* to 128 or more"):
+        check("sampling.max_new_tokens=59", "rollout.max_tokens=70")
+    engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, max_running=2, max_tokens=70)
+    (served,) = engine.generate([range(6)], SamplingParams(max_new_tokens=58))
+    assert len(served.token_ids) == 58
+    with pytest.raises(UserError, match="which holds 64 for one sequence"):
+        engine.generate([range(6)], SamplingParams(max_new_tokens=59))
 
 
 def test_a_warm_up_that_cannot_serve_the_prompts_is_refused(check: Check, tmp_path: Path) -> None:
