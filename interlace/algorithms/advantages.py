@@ -14,12 +14,11 @@ def group_normalized(rewards_G: FloatArray, *, scale_by_std: bool) -> FloatArray
 
     Without the division: Dr. GRPO (arXiv 2503.20783). A group of one gets 0.
     """
-    if len(rewards_G) < 2:
+    # Of equal rewards too, whose mean in float32 may be another number: what is left a std, or a batch, would scale up.
+    if (rewards_G == rewards_G[:1]).all():
         return np.zeros_like(rewards_G)
-    # In float64 equal rewards have exactly their mean: what float32 leaves of them, a std or a batch would scale up.
-    centred_G = rewards_G - rewards_G.mean(dtype=np.float64)
-    scale = centred_G.std(ddof=1) + EPSILON if scale_by_std else 1.0
-    return (centred_G / scale).astype(np.float32)
+    centred_G = rewards_G - rewards_G.mean()
+    return centred_G / (rewards_G.std(ddof=1) + EPSILON) if scale_by_std else centred_G
 
 
 def leave_one_out(rewards_G: FloatArray) -> FloatArray:
