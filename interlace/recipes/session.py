@@ -162,14 +162,14 @@ class _Session:
             await self._groups.actor.load_optimizer(newest)
             if self._groups.critic:
                 await self._groups.critic.load_optimizer(newest / CRITIC_FOLDER)
-        await self._say_how_it_serves()
+        await self._say_how_it_computes()
         ready = await assemble(
             cluster, recipe, algorithm_of(recipe), self._groups, self._stream, self, done_steps=self._done_steps
         )
         self._run = ready.run
         self._evaluator = Evaluator(recipe, ready.sampling, self._prompts.heldout, self._run, self._groups.reward)
 
-    async def _say_how_it_serves(self) -> None:
+    async def _say_how_it_computes(self) -> None:
         report = await self._groups.rollout[0].report()
         invariant = "does not depend" if report.invariant else "depends"
         self._progress.say(
@@ -177,6 +177,9 @@ class _Session:
         )
         for note in report.notes:
             self._progress.say(f"rollout: {note}")
+        for name, group in (("actor", self._groups.actor), ("critic", self._groups.critic)):
+            if group:
+                self._progress.say(f"{name}: micro-batches are {await group.attention()}")
 
     async def on_step(self, result: StepResult) -> bool:
         """Logs the step; evaluates and saves where it is time. False where somebody asked for a stop."""

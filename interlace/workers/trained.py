@@ -68,6 +68,11 @@ class TrainedWorker(Worker):
         self._trained.load_optimizer(folder)
 
     @operation(on_device=False)
+    def attention(self) -> str:
+        """How the rows of a micro-batch are laid out; what forced it, where they are padded."""
+        return self._trained.packed.attention
+
+    @operation(on_device=False)
     def checkpoint_bytes(self) -> int:
         """What will be written, about: weights, and two moments of what is trained."""
         return self._trained.num_weight_bytes + 2 * self._trained.num_trained_bytes

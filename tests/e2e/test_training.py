@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig
 
+from interlace.models.tiny import build_tokenizer
+from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from tests.support.chrome_trace import check_trace, counters_of, events_of
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, run, samples
@@ -142,3 +144,29 @@ def test_an_algorithm_with_a_reference_runs_from_the_same_flow(root: Path) -> No
     run(root, "reference", ["algorithm.kl_coefficient=0.1", "steps=2"])
     lines = [json.loads(line) for line in (root / "reference" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["timing_s/reference"] > 0 for line in lines)
+
+
+class Said(QuietProgress):
+    """Keeps the lines that stay."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_a_run_says_where_its_micro_batches_are_padded(root: Path) -> None:
+    tokenizer = build_tokenizer(64)
+    config = BloomConfig(vocab_size=len(tokenizer), hidden_size=16, n_layer=1, n_head=2, pad_token_id=0, eos_token_id=1)
+    for part in (AutoModelForCausalLM.from_config(config), tokenizer):
+        part.save_pretrained(root / "bloom")
+    padded, packed = Said(), Said()
+    unwarmed = [override for override in SMALL if not override.startswith(("warmup", "algorithm"))]
+    small = ["steps=1", "prompts_per_step=2", "sampling.max_new_tokens=2", "evaluation.samples_per_prompt=0"]
+    run(root, "padded", [f"model.path={root / 'bloom'}", "warmup=null", *small], base=unwarmed, progress=padded)
+    run(root, "packed", ["algorithm=ppo", "warmup=null", *small], base=unwarmed, progress=packed)
+    (line,) = [line for line in padded.lines if line.startswith("actor: ")]
+    assert line.startswith("actor: micro-batches are padded"), line
+    assert line.endswith("BloomForCausalLM does not call transformers' attention interface"), line
+    assert {f"{name}: micro-batches are packed, without padding" for name in ("actor", "critic")} <= set(packed.lines)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from interlace.observe.progress import QuietProgress
+from interlace.observe.progress import ProgressView, QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.recipes.load import load_recipe
@@ -48,12 +48,13 @@ def run(
     base: Sequence[str] = SMALL,
     resume: bool = False,
     stop_after: int | None = None,
+    progress: ProgressView | None = None,
 ) -> TrainReport:
     recipe = load_recipe("quickstart", [*base, f"model.cache_dir={root / 'cache'}", *overrides])
     folder = RunFolder.resume(root, name) if resume else RunFolder.create(root, name)
     folder.write_config(recipe)
     stop = StopAfter(folder.metrics, stop_after)
-    return train(recipe, folder, resume=resume, progress=QuietProgress(), stop=stop)
+    return train(recipe, folder, resume=resume, progress=progress or QuietProgress(), stop=stop)
 
 
 def metrics(root: Path, name: str) -> list[dict[str, float]]:

@@ -44,7 +44,9 @@ class PackedModel:
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         refusal = _install_packed_attention(self)
         self.is_packed = refusal is None
-        self.attention = "packed" if refusal is None else f"padded, with the model's own attention: {refusal}"
+        self.attention = (
+            "packed, without padding" if refusal is None else f"padded, with the model's own attention: {refusal}"
+        )
         if packing.compile:
             compile_layers(model, self.device)
             if self.is_packed:
