@@ -23,6 +23,11 @@ class StopSignal:
         """Whether the loop should end at the next step boundary."""
         return self._requested
 
+    def abort_if_requested(self) -> None:
+        """Raises KeyboardInterrupt, as a second Ctrl-C would, where there is no boundary to wait for."""
+        if self._requested:
+            raise KeyboardInterrupt
+
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._handle)

@@ -151,7 +151,8 @@ class _Session:
 
     async def _assemble(self, newest: Path | None) -> None:
         recipe, cluster = self._recipe, self._cluster
-        initial = await warmed_model(cluster, recipe, self._prompts.train, self._progress)
+        prompts, abort = self._prompts.train, self._stop.abort_if_requested  # a warm-up is kept whole or not at all
+        initial = await warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
         policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
         critic = newest / CRITIC_FOLDER if newest else None
         adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None

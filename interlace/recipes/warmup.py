@@ -1,6 +1,6 @@
 """The warmed-up model of a recipe, made once and kept by content."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,21 +44,34 @@ def warmup_folder(recipe: Recipe) -> Path:
 
 
 async def warmed_model(
-    cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt], progress: ProgressView
+    cluster: Cluster,
+    recipe: Recipe,
+    prompts: Sequence[Prompt],
+    progress: ProgressView,
+    *,
+    on_step: Callable[[], None] = lambda: None,
 ) -> ModelConfig:
-    """The model to start from: the recipe's own, or what its warm-up makes of it."""
+    """The model to start from: the recipe's own, or what its warm-up makes of it.
+
+    on_step: called after each step of a warm-up, which what it raises ends.
+    """
     if recipe.warmup is None:
         return recipe.model
     folder = warmup_folder(recipe)
     if folder.exists():
         progress.say(f"warm-up: found in {folder}")
     else:
-        await _warm_up(cluster, recipe, prompts, progress, folder)
+
+        def told(done: int, total: int) -> None:
+            progress.stage("warm-up", done, total)
+            on_step()
+
+        await _warm_up(cluster, recipe, prompts, told, folder)
     return recipe.model.model_copy(update={"path": str(folder), "tokenizer": None})
 
 
 async def _warm_up(
-    cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt], progress: ProgressView, folder: Path
+    cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt], told: Callable[[int, int], None], folder: Path
 ) -> None:
     if recipe.warmup is None:
         raise ValueError("the recipe has no warm-up")
@@ -74,7 +87,7 @@ async def _warm_up(
             _Examples(recipe, prompts),
             num_steps=num_steps,
             folder=unfinished,
-            on_step=lambda done: progress.stage("warm-up", done, num_steps),
+            on_step=lambda done: told(done, num_steps),
         )
         await cluster.dismiss(trainer)
         try:

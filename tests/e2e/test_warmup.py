@@ -1,7 +1,11 @@
 """The warmed-up model is made once, whole, whoever else makes the same at the same time."""
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
@@ -31,3 +35,20 @@ def test_runs_that_are_started_together_do_not_touch_each_others_warm_up(tmp_pat
     start("slower", Overtaken())
     [made] = cache.iterdir()
     assert (made / "model.safetensors").exists() and not made.name.startswith(".")
+
+
+def test_ctrl_c_does_not_wait_for_the_end_of_a_warm_up(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    recipe = load_recipe("quickstart", [*SMALL, "steps=1", "warmup.steps=100000", f"model.cache_dir={cache}"])
+
+    class Impatient(QuietProgress):
+        """Presses Ctrl-C after its first step."""
+
+        def stage(self, name: str, done: int, total: int, note: str = "") -> None:
+            super().stage(name, done, total, note)
+            if (name, done) == ("warm-up", 1):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with StopSignal(lambda: None) as stop, pytest.raises(KeyboardInterrupt):
+        train(recipe, RunFolder.create(tmp_path, "run"), resume=False, progress=Impatient(), stop=stop)
+    assert list((cache / "warmup").iterdir()) == [], "nothing half made is left"
