@@ -12,6 +12,7 @@ from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kv_store import BLOCK, STORES
 from interlace.engines.rollout.options import EngineOptions
+from interlace.engines.train.critic import check_value_head
 from interlace.engines.train.logprobs import training_temperature
 from interlace.engines.train.lora import num_lora_parameters
 from interlace.models.classifier import check_classifier
@@ -83,6 +84,8 @@ def check_recipe(recipe: Recipe) -> Derived:
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     check_placement(recipe, devices)
     check_model(recipe.model)
+    if algorithm.needs.critic:
+        check_value_head(empty_model(recipe.model))
     tokenizer = load_tokenizer(recipe.model)
     _check_reference(recipe, algorithm.needs, tokenizer)
     prompts = load_prompts(recipe.task, tokenizer)

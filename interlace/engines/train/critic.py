@@ -34,11 +34,10 @@ def critic_model(policy: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel:
 
     seed: of the head's weights. Raises UserError where transformers has no token classifier of this architecture.
     """
-    from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification
+    from transformers import AutoModelForTokenClassification
 
+    check_value_head(policy)
     config = type(policy.config).from_dict(policy.config.to_dict())  # without the attention that its engine installed
-    if type(config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
-        raise UserError(f"{type(policy).__name__} has no value head: use an algorithm without a critic, such as grpo.")
     config.num_labels = 1
     model: PreTrainedModel = AutoModelForTokenClassification.from_config(config).float()
     model.base_model.load_state_dict(policy.base_model.state_dict())
@@ -48,6 +47,14 @@ def critic_model(policy: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel:
         heads[0].weight.normal_(0, 0.02, generator=generator)
         heads[0].bias.zero_()
     return model
+
+
+def check_value_head(policy: PreTrainedModel) -> None:
+    """Raises what critic_model would raise. policy: its weights are not read, and may be on the meta device."""
+    from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+
+    if type(policy.config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        raise UserError(f"{type(policy).__name__} has no value head: use an algorithm without a critic, such as grpo.")
 
 
 class CriticEngine(TrainedEngine):

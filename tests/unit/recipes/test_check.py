@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.models.tiny import build_tokenizer
 from interlace.recipes.check import Derived, check_recipe
 from interlace.recipes.load import load_recipe
 
@@ -188,6 +189,18 @@ def test_a_response_that_the_kv_cache_holds_is_one_that_the_engine_serves(check:
     assert len(served.token_ids) == 58
     with pytest.raises(UserError, match="which holds 64 for one sequence"):
         engine.generate([range(6)], SamplingParams(max_new_tokens=59))
+
+
+def test_a_critic_of_a_model_that_transformers_has_no_head_for_is_refused(check: Check, tmp_path: Path) -> None:
+    from transformers import OPTConfig
+
+    tokenizer = build_tokenizer(64)
+    sizes = {"hidden_size": 8, "word_embed_proj_dim": 8, "ffn_dim": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer.save_pretrained(tmp_path)
+    OPTConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes).save_pretrained(tmp_path)
+    check(f"model.path={tmp_path}")
+    with pytest.raises(UserError, match="OPTForCausalLM has no value head: use an algorithm without a critic"):
+        check(f"model.path={tmp_path}", "algorithm=ppo")
 
 
 def test_a_warm_up_that_cannot_serve_the_prompts_is_refused(check: Check, tmp_path: Path) -> None:
