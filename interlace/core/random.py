@@ -4,6 +4,8 @@ import hashlib
 import random
 
 Key = int | str
+SEED_END = 1 << 32
+"""A run's seeds lie below: numpy's own generators take no larger ones, torch's none of more than 64 bits."""
 _BETWEEN, _ESCAPE = "\x1f", "\x1e"
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from interlace.core.config import Config
+from interlace.core.random import SEED_END
 
 
 class ModelConfig(Config):
@@ -21,7 +22,7 @@ class ModelConfig(Config):
     """Likewise."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the weights. What is trained is float32; its weights are rounded for the engines that generate with them."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=SEED_END)
     """Of a tiny model's random weights."""
     trust_remote_code: bool = False
     """Run the model code that a hub repository ships."""

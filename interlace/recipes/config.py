@@ -9,6 +9,7 @@ from interlace.algorithms import AlgorithmConfig, create_algorithm
 from interlace.core.config import Config
 from interlace.core.errors import UserError, nearest
 from interlace.core.plugins import builtin_names
+from interlace.core.random import SEED_END
 from interlace.core.types import SamplingParams
 from interlace.data.config import DataConfig
 from interlace.data.warmup import DemonstrationConfig
@@ -226,7 +227,7 @@ class Recipe(Config):
     schedule: ScheduleChoice = Field(default_factory=lambda: ScheduleChoice.model_validate({}))
     cluster: Annotated[ClusterConfig, BeforeValidator(_cluster)] = ClusterConfig()
     steps: int = Field(ge=1)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=SEED_END)
     """Of sampling, of the order of prompts, and of warm-up."""
     prompts_per_step: int = Field(ge=1)
     samples_per_prompt: int = Field(ge=1)

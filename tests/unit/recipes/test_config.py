@@ -99,6 +99,8 @@ def test_what_was_dumped_is_read_back() -> None:
         ({"task": {}}, "give one source of prompts"),
         ({"optimizer": {"schedule": "cosine"}}, "needs total_steps"),
         ({"warmup": {"steps": 0}}, "warmup.steps = 0"),
+        ({"seed": 99999999999999999999}, "seed = 99999999999999999999: Input should be less than 4294967296"),
+        ({"model": {"path": "tiny:micro", "seed": 1 << 64}}, "model.seed = .* less than 4294967296"),
         ({"keep_checkpoints": 0}, "keep_checkpoints = 0: Input should be greater than or equal to 1"),
     ],
 )
