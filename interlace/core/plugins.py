@@ -38,7 +38,7 @@ def load_object(kind: str, spec: str) -> object:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         raise UserError(f"{kind} {spec!r}: cannot import {module_name!r}: {error}.") from error
     if not hasattr(module, attribute):
         raise UserError(

@@ -46,3 +46,6 @@ def test_a_users_own_is_found_in_the_current_folder(tmp_path: Path, monkeypatch:
     assert load_callable("reward", "my_own_reward:score")("four") == 4
     with pytest.raises(UserError, match="is a int, not something that can be called"):
         load_callable("reward", "my_own_reward:LIMIT")
+    (tmp_path / "my_half_reward.py").write_text("def score(text:\n")
+    with pytest.raises(UserError, match=r"cannot import 'my_half_reward': .*my_half_reward\.py, line 1"):
+        load_callable("reward", "my_half_reward:score")

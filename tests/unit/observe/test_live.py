@@ -33,7 +33,7 @@ def ask() -> None:
 
 
 def find_elsewhere(path: Path) -> int:
-    """A lock of one's own process keeps nobody out; another process is needed to ask."""
+    """As another command would."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(running_process, (RunFolder(path=path),))
 
