@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from interlace.core.config import Config
 from interlace.core.runs import Runs
@@ -50,6 +50,10 @@ class TerminalEvent(StrEnum):
     SURPLUS = "surplus"
 
 
+LEAST_TEMPERATURE = 1e-6
+"""Above 0. Below, gradients and then logits divided by it leave what a float32 can hold."""
+
+
 class SamplingParams(Config):
     """How tokens are drawn. The names are those of serving engines."""
 
@@ -70,6 +74,16 @@ class SamplingParams(Config):
     """(token id, added logit) pairs."""
     raw_logprobs: bool = False
     """Also return the log-probs of the model itself: temperature 1, nothing cut off, no penalty."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides_logits(cls, temperature: float) -> float:
+        if 0 < temperature < LEAST_TEMPERATURE:
+            raise ValueError(
+                "what is divided by it leaves the range of a float32; set it to "
+                f"{LEAST_TEMPERATURE:g} or more, or to 0 for greedy decoding"
+            )
+        return temperature
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

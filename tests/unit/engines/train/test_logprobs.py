@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
-from interlace.core.types import SamplingParams
+from interlace.core.types import LEAST_TEMPERATURE, SamplingParams
 from interlace.engines.train import logprobs as module
 from interlace.engines.train import training_temperature
 from interlace.engines.train.logprobs import token_logprobs
@@ -60,3 +60,10 @@ def test_a_distribution_that_training_cannot_repeat_is_refused(params: SamplingP
 
 def test_temperature_is_shared() -> None:
     assert training_temperature(SamplingParams(temperature=0.6)) == 0.6
+
+
+def test_the_least_temperature_leaves_numbers_to_train_on() -> None:
+    logits = torch.tensor([[-50.0, 0.0, 50.0]], requires_grad=True)
+    logprobs, entropy = token_logprobs(logits, torch.tensor([0]), LEAST_TEMPERATURE)
+    (gradient,) = torch.autograd.grad(logprobs.sum() + entropy.sum(), logits)
+    assert logprobs.isfinite().all() and entropy.isfinite().all() and gradient.square().isfinite().all()
