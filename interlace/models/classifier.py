@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 from interlace.models.config import ModelConfig
-from interlace.models.loading import TINY, Origin, find_origin, first_line, load_tokenizer, load_whole
+from interlace.models.loading import TINY, Origin, find_origin, load_tokenizer, load_whole, read_config
 from interlace.models.size import context_length
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ class LoadedClassifier:
 
 def check_classifier(config: ModelConfig) -> None:
     """Raises what load_classifier would raise for a user's mistake, without reading weights."""
-    load_tokenizer(config)
+    # The configuration first: transformers reads it for the tokenizer too, and would blame that.
     _classifier_config(find_origin(config), config)
+    load_tokenizer(config)
 
 
 def empty_classifier(config: ModelConfig) -> "PreTrainedModel":
@@ -49,24 +50,17 @@ def load_classifier(config: ModelConfig) -> LoadedClassifier:
     """Raises UserError where it is missing, is no sequence classifier, has another head or lacks weights."""
     from transformers import AutoModelForSequenceClassification
 
-    tokenizer, origin = load_tokenizer(config), find_origin(config)
-    found = _classifier_config(origin, config)
+    origin = find_origin(config)
+    found, tokenizer = _classifier_config(origin, config), load_tokenizer(config)
     model = load_whole(AutoModelForSequenceClassification, origin, config, what="reward model", whole="with its head")
     model.config.get_text_config().pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
     return LoadedClassifier(model=model.eval(), tokenizer=tokenizer, context=context_length(found))
 
 
 def _classifier_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":
-    from transformers import AutoConfig
-
     if config.path.startswith(TINY):
         raise UserError(f"reward model {config.path!r}: tiny models have no classification head. Give a trained one.")
-    try:
-        found = AutoConfig.from_pretrained(
-            origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(f"reward model {config.path!r} has no readable configuration: {first_line(error)}") from error
+    found = read_config(origin, config, what="reward model")
     given = found.architectures or []
     if not any(name.endswith(HEAD) for name in given) and "AutoModel" + HEAD not in getattr(found, "auto_map", {}):
         what = ", ".join(given) or found.model_type

@@ -83,15 +83,17 @@ def load_model(config: ModelConfig) -> LoadedModel:
     Raises UserError where the folder, file or wheel is missing, the model is not a causal language model or lacks
     weights, or the tokenizer has no pad or end-of-sequence token.
     """
-    tokenizer = load_tokenizer(config)
     if config.path.startswith(TINY):
         import torch
 
+        tokenizer = load_tokenizer(config)
         model, _ = build_tiny(config.path.removeprefix(TINY), config.seed)
         model = model.to(getattr(torch, config.dtype))
     else:
         origin = find_origin(config)
-        _check_vocabulary(config, _model_config(origin, config), tokenizer)
+        # The configuration first: transformers reads it for the tokenizer too, and would blame that.
+        model_config, tokenizer = _model_config(origin, config), load_tokenizer(config)
+        _check_vocabulary(config, model_config, tokenizer)
         model = _model(origin, config)
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, stop_token_ids=_stop_tokens(model, tokenizer))
 
@@ -136,19 +138,9 @@ def _converted(file: Path, config: ModelConfig) -> Path:
 
 
 def _model_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    try:
-        found = AutoConfig.from_pretrained(
-            origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(f"model {config.path!r} has no readable configuration: {first_line(error)}") from error
-    except StrictDataclassError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise UserError(f"model {config.path!r} has a configuration that contradicts itself: {reason}") from error
+    found = read_config(origin, config, what="model")
     if config.trust_remote_code and "AutoModelForCausalLM" in getattr(found, "auto_map", {}):
         return found
     classes: set[str] = set()
@@ -161,6 +153,28 @@ def _model_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":
             f"model {config.path!r} is not a causal language model: its configuration says {what}. "
             "Give one that AutoModelForCausalLM loads."
         )
+    return found
+
+
+def read_config(origin: Origin, config: ModelConfig, *, what: str) -> "PretrainedConfig":
+    """What the model's folder says of it. what: it is, for the message. Raises UserError where it cannot be read."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        found: PretrainedConfig = AutoConfig.from_pretrained(
+            origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{what} {config.path!r} has no readable configuration: {first_line(error)}") from error
+    except KeyError as error:  # so transformers says that one of its keys, such as rope_scaling, lacks some of its own
+        raise UserError(
+            f"{what} {config.path!r} has an incomplete configuration: {error.args[0]}. Take a newer copy of it, or "
+            "complete its config.json."
+        ) from error
+    except StrictDataclassError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise UserError(f"{what} {config.path!r} has a configuration that contradicts itself: {reason}") from error
     return found
 
 

@@ -47,7 +47,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_an_id_that_the_hub_cannot_give() -> None:
     """Offline here, as in a cluster without network."""
-    assert "'nobody/no-such-model' has no readable tokenizer" in refusal("nobody/no-such-model")
+    assert "model 'nobody/no-such-model' has no readable configuration" in refusal("nobody/no-such-model")
 
 
 def test_what_is_not_a_causal_language_model(folder: Path, tmp_path: Path) -> None:
@@ -58,6 +58,16 @@ def test_what_is_not_a_causal_language_model(folder: Path, tmp_path: Path) -> No
     assert "says LlamaForSequenceClassification" in refusal(folder)
     (folder / "config.json").unlink()
     assert "has no readable" in refusal(folder)
+
+
+def test_a_configuration_that_lacks_what_its_own_keys_need(folder: Path) -> None:
+    """As the first Phi-3 models with long contexts: the type is an old name, the original context stood elsewhere."""
+    su = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    edit(folder / "config.json", model_type="phi3", architectures=["Phi3ForCausalLM"], **sizes, rope_scaling=su)
+    message = refusal(folder)
+    assert f"model '{folder}' has an incomplete configuration: Missing required keys" in message
+    assert "'original_max_position_embeddings'" in message
 
 
 def test_a_tokenizer_without_pad_or_end(folder: Path) -> None:
