@@ -29,8 +29,8 @@ class PackingConfig(Config):
     """How much is computed at once, and by what. Changes memory and speed, and at most the last bits of a result."""
 
     tokens_per_microbatch: int = Field(default=8192, ge=1)
-    """Prompt and response tokens of one forward, a prompt that samples share counted once; a longer sample has one to
-    itself."""
+    """Prompt and response tokens of one forward, a prompt that samples share counted once, or padding counted where
+    rows are padded; a longer sample has one to itself."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward: less memory, about a third more time."""
     compile: bool = False
@@ -101,11 +101,25 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return bins
 
 
+def split_padded(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Bins of indices, longest first, each with what its longest still fits: at most `budget` with the padding.
+
+    A length above the budget gets a bin of its own. Ties keep their order.
+    """
+    bins: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if bins and lengths[bins[-1][0]] * (len(bins[-1]) + 1) <= budget:
+            bins[-1].append(index)
+        else:
+            bins.append([index])
+    return bins
+
+
 def split_samples(samples: Sequence[Sample], budget: int, *, padded: bool) -> list[list[int]]:
     """Micro-batches of at most `budget` tokens, as indices, longest first. Samples of one prompt stay together as far
-    as they fit, so that it counts once, unless rows are padded, where each sample has its own."""
+    as they fit, so that it counts once, unless rows are padded, where each sample has its own and padding counts."""
     if padded:
-        return split_by_tokens([row_length(sample) for sample in samples], budget)
+        return split_padded([row_length(sample) for sample in samples], budget)
     by_prompt: dict[bytes, list[int]] = {}
     for index, sample in enumerate(samples):
         by_prompt.setdefault(sample.prompt.token_ids.tobytes(), []).append(index)

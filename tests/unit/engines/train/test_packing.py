@@ -78,7 +78,7 @@ def test_micro_batches_keep_to_the_budget_and_samples_of_a_prompt_together(
         chosen = [samples[row] for row in rows]
         totals = [sample.num_total_tokens for sample in chosen]
         assert totals == sorted(totals, reverse=True)
-        batch = collate(chosen, CPU, padded=False, masks=[None] * len(rows))
+        batch = collate(chosen, CPU, padded=padded, masks=[None] * len(rows))
         assert len(rows) == 1 or batch.input_ids.numel() <= budget
     groups = Counter((place, samples[row].prompt.uid) for place, rows in enumerate(split) for row in rows)
     if not padded and budget >= 3 * 29:  # a prompt of eight and three responses of at most twenty tokens fit
