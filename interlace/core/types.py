@@ -5,6 +5,7 @@ order of admission; it holds `samples_per_prompt` *samples*. *version*: one publ
 policy. Shapes: L = response tokens of one sample.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -70,8 +71,8 @@ class SamplingParams(Config):
     """Generation ends with one of these; it is kept as the response's last token."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Generation ends when the decoded response contains one of these."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, added logit) pairs."""
+    logit_bias: tuple[tuple[int, Annotated[float, Field(lt=math.inf, allow_inf_nan=True)]], ...] = ()
+    """(token id, added logit) pairs; minus infinity forbids a token."""
     raw_logprobs: bool = False
     """Also return the log-probs of the model itself: temperature 1, nothing cut off, no penalty."""
 
