@@ -26,6 +26,10 @@ Metrics = dict[str, float]
 """Flat metric name -> value, as written to metrics.jsonl."""
 
 
+GREEDY_INDEX = -1
+"""Sample index of a group's greedy response: it is nobody's sample and is not trained on."""
+
+
 class SampleKey(NamedTuple):
     """Names one admitted sample for the whole run."""
 

@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from interlace.core.types import Request, RewardResult, Sample, SampleKey, SamplingParams, TerminalEvent
+from interlace.core.types import GREEDY_INDEX, Request, RewardResult, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.admission import Admission
 from interlace.runtime.stages.generate import Generator, answered
 from interlace.runtime.stages.stream import BASELINE, Stream
-
-GREEDY_INDEX = -1
-"""Sample index of the greedy response: it is nobody's sample and is not trained on."""
 
 
 class GreedyBaseline:

@@ -61,9 +61,10 @@ async def warmed_model(
     if folder.exists():
         progress.say(f"warm-up: found in {folder}")
     else:
+        num_steps = recipe.warmup.steps
 
-        def told(done: int, total: int) -> None:
-            progress.stage("warm-up", done, total)
+        def told(done: int) -> None:
+            progress.stage("warm-up", done, num_steps)
             on_step()
 
         await _warm_up(cluster, recipe, prompts, told, folder)
@@ -71,11 +72,10 @@ async def warmed_model(
 
 
 async def _warm_up(
-    cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt], told: Callable[[int, int], None], folder: Path
+    cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt], told: Callable[[int], None], folder: Path
 ) -> None:
     if recipe.warmup is None:
         raise ValueError("the recipe has no warm-up")
-    num_steps = recipe.warmup.steps
     folder.parent.mkdir(parents=True, exist_ok=True)
     # A folder of its own: runs that are started together warm up the same model side by side.
     with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as own:
@@ -85,9 +85,9 @@ async def _warm_up(
         await supervised_warmup(
             trainer,
             _Examples(recipe, prompts),
-            num_steps=num_steps,
+            num_steps=recipe.warmup.steps,
             folder=unfinished,
-            on_step=lambda done: told(done, num_steps),
+            on_step=told,
         )
         await cluster.dismiss(trainer)
         try:

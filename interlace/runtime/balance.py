@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -42,7 +42,7 @@ def deal(loads: Sequence[Load], num_ranks: int) -> list[list[int]]:
 class _Rank:
     """What one rank has."""
 
-    def __init__(self, loads: Sequence[Load], items: "chain[int] | Sequence[int]") -> None:
+    def __init__(self, loads: Sequence[Load], items: Iterable[int]) -> None:
         self._loads, self._num_of = loads, Counter[Hashable]()
         self.items: set[int] = set()
         self.total = 0

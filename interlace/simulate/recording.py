@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.errors import UserError
-from interlace.core.types import JSON, FinishReason, RewardResult, SampleKey, TerminalEvent
+from interlace.core.types import GREEDY_INDEX, JSON, FinishReason, RewardResult, SampleKey, TerminalEvent
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.transcripts import read_transcripts
 from interlace.runtime.trace import DEVICE_PROCESS, RUN_PROCESS, WORKER_PROCESS
 
 Operation = tuple[str, str]
 """(name of a worker's track, operation)."""
-GREEDY_INDEX = -1
-"""Sample index of a group's greedy response."""
-NO_BASELINE = RewardResult(failure="not scored")
+NOT_SCORED = RewardResult(failure="not scored")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +93,7 @@ class Recording:
             uids={int(row["group"]): str(row["uid"]) for row in rows},
             rewards={
                 **{SampleKey(int(row["group"]), int(row["index"])): _reward(row) for row in rows},
-                **{SampleKey(int(row["group"]), GREEDY_INDEX): NO_BASELINE for row in rows if _has_no_baseline(row)},
+                **{SampleKey(int(row["group"]), GREEDY_INDEX): NOT_SCORED for row in rows if _has_no_baseline(row)},
             },
         )
 
@@ -159,7 +157,7 @@ def _completion_order(calls: Sequence[RecordedCall]) -> list[SampleKey]:
 
 def _reward(row: Mapping[str, Any]) -> RewardResult:
     if row["reward"] is None:
-        return RewardResult(failure=str(row.get("reason", "not scored")))
+        return RewardResult(failure=str(row.get("reason", NOT_SCORED.failure)))
     return RewardResult(reward=float(row.get("scored", row["reward"])))
 
 
