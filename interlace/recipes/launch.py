@@ -328,6 +328,7 @@ def train_config(recipe: Recipe, algorithm: Algorithm) -> "TrainConfig":
         temperature=training_temperature(recipe.sampling),
         aggregation=settings.aggregation,
         aggregation_length=settings.aggregation_length or recipe.sampling.max_new_tokens,
+        served_dtype=recipe.model.dtype,
         skip_minibatch_ratio=settings.skip_minibatch_ratio,
         skip_minibatch_kl=settings.skip_minibatch_kl,
         skip_rest_of_step=settings.skip_rest_of_step,

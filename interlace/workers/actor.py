@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from interlace.core.training import WeightBundle
 from interlace.core.types import FloatArray, Sample
 from interlace.engines.train import TrainEngine
 from interlace.runtime.worker import WorkerContext, operation
@@ -22,6 +23,11 @@ class ActorWorker(TrainedWorker):
     ) -> None:
         self._engine, tokenizer = make_engine(context)
         super().__init__(context, self._engine, tokenizer)
+
+    @operation()
+    def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
+        """All weights by name. copy: whether later updates leave them alone."""
+        return WeightBundle(version=version, tensors=self._engine.export(copy=copy), frozen=copy)
 
     @operation(split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:

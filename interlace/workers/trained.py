@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlace.core.training import WeightBundle
 from interlace.core.types import Metrics, Sample
 from interlace.engines.train import merge_metrics
 from interlace.engines.train.checkpoint import HostCopy
@@ -45,12 +44,6 @@ class TrainedWorker(Worker):
         metrics, self._metrics = merge_metrics(self._metrics), []
         self._trained.end_step()
         return metrics
-
-    @operation()
-    def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
-        """All weights by name. copy: whether later updates leave them alone."""
-        tensors = self._trained.snapshot() if copy else self._trained.weights()
-        return WeightBundle(version=version, tensors=tensors, frozen=copy)
 
     @operation()
     def copy_checkpoint(self) -> None:

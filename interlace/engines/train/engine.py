@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
 
 from interlace.core.training import Aggregation, LossFn, LossInputs
 from interlace.engines.train.aggregation import Aggregator
-from interlace.engines.train.export import model_files
+from interlace.engines.train.export import model_files, named_weights
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.minibatch import policy_values
 from interlace.engines.train.packed_engine import PackedEngine, TrainedEngine
@@ -41,6 +41,8 @@ class TrainConfig(PackingConfig):
     aggregation: Aggregation = "token_mean"
     aggregation_length: int | None = Field(default=None, ge=1)
     """The constant of `constant`."""
+    served_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the engines that generate with the weights."""
     skip_minibatch_ratio: float | None = Field(default=None, gt=1)
     """A minibatch whose mean importance ratio is outside [1/x, x] is dropped and counted."""
     skip_minibatch_kl: float | None = Field(default=None, gt=0)
@@ -98,11 +100,22 @@ class TrainEngine(TrainedEngine):
 
     def weights(self) -> Mapping[str, Tensor]:
         """As of every engine; an adapter is added to the weights it belongs to."""
-        return self._ranks.gather_on_first(self._adapter.merged_weights()) if self._adapter else super().weights()
+        return self._ranks.gather_on_first(self._own_weights())
 
-    def snapshot(self) -> Mapping[str, Tensor]:
-        # Beside an adapter weights never change, and what it is added to is a copy.
-        return self.weights() if self._adapter else super().snapshot()
+    def export(self, *, copy: bool) -> Mapping[str, Tensor]:
+        """`weights` in the type that they are served in. copy: later updates do not touch them."""
+        dtype = getattr(torch, self.config.served_dtype)
+        own = self._own_weights()
+        # Rounded before they travel: half the bytes. A tensor that is of the type already is still the own one.
+        served = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in own.items()}
+        # Beside an adapter weights never change, and what it is added to is a copy; of several ranks all are copies.
+        if copy and self._adapter is None and self._ranks.is_alone:
+            served = {name: tensor.clone() if tensor is own[name] else tensor for name, tensor in served.items()}
+        return self._ranks.gather_on_first(served)
+
+    def _own_weights(self) -> Mapping[str, Tensor]:
+        """This rank's parts."""
+        return self._adapter.merged_weights() if self._adapter else named_weights(self.model)
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
         """A Hugging Face folder of the whole model; an adapter, also alone, in ADAPTER_FOLDER of it."""

@@ -173,11 +173,6 @@ class TrainedEngine(PackedEngine, ABC):
         """
         return self._ranks.gather_on_first(named_weights(self.model))
 
-    def snapshot(self) -> Mapping[str, Tensor]:
-        """A copy of `weights` that later steps do not touch."""
-        weights = self.weights()
-        return {name: tensor.clone() for name, tensor in weights.items()} if self._ranks.is_alone else weights
-
     @property
     def num_weight_bytes(self) -> int:
         """Of the whole model, tied tensors once."""

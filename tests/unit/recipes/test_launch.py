@@ -13,15 +13,17 @@ CONTEXT = WorkerContext(group="actor/0", rank=0, num_ranks=1, devices=("cpu:0",)
 
 def seat(*overrides: str) -> Seat:
     model = ModelConfig(path="tiny:micro", dtype="bfloat16")
-    return Seat(recipe=load_recipe("quickstart", overrides), model=model)
+    return Seat(recipe=load_recipe("quickstart", ["model.dtype=bfloat16", *overrides]), model=model)
 
 
 def test_a_bfloat16_model_generates_in_bfloat16_and_is_trained_in_float32() -> None:
     rollout, (actor, _) = make_rollout_engine(seat(), CONTEXT).engine, make_actor_engine(seat(), CONTEXT)
     weights = actor.weights()
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    assert rollout.memory().weights == sum(tensor.nbytes for tensor in weights.values()) / 2
-    rollout.update_weights(weights, 1, "keep")
+    served = actor.export(copy=True)
+    assert rollout.memory().weights == sum(tensor.nbytes for tensor in served.values())
+    assert all(torch.equal(tensor.bfloat16(), served[name]) for name, tensor in weights.items())
+    rollout.update_weights(served, 1, "keep", frozen=True)
 
 
 def test_beside_an_adapter_the_weights_that_stay_are_not_blown_up() -> None:

@@ -91,7 +91,7 @@ def test_what_is_published_is_what_peft_merges(kind: str) -> None:
     model = tiny_model(kind)
     engine = engine_of(model, LoraConfig(rank=2))
     train(engine)
-    published = engine.snapshot()
+    published = engine.export(copy=True)
     for name, tensor in engine.weights().items():
         assert torch.equal(tensor, published[name])
     for module in list(model.modules()):
