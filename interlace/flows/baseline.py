@@ -8,6 +8,7 @@ from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.admission import Admission
 from interlace.runtime.stages.generate import Generator, answered
+from interlace.runtime.stages.map import OnFailed
 from interlace.runtime.stages.stream import BASELINE, Stream
 
 
@@ -21,7 +22,10 @@ class GreedyBaseline:
         reward: WorkerGroup[Any],
         admission: Admission,
         sampling: SamplingParams,
+        on_failed: OnFailed,
     ) -> None:
+        """on_failed: told of each sample that ends because its baseline could not be scored."""
+        self._on_failed = on_failed
         self._cluster, self._generator, self._reward, self._admission = cluster, generator, reward, admission
         self._params = sampling.model_copy(update={"temperature": 0.0})
         self._rewards: dict[int, float] = {}
@@ -53,10 +57,15 @@ class GreedyBaseline:
         [response] = await self._generator.complete([request])
         greedy = answered(SampleKey(gid, GREEDY_INDEX), prompt, response)
         results: list[RewardResult] = await self._reward.because("baseline").score([greedy])
-        if results[0].failure is not None:
-            self._admission.retire(gid, TerminalEvent.FAILED)
         if self._admission.ticket(gid) is None:
             return
+        keys = [SampleKey(gid, index) for index in range(self._admission.size_of(gid))]
+        if results[0].failure is not None:
+            for key in keys:
+                if key in self._admission.channel:
+                    self._on_failed(key, f"its greedy baseline: {results[0].failure}")
+            self._admission.retire(gid, TerminalEvent.FAILED)
+            return
         self._rewards[gid] = results[0].reward
-        for index in range(self._admission.size_of(gid)):
-            self._admission.channel.put(SampleKey(gid, index), {}, marks=(BASELINE,))
+        for key in keys:
+            self._admission.channel.put(key, {}, marks=(BASELINE,))

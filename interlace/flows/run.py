@@ -124,7 +124,14 @@ class PolicyRun:
         self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission)
         self._baseline = (
-            GreedyBaseline(cluster, self.rollout.generator, groups.reward, self.admission, settings.sampling)
+            GreedyBaseline(
+                cluster,
+                self.rollout.generator,
+                groups.reward,
+                self.admission,
+                settings.sampling,
+                on_failed=self._failures.__setitem__,
+            )
             if algorithm.needs.greedy_baseline
             else None
         )

@@ -92,6 +92,10 @@ class Channel(Generic[K, R]):
                 cursor._offer(key)
         return cursor
 
+    def __contains__(self, key: K) -> bool:
+        """Whether the row is open."""
+        return key in self._rows
+
     def open(self, key: K, record: R, columns: Sequence[str]) -> None:
         """Adds a row of which `columns` are there. ChannelFull at the bound, ValueError for a key that is open."""
         if self._closed:

@@ -51,6 +51,7 @@ class Record:
         for entry in entries:
             assert entry.sample.key not in self.ended, f"{entry.sample.key} ended twice"
             self.ended[entry.sample.key] = entry.event
+            assert bool(entry.reason) == (entry.event == TerminalEvent.FAILED), entry
             self.events[entry.event] += 1
 
 

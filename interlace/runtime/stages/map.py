@@ -103,6 +103,8 @@ class MapStage:
     def _write(self, rows: Sequence[Sample], results: Sequence[Any]) -> None:
         for row, result in zip(rows, results, strict=True):
             columns = self._to_columns(result)
+            if row.key not in self._channel:
+                continue  # it ended meanwhile
             if isinstance(columns, Failure):
                 self._on_failed(row.key, columns.reason)
                 self._channel.end(row.key, TerminalEvent.FAILED)

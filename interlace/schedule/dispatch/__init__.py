@@ -42,4 +42,26 @@ def create_dispatch(spec: str) -> DispatchPolicy:
     policy = factory()
     if not isinstance(policy, DispatchPolicy):
         raise UserError(f"dispatch = {spec!r} made a {type(policy).__name__}, which is not a DispatchPolicy.")
-    return policy
+    return _Checked(spec, policy) if ":" in spec else policy
+
+
+class _Checked(DispatchPolicy):
+    """A user's own. What an answer that does not fit sets off later would not name the policy."""
+
+    def __init__(self, spec: str, policy: DispatchPolicy) -> None:
+        self._spec, self._policy, self.longest_first = spec, policy, policy.longest_first
+
+    def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
+        chosen = self._policy.assign(expected_tokens, loads)
+        engines = range(len(loads))
+        if (
+            not isinstance(chosen, list)
+            or len(chosen) != len(expected_tokens)
+            or any(each not in engines for each in chosen)
+        ):
+            raise UserError(
+                f"dispatch = {self._spec!r} answered {chosen!r:.200} for {len(expected_tokens)} requests and "
+                f"{len(loads)} engines. assign() returns a list with the engine of each request, a number below "
+                f"{len(loads)}."
+            )
+        return [int(each) for each in chosen]

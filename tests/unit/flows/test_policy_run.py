@@ -64,6 +64,13 @@ def test_a_greedy_baseline_is_measured_for_each_group() -> None:
     assert [len(step) for step in record.trained] == [4] * 5
 
 
+def test_every_failed_sample_says_why_also_where_its_greedy_baseline_failed() -> None:
+    costs = Costs(fail_share=0.3)
+    record = simulate(Schedule(), replace(WORK, costs=costs, needs=Needs(greedy_baseline=True)))
+    reasons = {entry.reason for entry in record.entries if entry.event == TerminalEvent.FAILED}
+    assert reasons == {"a simulated failure", "its greedy baseline: a simulated failure"}
+
+
 def test_a_stop_leaves_nothing_half_done() -> None:
     record = simulate(Schedule(max_staleness=2, batching="arrival", on_update="keep"), WORK, stop_after=2)
     assert len(record.results) == 2

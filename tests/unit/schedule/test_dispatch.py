@@ -1,5 +1,8 @@
 """Dispatch policies: live load, longest first, and engines of their own for the tail."""
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +61,23 @@ def test_a_users_own_policy_is_checked() -> None:
         create_dispatch("collections:Counter")
     with pytest.raises(UserError, match="Did you mean 'round_robin'"):
         create_dispatch("roundrobin")
+
+
+class Astray(DispatchPolicy):
+    """Answers what it was made to."""
+
+    answer: ClassVar[object] = None
+
+    def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
+        return self.answer  # type: ignore[return-value]  # on purpose
+
+
+@pytest.mark.parametrize("answer", [None, [0], [0, 1, 2], [0, -1], [0, "1"], "01"])
+def test_an_answer_that_is_none_names_the_policy(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+    policy = create_dispatch(f"{__name__}:Astray")
+    monkeypatch.setattr(Astray, "answer", answer)
+    with pytest.raises(UserError, match=r"Astray.*for 2 requests and 2 engines"):
+        policy.assign([1.0, 1.0], loads(0, 0))
 
 
 def test_lengths_are_expected_from_the_prompt_s_history_else_in_proportion_to_its_length() -> None:
