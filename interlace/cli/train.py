@@ -63,7 +63,8 @@ def _fresh(
 
     settings = load_recipe(spec, overrides)
     derived = check_recipe(settings)
-    name = name or default_name(ROOT, Path(spec).stem)
+    if name is None:
+        name = default_name(ROOT, Path(spec).stem)
     refuse_running(RunFolder(path=ROOT / name))
     folder = RunFolder.create(ROOT, name, overwrite=overwrite)
     console.print(derived_numbers_table(derived_numbers(settings, derived)))
@@ -78,7 +79,7 @@ def _resumed(spec: str, overrides: list[str], name: str | None) -> "tuple[Recipe
     from interlace.recipes.check import check_recipe
     from interlace.recipes.load import load_recipe, override_key
 
-    folder = RunFolder.resume(ROOT, name or latest_name(ROOT, Path(spec).stem))
+    folder = RunFolder.resume(ROOT, latest_name(ROOT, Path(spec).stem) if name is None else name)
     refuse_running(folder)
     started_with = load_recipe(str(folder.config))
     for override in overrides:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
+from itertools import count
 from typing import TYPE_CHECKING
 
 from interlace.algorithms import Algorithm, Needs
@@ -235,11 +236,13 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
             f"more than the model's context of {size.context}. Lower max_new_tokens, or leave out long prompts."
         )
-    needed, fitting = num_tokens + max_new_tokens, STORES[EngineOptions().kv].longest_in(recipe.rollout.max_tokens)
+    longest_in = STORES[EngineOptions().kv].longest_in
+    needed, fitting = num_tokens + max_new_tokens, longest_in(recipe.rollout.max_tokens)
     if needed > fitting:
+        enough = next(BLOCK << doublings for doublings in count() if longest_in(BLOCK << doublings) >= needed)
         raise UserError(
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
             f"{needed}; with rollout.max_tokens={recipe.rollout.max_tokens} the engine's KV cache holds {fitting} for "
-            f"one sequence. Set rollout.max_tokens to {max(BLOCK, 1 << (needed - 1).bit_length())} or more."
+            f"one sequence. Set rollout.max_tokens to {enough} or more."
         )
     return num_tokens

@@ -10,7 +10,7 @@ from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import PolicyRun, RoleGroups, StepResult
+from interlace.flows.run import PolicyRun, RoleGroups, StepResult, shares_base
 from interlace.models.loading import load_tokenizer
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import Ledger
@@ -116,8 +116,8 @@ class _Session:
         )
 
     def _recorder(self) -> Recorder:
-        if not self._recipe.logging.timeline:
-            return NoRecorder()
+        if not self._recipe.logging.timeline or self._done_steps >= self._recipe.steps:
+            return NoRecorder()  # of a run that has no step left, the one that is there stays
         self._folder.set_timeline_aside()
         return TraceFile(self._folder.timeline, self._cluster.devices)
 
@@ -178,7 +178,9 @@ class _Session:
         )
         for note in report.notes:
             self._progress.say(f"rollout: {note}")
-        for name, group in (("actor", self._groups.actor), ("critic", self._groups.critic)):
+        groups = self._groups
+        reference = None if shares_base(groups) or not groups.reference else groups.reference[0]
+        for name, group in (("actor", groups.actor), ("critic", groups.critic), ("reference", reference)):
             if group:
                 self._progress.say(f"{name}: micro-batches are {await group.attention()}")
 

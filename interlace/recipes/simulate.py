@@ -15,7 +15,7 @@ from interlace.observe.jsonl import to_line
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, default_name
 from interlace.observe.transcripts import step_file
-from interlace.recipes.check import check_sizes
+from interlace.recipes.check import check_placement, check_sizes
 from interlace.recipes.compare import Outcome, under_each
 from interlace.recipes.config import Recipe
 from interlace.recipes.launch import algorithm_of
@@ -134,7 +134,7 @@ def simulate_variants(
         recipes = {recipe.schedule.preset: recipe}
     else:
         recipes = under_each(spec, overrides, schedules)
-    _check(recipes)
+    _check(recipes, simulation.devices)
     first = next(iter(recipes))
     found = []
     for name, recipe in recipes.items():
@@ -149,7 +149,7 @@ def simulate_into(
     """As simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
     outcomes = []
     recipes = under_each(spec, overrides, schedules)
-    _check(recipes)
+    _check(recipes, simulation.devices)
     for name, recipe in recipes.items():
         folder = RunFolder.create(root, default_name(root, f"{Path(spec).stem}-{Path(name).stem}-simulated"))
         folder.write_config(recipe)
@@ -162,7 +162,8 @@ def simulate_into(
     return outcomes
 
 
-def _check(recipes: Mapping[str, Recipe]) -> None:
+def _check(recipes: Mapping[str, Recipe], devices: tuple[Device, ...]) -> None:
     """What no cluster could train is not predicted either."""
     for recipe in recipes.values():
         check_sizes(recipe, algorithm_of(recipe))
+        check_placement(recipe, devices)

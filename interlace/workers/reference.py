@@ -20,5 +20,10 @@ class ReferenceWorker(Worker):
         return self._engine.logprobs(samples)
 
     @operation(on_device=False)
+    def attention(self) -> str:
+        """As of what is trained: how the rows of a micro-batch are laid out."""
+        return self._engine.packed.attention
+
+    @operation(on_device=False)
     def memory_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.model.state_dict().values())

@@ -85,6 +85,7 @@ def no_run(folder: Path) -> bool:
         (["mine.yaml", "cluster=sim"], ["cluster.backend = 'sim': there is no such back end", "local"]),
         (["mine.yaml", "model=./nowhere"], ["model './nowhere': there is no such folder or file"]),
         (["mine.yaml", "--name", "a/b"], ["run name 'a/b' cannot name a folder"]),
+        (["mine.yaml", "--name", ""], ["run name '' cannot name a folder"]),
         (["mine.yaml", "--resume"], ["there is no run of 'mine'", "Start it without --resume"]),
         (["mine.yaml", "--resume", "--name", "x"], ["there is no run 'x' to resume"]),
         (["mine.yaml", "--resume", "--overwrite"], ["give one of them"]),
@@ -100,6 +101,7 @@ def test_bad_input_is_refused(folder: Path, train: Train, args: Sequence[str], s
     [
         (["simulate", "samples_per_prompt=1"], ["samples_per_prompt=1", "Set samples_per_prompt to 2"]),
         (["simulate", "minibatches=4"], ["prompts_per_step=2 cannot be cut into minibatches=4"]),
+        (["simulate", "actor.ranks=3"], ["actor.ranks=3", "which cannot be shared out evenly"]),
         (["simulate", "schedule.max_staleness=.inf"], ["max_staleness = inf", "finite number"]),
         (["simulate", "--timeline", "no/t.json"], ["--timeline no/t.json: there is no folder no"]),
         (["simulate", "--timeline", "."], ["--timeline . is a folder"]),

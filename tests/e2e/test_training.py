@@ -75,6 +75,13 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(root: Path) -> None:
     assert equal_weights(final_weights(root, "stopped"), final_weights(root, "whole"))
 
 
+def test_a_run_without_a_step_left_keeps_its_timeline(root: Path) -> None:
+    timeline = RunFolder(path=root / "whole").timeline
+    before = timeline.read_bytes()
+    assert run(root, "whole", resume=True).done_steps == 4
+    assert timeline.read_bytes() == before
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "prime"])
 def test_a_run_with_every_role_resumes_as_if_it_had_not_stopped(root: Path, algorithm: str) -> None:
     overrides = [f"algorithm={algorithm}", "algorithm.kl_coefficient=0.1", "critic.optimizer.lr=1e-3", "steps=3"]
@@ -165,8 +172,15 @@ def test_a_run_says_where_its_micro_batches_are_padded(root: Path) -> None:
     unwarmed = [override for override in SMALL if not override.startswith(("warmup", "algorithm"))]
     small = ["steps=1", "prompts_per_step=2", "sampling.max_new_tokens=2", "evaluation.samples_per_prompt=0"]
     run(root, "padded", [f"model.path={root / 'bloom'}", "warmup=null", *small], base=unwarmed, progress=padded)
-    run(root, "packed", ["algorithm=ppo", "warmup=null", *small], base=unwarmed, progress=packed)
+    run(
+        root,
+        "packed",
+        ["algorithm=ppo", "algorithm.kl_coefficient=0.1", "warmup=null", *small],
+        base=unwarmed,
+        progress=packed,
+    )
     (line,) = [line for line in padded.lines if line.startswith("actor: ")]
     assert line.startswith("actor: micro-batches are padded"), line
     assert line.endswith("BloomForCausalLM does not call transformers' attention interface"), line
-    assert {f"{name}: micro-batches are packed, without padding" for name in ("actor", "critic")} <= set(packed.lines)
+    names = ("actor", "critic", "reference")
+    assert {f"{name}: micro-batches are packed, without padding" for name in names} <= set(packed.lines)
