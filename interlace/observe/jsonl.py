@@ -38,8 +38,8 @@ def _plain(value: object) -> JSON:
 def read_rows(path: Path) -> list[Row]:
     """The objects of a file. Raises UserError where it is damaged."""
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    except json.JSONDecodeError as error:
+        return [json.loads(line) for line in _lines(path) if line.strip()]
+    except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(f"{path} is damaged: {error}. Remove its last line if the run was killed.") from None
 
 
@@ -47,13 +47,18 @@ def truncate_after(path: Path, step: int) -> None:
     """Drops the lines of later steps, and a last line that was torn off by a kill. A missing file stays missing."""
     if not path.exists():
         return
-    kept = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if _step_of(line) <= step]
-    write_whole(path, "".join(kept))
+    kept = [line for line in _lines(path) if _step_of(line) <= step]
+    write_whole(path, b"".join(kept).decode("utf-8"))
 
 
-def _step_of(line: str) -> float:
+def _lines(path: Path) -> Sequence[bytes]:
+    """With their ends. Only a line feed ends one: text may hold what else Unicode takes for the end of a line."""
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def _step_of(line: bytes) -> float:
     """The line's step; infinity where the line is not whole, so that it is dropped."""
     try:
-        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
-    except json.JSONDecodeError:
+        return float(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
+    except ValueError:
         return math.inf

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.observe.jsonl import to_line, truncate_after
+from interlace.core.errors import UserError
+from interlace.observe.jsonl import read_rows, to_line, truncate_after
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 
@@ -24,6 +25,26 @@ def test_a_line_is_strict_json_and_one_line(row: dict[str, object]) -> None:
     line = to_line(row)
     assert line.count("\n") == 1
     assert set(json.loads(line, parse_constant=strict)) == set(row)
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b", "a\r\n\x0b\x0c\x1cb"])
+def test_text_that_holds_another_end_of_a_line_comes_back(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"step": 1, "response": text}, {"step": 2, "response": "later"}]
+    path.write_text("".join(map(to_line, rows)), encoding="utf-8")
+    assert read_rows(path) == rows
+    truncate_after(path, 1)
+    assert read_rows(path) == rows[:1]
+
+
+def test_a_line_torn_inside_a_character_is_dropped_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    whole, torn = to_line({"step": 1}).encode(), '{"step": 2, "reward/l\u00e4'.encode()[:-1]
+    path.write_bytes(whole + torn)
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged.*Remove its last line"):
+        read_rows(path)
+    truncate_after(path, 2)
+    assert path.read_bytes() == whole
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
