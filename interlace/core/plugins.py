@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,7 @@ def builtin_module(kind: str, package: ModuleType, name: str, *, hidden: tuple[s
 def load_object(kind: str, spec: str) -> object:
     """The object that `package.module:Name` names. The current folder is importable, as with `python -m`.
 
-    Raises UserError where the module or the name in it is not there.
+    Raises UserError where the module or the name in it is not there, or the module itself raises.
     """
     module_name, _, attribute = spec.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
@@ -40,11 +41,20 @@ def load_object(kind: str, spec: str) -> object:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError) as error:
         raise UserError(f"{kind} {spec!r}: cannot import {module_name!r}: {error}.") from error
+    except (Exception, SystemExit) as error:
+        raised = f"{type(error).__name__}: {error}"
+        raise UserError(f"{kind} {spec!r}: cannot import {module_name!r}: {_line(error)} raises {raised}.") from error
     if not hasattr(module, attribute):
         raise UserError(
             f"{kind} {spec!r}: module {module_name!r} has no {attribute!r}.{nearest(attribute, dir(module))}"
         )
     return getattr(module, attribute)
+
+
+def _line(error: BaseException) -> str:
+    """Where it was raised: `file.py, line 3`."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}, line {last.lineno},"
 
 
 def load_callable(kind: str, spec: str) -> Callable[..., object]:

@@ -49,3 +49,17 @@ def test_a_users_own_is_found_in_the_current_folder(tmp_path: Path, monkeypatch:
     (tmp_path / "my_half_reward.py").write_text("def score(text:\n")
     with pytest.raises(UserError, match=r"cannot import 'my_half_reward': .*my_half_reward\.py, line 1"):
         load_callable("reward", "my_half_reward:score")
+
+
+@pytest.mark.parametrize(
+    ("text", "raised"),
+    [("LIMIT = limt + 1\n", "NameError: name 'limt' is not defined"), ("raise SystemExit(3)\n", "SystemExit: 3")],
+)
+def test_a_users_own_module_that_raises_is_told_with_its_line(
+    text: str, raised: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_raising_reward.py").write_text(f"import math\n{text}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=rf"cannot import .*my_raising_reward\.py, line 2, raises {raised}\."):
+        load_callable("reward", "my_raising_reward:score")
