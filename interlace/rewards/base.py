@@ -136,7 +136,8 @@ def evaluate(function: RewardFn, config: RewardConfig, request: ScoreRequest) ->
     try:
         score = function(request.prompt, response, request.answer, request.metadata)
         return _result(score, config)
-    except Exception as error:  # noqa: BLE001  # a reward function that raises fails its sample, not the run
+    # A reward function that raises fails its sample, not the run; one that runs what a model wrote may well exit.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         return RewardResult(failure=f"{type(error).__name__}: {error}")
 
 

@@ -18,6 +18,8 @@ def moody(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON])
         pass
     if response == "exit":
         os._exit(3)
+    if response == "quit":
+        sys.exit(4)
     if response == "raise":
         raise KeyError("no such thing")
     return 1.0

@@ -57,6 +57,14 @@ def test_one_bad_sample_fails_alone() -> None:
         assert scored(made, samples("again"))[0].reward == 1.0
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_that_exits_fails_its_sample_and_not_the_run(workers: int) -> None:
+    """As code of a response does, where the function runs it."""
+    with scorer(f"{FUNCTIONS}:moody", workers=workers) as made:
+        results = scored(made, samples("a", "quit", "b"))
+    assert [result.failure for result in results] == [None, "SystemExit: 4", None]
+
+
 def test_a_limit_holds_for_each_sample_and_not_for_the_wait_before_it() -> None:
     with scorer(f"{FUNCTIONS}:moody", timeout_s=0.4) as made:
         results = scored(made, samples("hang", "hang", "hang", "fine"))
