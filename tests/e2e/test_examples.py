@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from interlace.recipes.clusters.base import run_flow
+from interlace.recipes.load import load_recipe
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import Worker
@@ -67,6 +68,21 @@ def test_the_stage_that_is_spelled_out_runs() -> None:
         return [row.judged async for _, row in channel.subscribe("reader", ["judged"]).rows()]
 
     assert asyncio.run(run_flow(flow, devices="cpu:1")) == [key > 10 for key in range(20)]
+
+
+def test_the_reward_tells_right_from_wrong_as_the_command_runs_it() -> None:
+    names: dict[str, Callable[[str, str, str, dict[str, str]], dict[str, float]]] = {}
+    exec(next(block for block in blocks() if "def short_and_right" in block), names)
+    document = (EXAMPLES.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+    command = re.search(r"interlace train (\w+) (.*rewards:short_and_right.*)", document)
+    assert command is not None
+    reward = load_recipe(command[1], command[2].split()).reward
+    assert reward.workers == 1 and reward.tag is None, "in a process of its own, and shown the whole response"
+    right, wrong = (
+        sum(names["short_and_right"]("40>", f"<answer>{digits}</answer>", "['4.0', '0.0']", {}).values())
+        for digits in ("40", "04")
+    )
+    assert right >= reward.correct > wrong
 
 
 def test_every_block_of_python_is_python() -> None:
