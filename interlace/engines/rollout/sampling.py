@@ -111,8 +111,9 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
         tokens, logprobs = sampler.draw(logits, temperature, uniform)
         _check_finite(logprobs)
         return tokens, logprobs
+    logits = logits.float()  # what is added to them would be lost in half precision
     params = [table.params(row) for row in rows]
-    raw = [(at, logits[at].float().log_softmax(-1)) for at, own in enumerate(params) if own.raw_logprobs]
+    raw = [(at, logits[at].log_softmax(-1)) for at, own in enumerate(params) if own.raw_logprobs]
     for at, (row, own) in enumerate(zip(rows, params, strict=True)):
         if reshapes_logits(own):
             prompt, end = table.num_prompt[row], table.num_prompt[row] + indices[at]

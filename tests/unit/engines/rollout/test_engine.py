@@ -229,3 +229,16 @@ def test_other_dtypes_run_torch_operations(make_model: ModelMaker, dtype: torch.
     expected = teacher_forced(make_model().to(dtype), [1, 2, 3], completion.token_ids).float()
     tolerance = 0.1 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=tolerance, rtol=0)
+
+
+def test_half_precision_takes_biases_and_penalties_whole(make_model: ModelMaker) -> None:
+    """A bfloat16 next to 30 is 30.125: added to the logits as they come, the second bias would be another."""
+    bias = ((5, 30.0), (6, 30.06))
+    params = SamplingParams(max_new_tokens=4, temperature=0.01, logit_bias=bias, repetition_penalty=1.0001)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        model = make_model().to(dtype)
+        for parameter in model.parameters():
+            parameter.data.zero_()  # all logits are 0
+        (completion,) = NativeEngine(model).generate([[1, 2, 3]], params)
+        expected = torch.tensor([30.0, 30.06]).div(0.01).log_softmax(-1)
+        assert completion.logprobs[0] == pytest.approx(float(expected[completion.token_ids[0] - 5]), abs=1e-2)

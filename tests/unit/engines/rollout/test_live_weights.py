@@ -256,6 +256,23 @@ def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker,
         assert (done[index].token_ids, done[index].logprobs) == (completion.token_ids, completion.logprobs)
 
 
+@pytest.mark.parametrize("mode", ["keep", "recompute"])
+def test_weights_may_come_while_the_engine_is_offloaded(make_model: ModelMaker, mode: UpdateMode) -> None:
+    there, away = (NativeEngine(make_model(0), options=STEPWISE) for _ in range(2))
+    expected, done = dict[int, Completion](), dict[int, Completion]()
+    for engine, into in ((there, expected), (away, done)):
+        submit_all(engine)
+        drain(engine, into, steps=5)
+        if engine is away:
+            engine.offload()
+        engine.update_weights(dict(make_model(1).named_parameters()), 1, mode, frozen=True)
+        engine.onload()
+        drain(engine, into)
+    assert away.version == 1
+    for index, completion in expected.items():
+        assert (done[index].token_ids, done[index].logprobs) == (completion.token_ids, completion.logprobs)
+
+
 def test_paused_engine_does_nothing_until_resumed(make_model: ModelMaker) -> None:
     engine = NativeEngine(make_model(0), options=STEPWISE)
     submit_all(engine)
