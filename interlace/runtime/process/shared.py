@@ -148,7 +148,8 @@ class SharedArrays:
             start = _address(whole)
             bisect.insort(self._starts, start)
             self._known[start] = (whole.nbytes, name)
-            weakref.finalize(mapped, self._forget, start, name)
+            # Of the array: a mapping tells of its end when its addresses may already be another's.
+            weakref.finalize(whole, self._forget, start, name)
         return whole
 
     def _forget(self, start: int, name: str) -> None:
@@ -157,14 +158,12 @@ class SharedArrays:
         self.remove(name)
 
     def _find(self, array: memoryview) -> Span | None:
-        start = _address(np.frombuffer(array, np.uint8)) if self._starts else 0
-        place = bisect.bisect_right(self._starts, start) - 1
-        if place < 0:
-            return None
-        segment = self._starts[place]
-        size, name = self._known[segment]
-        inside = start + array.nbytes <= segment + size
-        return Span(segment=name, offset=start - segment, size=array.nbytes) if inside else None
+        starts = [*self._starts]  # another thread may let a segment go meanwhile, though never one that `array` is in
+        start = _address(np.frombuffer(array, np.uint8)) if starts else 0
+        place = bisect.bisect_right(starts, start) - 1
+        size, name = self._known.get(starts[place], (0, "")) if place >= 0 else (0, "")
+        inside = size and start + array.nbytes <= starts[place] + size
+        return Span(segment=name, offset=start - starts[place], size=array.nbytes) if inside else None
 
 
 def _address(array: NDArray[np.uint8]) -> int:

@@ -49,6 +49,22 @@ def test_a_segment_goes_when_nothing_of_it_is_used(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_segment_is_forgotten_while_its_addresses_are_still_its_own(tmp_path: Path) -> None:
+    """Whatever is mapped next may get the same addresses, on another thread, as soon as they are given back."""
+    controller, rank = SharedArrays(tmp_path, passes_on=True), SharedArrays(tmp_path, passes_on=False)
+    forget, was_mapped = controller._forget, list[bool]()
+
+    def forgets(start: int, name: str) -> None:
+        was_mapped.append(name in Path("/proc/self/maps").read_text())
+        forget(start, name)
+
+    controller._forget = forgets  # type: ignore[method-assign]
+    reply = received(encode(Reply(number=1, value=arrays()), rank), controller)
+    del reply
+    gc.collect()
+    assert was_mapped == [True] and not list(tmp_path.iterdir())
+
+
 def test_what_is_passed_on_cannot_be_changed_by_one_of_its_readers(tmp_path: Path) -> None:
     controller, rank = SharedArrays(tmp_path, passes_on=True), SharedArrays(tmp_path, passes_on=False)
     reply = received(encode(Reply(number=1, value=arrays()), rank), controller)
