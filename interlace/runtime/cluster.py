@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from interlace.core.errors import HangError
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import Rank, WorkerGroup
@@ -53,6 +54,8 @@ class Cluster(ABC):
         self._groups: list[WorkerGroup[Worker]] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.hangs = False
+        """Whether the run ended because something did not."""
         self.processes: list[TracedProcess] = []
         """Of workers that have one of their own; added as they start."""
         self._traced: list[TracedProcess] = []
@@ -156,6 +159,7 @@ class Cluster(ABC):
     def fail(self, error: BaseException) -> None:
         """Ends the run with this error; the first one counts."""
         if not self._failed.done():
+            self.hangs = isinstance(error, HangError)
             self._failed.set_exception(error)
 
     async def run(self, main: Awaitable[T]) -> T:

@@ -17,7 +17,7 @@ class Watchdog:
     LOOK_EVERY_S = 0.25
 
     def __init__(self, clock: Clock, waits: WaitRegistry, *, hang_after_s: float) -> None:
-        self._clock, self._waits, self._hang_after_s = clock, waits, hang_after_s
+        self._clock, self._waits, self.hang_after_s = clock, waits, hang_after_s
         self._resolvers: list[Callable[[], bool]] = []
         self.num_stalls = 0
 
@@ -45,7 +45,7 @@ class Watchdog:
             # Two looks in a row, since a look can fall between the end of a wait and the next operation's start.
             if quiet_looks >= 2:
                 self.resolve_or_raise()
-            if self._clock.now() - since > self._hang_after_s:
+            if self._clock.now() - since > self.hang_after_s:
                 raise HangError(
-                    f"no progress for {self._hang_after_s:.0f} s (cluster.hang_after_s).\n{self._waits.graph()}"
+                    f"no progress for {self.hang_after_s:.0f} s (cluster.hang_after_s).\n{self._waits.graph()}"
                 )

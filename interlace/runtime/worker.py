@@ -1,5 +1,6 @@
 """What a worker is: a plain class around one thing, whose operations are its public methods."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -47,6 +48,10 @@ def operation_of(worker_class: type, name: str) -> Operation | None:
         return None
     declared: Operation = getattr(method, _ATTRIBUTE, _UNDECLARED)
     return declared
+
+
+RAISED = (Exception, SystemExit, asyncio.CancelledError)
+"""What an operation may raise, raised again where it was called. One that exits must not take its thread along."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

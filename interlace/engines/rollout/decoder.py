@@ -149,6 +149,8 @@ class DecoderRunner:
 
     def rebind(self) -> None:
         """See Runner."""
+        if not self._attention.pool.keys:  # released: there will be another call once it is back
+            return
         layers = list(self._model.get_submodule("model.layers").children())
         bound = zip(layers, self._routed.traits, self._attention.pool.keys, self._attention.pool.values, strict=True)
         self._layers = (kernels.Layer * len(layers))(*(_layer(*one) for one in bound))

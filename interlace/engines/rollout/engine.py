@@ -198,8 +198,7 @@ class NativeEngine:
 
     def _updated(self, version: int, mode: UpdateMode) -> None:
         """What follows once the weights are new."""
-        if self._saved is None:  # onload() does it where the KV pool is away
-            self._runner.rebind()
+        self._runner.rebind()
         self._version = version
         if mode == "recompute":
             self._forget_computed()

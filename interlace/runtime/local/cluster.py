@@ -3,8 +3,8 @@
 import asyncio
 import os
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from interlace.core.errors import RemoteError, UserError
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Ran, Rank, turn_of
+from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank, find_rendezvous
+from interlace.runtime.process.rank import GRACE_S
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
 from interlace.runtime.turnstile import OneByOne, Turnstile
-from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
+from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
@@ -23,53 +25,65 @@ from interlace.schedule.schedule import Schedule
 class ThreadRank:
     """A worker on a thread of its own, so that its operations run one at a time, in the order of the calls."""
 
-    def __init__(self, context: WorkerContext, clock: Clock) -> None:
-        self._context, self._clock = context, clock
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{context.group}.{context.rank}")
+    def __init__(self, context: WorkerContext, clock: Clock, patience_s: Callable[[], float]) -> None:
+        """patience_s: how long close() waits for a running operation, asked when it does."""
+        self._context, self._clock, self._patience_s = context, clock, patience_s
+        self._thread = OwnThread(f"{context.group}.{context.rank}")
         self._worker: Worker | None = None
         self._turn = asyncio.Lock()
 
     async def start(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Constructs the worker. A UserError passes as it is; anything else becomes a RemoteError."""
-        loop = asyncio.get_running_loop()
-        try:
-            self._worker = await loop.run_in_executor(self._thread, factory, self._context)
-        except UserError:
-            raise
-        except Exception as error:
-            raise self._remote("__init__") from error
+
+        def make() -> Worker:
+            with self._reporting("__init__"):
+                return factory(self._context)
+
+        self._worker = await asyncio.wrap_future(self._thread.submit(make))
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """On the thread; a coroutine function on the event loop."""
         function, now = getattr(self._worker, method), self._clock.now
 
         def run() -> Ran:
-            start_s = now()
-            value = function(*args, **kwargs)
-            return Ran(value, start_s, now())
+            with self._reporting(method):
+                start_s = now()
+                value = function(*args, **kwargs)
+                return Ran(value, start_s, now())
 
-        try:
-            if asyncio.iscoroutinefunction(function):
-                async with turn_of(self._worker, method, self._turn):
-                    start_s = now()
-                    value = await function(*args, **kwargs)
-                    return Ran(value, start_s, now())
-            return await asyncio.get_running_loop().run_in_executor(self._thread, run)
-        except UserError:
-            raise
-        except Exception as error:
-            raise self._remote(method) from error
+        if not asyncio.iscoroutinefunction(function):
+            return await asyncio.wrap_future(self._thread.submit(run))
+        with self._reporting(method):
+            async with turn_of(self._worker, method, self._turn):
+                start_s = now()
+                value = await function(*args, **kwargs)
+                return Ran(value, start_s, now())
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Directly: concurrent operations are thread-safe and return at once."""
         getattr(self._worker, method)(*args)
 
     async def close(self) -> None:
-        """Lets the running operation end, and the worker with it."""
-        if self._worker is not None:
-            worker, self._worker = self._worker, None
-            await asyncio.get_running_loop().run_in_executor(self._thread, worker.close)
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+        """Lets the running operation end, and the worker with it; one that goes on for good is left behind."""
+        worker, self._worker = self._worker, None
+        reached = asyncio.wrap_future(self._thread.submit(lambda: None))
+        await asyncio.wait({reached}, timeout=self._patience_s())
+        closed = self._thread.submit(worker.close if worker else lambda: None)
+        self._thread.end()
+        if reached.done():
+            await asyncio.wrap_future(closed)
+
+    @contextmanager
+    def _reporting(self, method: str) -> Iterator[None]:
+        """Whatever is raised inside becomes a RemoteError, but for a UserError and for the end of the calling task."""
+        try:
+            yield
+        except UserError:
+            raise
+        except RAISED as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            raise self._remote(method) from error
 
     def _remote(self, method: str) -> RemoteError:
         return RemoteError(self._context.group, self._context.rank, method, traceback.format_exc())
@@ -87,7 +101,7 @@ class LocalCluster(Cluster):
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         if spec.num_ranks == 1:
-            rank = ThreadRank(context, self.clock)
+            rank = ThreadRank(context, self.clock, self._patience_s)
             await rank.start(spec.factory)
             return OneByOne(rank, self._turnstile)
         spawned = SpawnedRank(context, self.clock, self._shared, self.fail)
@@ -104,6 +118,10 @@ class LocalCluster(Cluster):
             self._folder, self._shared = folder, SharedArrays(folder.path, passes_on=True)
         return find_rendezvous()
 
+    def _patience_s(self) -> float:
+        """A thread cannot be ended. What may be waited for in the run is waited for at its end, unless it hangs."""
+        return GRACE_S if self.hangs else self.watchdog.hang_after_s
+
     async def shutdown(self) -> None:
         """Ends all workers."""
         await super().shutdown()
@@ -111,6 +129,15 @@ class LocalCluster(Cluster):
             await rank.close()
         if self._folder:
             self._folder.remove()
+
+
+def _is_cancelled() -> bool:
+    """Whether the task that runs here, if any, is to end."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without an event loop
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def host_memory_bytes() -> int:

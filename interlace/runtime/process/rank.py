@@ -146,9 +146,26 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
 
     def buffer_updated(self, nbytes: int) -> None:
         """The transport received so much."""
-        for message in self._assembler.received(nbytes):
+        try:
+            messages = self._assembler.received(nbytes)
+        except Exception as error:  # noqa: BLE001 - whatever unpickling a value of the user's raises
+            self._unreadable(error)
+            return
+        for message in messages:
             if isinstance(message, Reply):
                 self._replied(message)
+
+    def _unreadable(self, error: Exception) -> None:
+        """A reply was lost, and what follows it with it."""
+        lost = InterlaceError(
+            f"{self.name}: a reply cannot be read here ({type(error).__name__}: {error}), {self._doing()}. Return data "
+            "whose classes can be imported and made here."
+        )
+        lost.__cause__ = error
+        self._closing = True
+        self._break(lost)
+        if self._transport:
+            self._transport.abort()
 
     def _replied(self, message: Reply) -> None:
         self._set_clock(message)
@@ -201,11 +218,15 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         cause = await self._cause_of_death()
         if self._closing:
             return
-        self._dead = WorkerDiedError(f"{self.name} died while {doing} {cause}")
+        self._break(WorkerDiedError(f"{self.name} died while {doing} {cause}"))
+
+    def _break(self, error: InterlaceError) -> None:
+        """Nothing comes over the connection any more."""
+        self._dead = error
         for entry in self._open.values():
             if not entry.answer.done():
-                entry.answer.set_exception(self._dead)
-        self._on_failure(self._dead)
+                entry.answer.set_exception(error)
+        self._on_failure(error)
 
     def _doing(self) -> str:
         now = self._clock.now()

@@ -15,7 +15,7 @@ from interlace.runtime.group import turn_of
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
 from interlace.runtime.process.shared import SharedArrays, write_all
 from interlace.runtime.tracer import Tracer
-from interlace.runtime.worker import Worker, WorkerContext
+from interlace.runtime.worker import RAISED, Worker, WorkerContext
 
 START_TRACE, STOP_TRACE = "process.start_trace", "process.stop_trace"
 """Calls of the process and not of its worker, whose operations have no dots."""
@@ -132,11 +132,11 @@ class WorkerServer:
 
     @contextlib.contextmanager
     def _reporting(self, number: int, method: str) -> Iterator[None]:
-        """What is raised inside goes to the controller: a UserError as it is, anything else with its traceback."""
+        """What is raised inside goes to the controller: a UserError's message, anything else with its traceback."""
         try:
             yield
-        except UserError as error:
-            self._send(Reply(number=number, error=error))
-        except Exception:  # noqa: BLE001 - not swallowed: it is raised again where the operation was called
+        except UserError as error:  # one of the worker's own class may not be readable there
+            self._send(Reply(number=number, error=UserError(str(error))))
+        except RAISED:  # not swallowed: it is raised again where the operation was called
             where = self._context.group, self._context.rank, method
             self._send(Reply(number=number, error=RemoteError(*where, traceback.format_exc())))
