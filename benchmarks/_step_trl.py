@@ -4,9 +4,9 @@ Lengths are forced by a logits processor that bans the end token before a row's 
 row that ended is padded until the longest one ends, as `generate` does. With its continuous batching each request has
 its target as max_new_tokens. On several ranks the trainer runs as `accelerate launch` would start it.
 
-    python benchmarks/_step_trl.py FOLDER LENGTHS generate|continuous RANKS [MICROBATCH]
+    python benchmarks/_step_trl.py FOLDER LENGTHS generate|continuous RANKS THREADS [MICROBATCH]
 
-MICROBATCH: samples of a rank that are trained on at once; all of them without it.
+THREADS: of a rank. MICROBATCH: samples of a rank that are trained on at once; all of them without it.
 """
 
 import os
@@ -121,7 +121,6 @@ def make_trainer(folder: Path, kind: str, generation: str, microbatch: int, cloc
     from trl import GRPOTrainer
 
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     continuous = generation == "continuous"
@@ -212,8 +211,11 @@ def main() -> None:
             own = os.environ | places | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             subprocess.Popen([sys.executable, *sys.argv], env=own, stdin=subprocess.DEVNULL, stdout=sys.stderr)
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | places | {"RANK": "0", "LOCAL_RANK": "0"})
+    import torch
+
+    torch.set_num_threads(int(sys.argv[5]))
     sys.stdout = sys.stderr
-    microbatch = int(sys.argv[5]) if len(sys.argv) > 5 else SAMPLES // WORLD
+    microbatch = int(sys.argv[6]) if len(sys.argv) > 6 else SAMPLES // WORLD
     make_trainer(folder, kind, generation, microbatch, Clock()).train()
 
 

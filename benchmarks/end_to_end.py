@@ -7,7 +7,7 @@ response lengths: `uniform`, all 64 tokens, or `longtail`, lognormal around 64 w
   GRPOTrainer in one process, with `generate` (training on all samples at once, and on 16) and with its continuous
   batching.
 - `two cores`: interlace, asynchronous, generation and training in a process each (`cluster=ray`, a split placement),
-  beside TRL on two data-parallel ranks.
+  beside TRL on two data-parallel ranks of a thread each, and in one process of two threads.
 
 The contestants are processes that are alive all the time and take turns of some steps, one at a time, so a ratio
 compares neighbours in time. A run that generates ahead has two steps of its turn uncounted: what was ready before its
@@ -47,6 +47,20 @@ SETTINGS = {
 """Of interlace, by the number of cores."""
 MICROBATCH = "16"
 """Samples that TRL trains on at once, where it is not all of a rank's: it is fastest so."""
+TRL = {
+    1: (
+        ("trl, generate", "generate", "1", "1"),
+        (f"trl, generate {MICROBATCH}", "generate", "1", "1", MICROBATCH),
+        (f"trl, continuous {MICROBATCH}", "continuous", "1", "1", MICROBATCH),
+    ),
+    2: (
+        ("trl, 2 ranks", "generate", "2", "1"),
+        (f"trl, 2 ranks, {MICROBATCH}", "generate", "2", "1", MICROBATCH),
+        ("trl, 2 threads", "generate", "1", "2"),
+        (f"trl, 2 threads, {MICROBATCH}", "generate", "1", "2", MICROBATCH),
+    ),
+}
+"""Name, generation, ranks, threads of a rank, and samples at once, by the number of cores."""
 STEPS_A_TURN = {OURS: 4}
 """TRL takes one: its steps are long."""
 
@@ -111,10 +125,8 @@ def start(folder: Path, cores: int, lengths: str, settings: Sequence[str]) -> li
     task = [str(folder), lengths]
     found = [Contestant(OURS, "_step_interlace.py", [*task, *SETTINGS[cores], *settings])]
     if importlib.util.find_spec("trl"):
-        kinds = [("generate",), ("generate", MICROBATCH), *([("continuous", MICROBATCH)] if cores == 1 else [])]
-        for generation, *size in kinds:
-            name = " ".join(["trl,", generation, *size])
-            found.append(Contestant(name, "_step_trl.py", [*task, generation, str(cores), *size]))
+        for name, *arguments in TRL[cores]:
+            found.append(Contestant(name, "_step_trl.py", [*task, *arguments]))
     return found
 
 
