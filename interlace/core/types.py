@@ -28,6 +28,8 @@ Metrics = dict[str, float]
 
 GREEDY_INDEX = -1
 """Sample index of a group's greedy response: it is nobody's sample and is not trained on."""
+NO_BASELINE = "its greedy baseline: "
+"""What the reason begins with where a sample failed because its group's greedy response did."""
 
 
 class SampleKey(NamedTuple):

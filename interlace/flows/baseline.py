@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from interlace.core.types import GREEDY_INDEX, Request, RewardResult, Sample, SampleKey, SamplingParams, TerminalEvent
+from interlace.core.types import (
+    GREEDY_INDEX,
+    NO_BASELINE,
+    Request,
+    RewardResult,
+    Sample,
+    SampleKey,
+    SamplingParams,
+    TerminalEvent,
+)
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.admission import Admission
@@ -63,7 +72,7 @@ class GreedyBaseline:
         if results[0].failure is not None:
             for key in keys:
                 if key in self._admission.channel:
-                    self._on_failed(key, f"its greedy baseline: {results[0].failure}")
+                    self._on_failed(key, f"{NO_BASELINE}{results[0].failure}")
             self._admission.retire(gid, TerminalEvent.FAILED)
             return
         self._rewards[gid] = results[0].reward

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.errors import UserError
-from interlace.core.types import GREEDY_INDEX, JSON, FinishReason, RewardResult, SampleKey, TerminalEvent
+from interlace.core.types import GREEDY_INDEX, JSON, NO_BASELINE, FinishReason, RewardResult, SampleKey
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.transcripts import read_transcripts
 from interlace.runtime.trace import DEVICE_PROCESS, RUN_PROCESS, WORKER_PROCESS
@@ -162,5 +162,5 @@ def _reward(row: Mapping[str, Any]) -> RewardResult:
 
 
 def _has_no_baseline(row: Mapping[str, Any]) -> bool:
-    """Whether a sample failed because its group's greedy response did: its own scoring would have given a reason."""
-    return row["event"] == TerminalEvent.FAILED and "reason" not in row
+    """Whether a sample failed because its group's greedy response did."""
+    return str(row.get("reason", "")).startswith(NO_BASELINE)
