@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -62,7 +63,7 @@ def compare(
         rows = [outcome.row(outcomes[0]) for outcome in outcomes]
         print(to_line({"recipe": recipe, "report": str(report), "schedules": rows}), end="")
     else:
-        console.print(comparison_table(outcomes))
+        show_comparison(console, outcomes)
         console.print(f"All of them, laid over each other: {report}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -76,15 +77,33 @@ def _simulated(
     return simulate_into(recipe, overrides, schedules, ROOT, simulation)
 
 
-def comparison_table(outcomes: Sequence["Outcome"], *, title: str = "The same recipe under each schedule") -> Table:
-    """A column a schedule; ratios against the first in brackets."""
+def show_comparison(
+    console: Console, outcomes: Sequence["Outcome"], *, title: str = "The same recipe under each schedule"
+) -> None:
+    """A column a schedule, in as many tables as the console's width asks for: a column cut short tells nothing."""
     from interlace.observe.goodput import BINS
 
+    bins = [name for name in BINS if any(each.books.fraction(name) >= SHOWN_SHARE for each in outcomes)]
+    rest = list(outcomes)
+    while rest:
+        size = len(rest)
+        while size > 1 and _width(_table(rest[:size], outcomes[0], bins, title), console) > console.width:
+            size -= 1
+        console.print(_table(rest[:size], outcomes[0], bins, title))
+        rest = rest[size:]
+
+
+def _width(table: Table, console: Console) -> int:
+    """Columns of a terminal that a table takes where nothing of it is folded."""
+    return Measurement.get(console, console.options.update(max_width=10**6), table).maximum
+
+
+def _table(outcomes: Sequence["Outcome"], first: "Outcome", bins: Sequence[str], title: str) -> Table:
+    """Ratios against the first in brackets. bins: of the ledger, those that are shown."""
     table = Table(title=title, title_justify="left")
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for outcome in outcomes:
-        table.add_column(Text(outcome.schedule), justify="right")
-    first = outcomes[0]
+        table.add_column(Text(outcome.schedule), justify="right", overflow="fold")
 
     def add(name: str, cell: "Callable[[Outcome], str]", ratio: str = "") -> None:
         cells = [cell(each) + (f" ({each.ratio(ratio, first):.2f}x)" if ratio else "") for each in outcomes]
@@ -98,9 +117,8 @@ def comparison_table(outcomes: Sequence["Outcome"], *, title: str = "The same re
         "trained_tokens_per_device_s",
     )
     table.add_section()
-    for name in BINS:
-        if any(each.books.fraction(name) >= SHOWN_SHARE for each in outcomes):
-            _add_bin(table, name, outcomes)
+    for name in bins:
+        _add_bin(table, name, outcomes)
     table.add_section()
     add("staleness mean / max", lambda each: f"{each.staleness_mean:.2f} / {each.staleness_max:.0f}")
     add("length trained", lambda each: number(each.lengths.trained_mean, 1) if each.lengths else "-")

@@ -28,7 +28,7 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run a recipe on a virtual clock: the same flow and schedule, with workers that only cost time."""
-    from interlace.cli.compare import comparison_table
+    from interlace.cli.compare import show_comparison
     from interlace.observe.jsonl import to_line
     from interlace.recipes.simulate import Simulation, simulate_variants
     from interlace.simulate.profiles import load_profile
@@ -43,4 +43,4 @@ def simulate(
         rows = [result.row(results[0]) for result in results]
         print(to_line({"recipe": recipe, "devices": devices, "profile": profile, "schedules": rows}), end="")
     else:
-        Console().print(comparison_table(outcomes, title=f"{recipe} on {devices} x {costs.device}, simulated"))
+        show_comparison(Console(), outcomes, title=f"{recipe} on {devices} x {costs.device}, simulated")

@@ -75,3 +75,15 @@ def test_schedules_are_compared_on_devices_that_are_not_there(tmp_path: Path) ->
     assert [row["schedule"] for row in told["schedules"]] == ["verl-colocated", "areal"]
     assert all(sum(row["goodput"].values()) == pytest.approx(1) for row in told["schedules"])
     assert "areal" in (tmp_path / told["report"]).read_text()
+
+
+def test_many_schedules_are_whole_on_a_narrow_terminal() -> None:
+    names = ["verl-colocated", "areal", "one-step-off", "verl-fully-async-a", "kimi-partial-rollout", "asyncflow"]
+    arguments = ["quickstart", "prompts_per_step=4", "steps=2", "--schedule", ",".join(names)]
+    command = ["simulate", *arguments, "--profile", "qwen2.5-7b-h800"]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.stderr
+    assert "\u2026" not in result.stdout, "nothing is cut short"
+    assert all(result.stdout.count(name) == 1 for name in names)
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert result.stdout.count("(1.00x)") >= 3, "ratios of all tables are against the first schedule"
