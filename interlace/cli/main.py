@@ -1,6 +1,7 @@
 """`interlace`: the commands, and how their errors are shown."""
 
 import functools
+import io
 import sys
 from collections.abc import Callable
 from typing import ParamSpec
@@ -28,6 +29,9 @@ def _reporting(command: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # A response may hold any character, and one that this output cannot show must not end a run.
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             command(*args, **kwargs)
         except InterlaceError as error:

@@ -91,6 +91,17 @@ def test_a_word_of_ones_own_preset_is_explained_by_its_file(tmp_path: Path) -> N
     assert "Half a version ahead." in done.stdout and "max_staleness: 0.5" in done.stdout
 
 
+def test_what_the_output_cannot_show_is_spelled_out_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    own = tmp_path / "mine.yaml"
+    own.write_text("# \u2713 half a version ahead.\nmax_staleness: 0.5\n", encoding="utf-8")
+    done = python("from interlace.cli.main import app; app()", "presets", "--explain", str(own))
+    assert done.returncode == 0, done.stderr
+    assert "\\u2713 half a version ahead." in done.stdout
+
+
 def test_a_word_of_nobody_is_refused_with_the_nearest() -> None:
     done = python("from interlace.cli.main import app; app()", "presets", "--explain", "staleness_treshold")
     assert done.returncode == 2 and "Did you mean 'staleness_threshold'?" in done.stderr
