@@ -84,7 +84,7 @@ def written_paths(folder: "RunFolder", report: "TrainReport") -> Table:
         ("checkpoint", report.checkpoint),
     ]
     table = Table(title="Written", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
+    table.add_column(style="dim")
     table.add_column(overflow="fold")
     for what, path in found:
         if path is not None and path.exists():

@@ -52,7 +52,7 @@ def derived_numbers_table(numbers: Sequence[DerivedNumber]) -> Table:
     )
     table.add_column("name")
     table.add_column("value", justify="right", style="bold")
-    table.add_column("how", style="dim")
+    table.add_column("how", style="dim", overflow="fold")
     for number in numbers:
         table.add_row(Text(number.name), Text(number.value), Text(number.how))
     return table

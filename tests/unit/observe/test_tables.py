@@ -62,3 +62,9 @@ def test_the_goodput_table_shows_what_there_is() -> None:
     for part in ("50.0%", "30.0%", "20.0%"):
         assert part in text
     assert "idle" not in text
+
+
+def test_what_a_number_follows_from_is_folded_and_never_cut() -> None:
+    path = "/models/" + "long-name-of-a-model/" * 5
+    text = printed(derived_numbers_table([DerivedNumber(name="parameters", value="214k", how=path)]), width=60)
+    assert path in "".join(line[18:].strip() for line in text.splitlines()[1:])
