@@ -75,3 +75,10 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def brief(text: str) -> str:
+    """The first line of a text of any kind, at most 200 letters; what a terminal would obey is spelled out."""
+    start = text.partition("\n")[0][:200]
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
+    return shown if start == text else f"{shown} ..."

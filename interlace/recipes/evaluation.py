@@ -1,14 +1,17 @@
 """Held-out accuracy: prompts that are never trained on, answered greedily and by samples, by the rollout engines."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from interlace.core.config import Config
 from interlace.core.types import Metrics, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.flows.run import PolicyRun
+from interlace.observe.step_line import brief
 from interlace.recipes.config import Recipe
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.generate import answered
+
+Scored: TypeAlias = tuple[Sample, RewardResult]
 
 
 class Answer(Config):
@@ -30,6 +33,17 @@ class Evaluation(Config):
     sampled_accuracy: float | None
     """Share of samples that are correct; None where none were asked for."""
     answers: tuple[Answer, ...]
+    num_failed: int = 0
+    """Answers that could not be scored, which count as wrong."""
+    failure: str = ""
+    """Why the first of them could not."""
+
+    @property
+    def warning(self) -> str:
+        """A sentence where an accuracy tells less than it seems to; empty where it does not."""
+        if not self.num_failed:
+            return ""
+        return f"{self.num_failed} answers count as wrong since scoring them failed, the first by {brief(self.failure)}"
 
     def metrics(self) -> Metrics:
         """As they are logged."""
@@ -62,6 +76,7 @@ class Evaluator:
         """Answers and scores all held-out prompts with the weights that serve now."""
         greedy = await self._answer(self._params(0.0), 1)
         sampled = await self._answer(self._params(self._settings.temperature), self._settings.samples_per_prompt)
+        failures = [result.failure for _, result in (*greedy, *sampled) if result.failure is not None]
         shown = sampled or greedy
         step = max(1, len(shown) // len(self._prompts))
         answers = [
@@ -70,21 +85,23 @@ class Evaluator:
                 prompt=sample.prompt.text,
                 right_answer=sample.prompt.answer,
                 response=sample.text,
-                correct=correct,
+                correct=self._is_right(result),
             )
-            for sample, correct in shown[::step][: self._settings.num_shown]
+            for sample, result in shown[::step][: self._settings.num_shown]
         ]
         return Evaluation(
             num_prompts=len(self._prompts),
-            greedy_accuracy=_share([correct for _, correct in greedy]),
-            sampled_accuracy=_share([correct for _, correct in sampled]) if sampled else None,
+            greedy_accuracy=self._share(greedy),
+            sampled_accuracy=self._share(sampled) if sampled else None,
             answers=tuple(answers),
+            num_failed=len(failures),
+            failure=failures[0] if failures else "",
         )
 
     def _params(self, temperature: float) -> SamplingParams:
         return self._sampling.model_copy(update={"temperature": temperature})
 
-    async def _answer(self, params: SamplingParams, count: int) -> list[tuple[Sample, bool]]:
+    async def _answer(self, params: SamplingParams, count: int) -> Sequence[Scored]:
         kind = "greedy" if params.temperature == 0 else "sampled"
         asked = [(prompt, index) for prompt in self._prompts for index in range(count)]
         requests = [
@@ -102,11 +119,10 @@ class Evaluator:
             for (prompt, index), response in zip(asked, responses, strict=True)
         ]
         results: list[RewardResult] = await self._reward.because("evaluation").score(samples) if samples else []
-        return [
-            (sample, result.failure is None and result.reward >= self._right)
-            for sample, result in zip(samples, results, strict=True)
-        ]
+        return list(zip(samples, results, strict=True))
 
+    def _is_right(self, result: RewardResult) -> bool:
+        return result.failure is None and result.reward >= self._right
 
-def _share(verdicts: Sequence[bool]) -> float:
-    return sum(verdicts) / len(verdicts)
+    def _share(self, scored: Sequence[Scored]) -> float:
+        return sum(self._is_right(result) for _, result in scored) / len(scored)

@@ -38,6 +38,8 @@ async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) ->
     evaluator = Evaluator(recipe, assembled.sampling, prompts.heldout, assembled.run, groups.reward)
     evaluation = await evaluator.evaluate()
     progress.stage("evaluation", 1, 1)
+    if evaluation.warning:
+        progress.say(f"evaluation: {evaluation.warning}")
     return evaluation
 
 

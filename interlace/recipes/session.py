@@ -20,6 +20,7 @@ from interlace.observe.loggers import MetricsLoggers, open_loggers
 from interlace.observe.loggers.base import RunInfo
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.recipes.assemble import assemble
@@ -76,6 +77,7 @@ class _Session:
         self._before: Evaluation | None = None
         self._after: Evaluation | None = None
         self._books = Ledger()
+        self._told_failures = False
         self._cluster: Cluster
         self._logger: MetricsLoggers
         self._groups: RoleGroups
@@ -189,6 +191,7 @@ class _Session:
         recipe = self._recipe
         self._done_steps = result.step
         write_transcripts(self._folder.samples, result.step, result.ended)
+        self._say_failures(result)
         evaluation: Metrics = {}
         self._after = None
         if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:
@@ -205,10 +208,22 @@ class _Session:
             self._saver.write(state)
         return not self._stop.requested
 
+    def _say_failures(self, result: StepResult) -> None:
+        """Of the first step that has any: a reward that fails for all samples looks like a run that learns nothing."""
+        failed = [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]
+        if failed and not self._told_failures:
+            self._told_failures = True
+            self._progress.say(
+                f"step {result.step}: {len(failed)} of {len(result.ended)} samples failed, the first by "
+                f"{brief(failed[0])}; all reasons, of later steps too, are in {self._folder.samples}"
+            )
+
     async def _evaluate(self, title: str) -> Evaluation:
         self._progress.stage(title, 0, 1)
         evaluation = await self._evaluator.evaluate()
         self._progress.stage(title, 1, 1, f"greedy {evaluation.greedy_accuracy:.3f}")
+        if evaluation.warning:
+            self._progress.say(f"{title}: {evaluation.warning}")
         truncate_after(self._folder.evaluations, self._done_steps - 1)  # a resumed run may repeat the last one
         with self._folder.evaluations.open("a", encoding="utf-8") as file:
             file.write(to_line({"step": self._done_steps, **evaluation.metrics()}))

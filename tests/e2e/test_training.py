@@ -119,12 +119,17 @@ def flaky(prompt: str, response: str, answer: str, metadata: object) -> float:
 
 def test_a_reward_that_raises_fails_its_sample_not_the_run(root: Path) -> None:
     reward = ["reward.name=tests.e2e.test_training:flaky", "reward.tag=null", "reward.answer_format=text"]
-    report = run(root, "flaky", [*reward, "steps=2"])
+    heard = Said()
+    report = run(root, "flaky", [*reward, "steps=2"], progress=heard)
     assert report.done_steps == 2
     failed = [row for row in samples(root, "flaky") if row["event"] == "failed"]
     assert failed and all("no score for" in str(row["reason"]) for row in failed)
     counted = sum(line["samples/failed"] for line in metrics(root, "flaky"))
     assert counted == len(failed)
+    told = [line for line in heard.lines if "no score for" in line]
+    assert [line.partition(":")[0] for line in told] == ["evaluation before", "step 1", "evaluation after"]
+    first = sum(row["step"] == 1 for row in failed)
+    assert told[1].startswith(f"step 1: {first} of ") and str(root / "flaky" / "samples") in told[1]
 
 
 def test_a_length_reward_compares_the_responses_of_a_group(root: Path) -> None:

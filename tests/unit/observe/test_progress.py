@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from interlace.observe.progress import ProgressView, open_progress
-from interlace.observe.step_line import StepLine, duration, short
+from interlace.observe.step_line import StepLine, brief, duration, short
 
 METRICS = {
     "reward/mean": 1.25,
@@ -76,6 +76,19 @@ def test_shares_add_up_to_the_whole(times: dict[str, float]) -> None:
 )
 def test_counts_are_short(value: float, text: str) -> None:
     assert short(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("KeyError: 'x'", "KeyError: 'x'"),
+        ("first\nsecond", "first ..."),
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("x" * 300, "x" * 200 + " ..."),
+    ],
+)
+def test_a_text_of_any_kind_is_brief(text: str, shown: str) -> None:
+    assert brief(text) == shown
 
 
 @pytest.mark.parametrize(("value", "text"), [(45.2, "45 s"), (150, "2 min"), (9000, "2.5 h"), (math.nan, "-")])
