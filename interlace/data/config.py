@@ -69,6 +69,8 @@ class DataConfig(Config):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.reasoning_gym is None) == (self.files is None):
-            given = "both" if self.files else "none"
-            raise ValueError(f"give one source of prompts, reasoning_gym or files; {given} of them is here")
+            given = "both are" if self.files else "none is"
+            raise ValueError(
+                f"give one source of prompts, reasoning_gym or files; {given} here. `task=NAME` replaces one"
+            )
         return self

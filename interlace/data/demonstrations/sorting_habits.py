@@ -46,7 +46,10 @@ def _question(prompt: Prompt) -> tuple[list[str], bool]:
     numbers = prompt.metadata.get("original_numbers")
     direction = prompt.metadata.get("direction")
     if not isinstance(numbers, list | tuple) or direction not in ("ascending", "descending"):
-        raise UserError(f"demonstrations sorting_habits: {prompt.uid} is no prompt of reasoning_gym's number_sorting.")
+        raise UserError(
+            f"demonstrations sorting_habits: {prompt.uid} is no prompt of reasoning_gym's number_sorting. For another "
+            "task leave the warm-up out (warmup=null), or write its examples: warmup.demonstrations.style=module:Name."
+        )
     digits = [str(number).removesuffix(".0") for number in numbers]
     if any(len(digit) != 1 for digit in digits):
         raise UserError(
