@@ -11,4 +11,10 @@ def writable(path: Path, option: str) -> Path:
         raise UserError(f"{option} {path}: there is no folder {path.parent}. Make it, or choose another file.")
     if path.is_dir():
         raise UserError(f"{option} {path} is a folder. Name a file, such as one in it.")
+    beside = path.with_name(f"{path.name}.tmp")  # where whole files are written first
+    try:
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be written: {error.strerror}. Choose another file.") from None
     return path

@@ -26,7 +26,7 @@ def report(
     from interlace.observe.report.page import write_report
 
     folders = [run_folder(run) for run in runs]
-    path = writable(out, "--out") if out else folders[0].path / "report.html"
+    path = writable(out or folders[0].path / "report.html", "--out")
     write_report(folders, path, step=step)
     print(path)
 

@@ -98,9 +98,14 @@ class RunFolder:
         return self.path / "process.json"
 
     def write_config(self, config: Config) -> None:
-        """The resolved configuration, keys in the order of its fields."""
+        """The resolved configuration, keys in the order of its fields. Raises UserError where it cannot be written."""
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        self.config.write_text(text, encoding="utf-8")
+        try:
+            self.config.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"cannot write {self.config}: {error.strerror}. A run needs a folder of its own."
+            ) from error
 
     def read_config(self) -> Mapping[str, object]:
         """What write_config wrote. Raises UserError where it is not there or not a mapping."""

@@ -115,3 +115,10 @@ def test_a_root_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=f"cannot make the run folder.*{os.sep}file"):
         RunFolder.create(tmp_path / "file", "a")
+
+
+def test_a_config_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "a")
+    run.config.mkdir()
+    with pytest.raises(UserError, match=f"cannot write .*a{os.sep}config.yaml: Is a directory"):
+        run.write_config(Config())
