@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from interlace.core.errors import InterlaceError, UserError
-from interlace.core.types import Completion, Metrics, Request
+from interlace.core.types import Completion, FinishReason, Metrics, Request
 from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
 from interlace.engines.rollout.served import LiveRequests, finish_reason, request_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Arrival = tuple[str, list[tuple[float, int]], str | None]
-"""Request id, all (log-prob, token) pairs of this submission so far, and why it ended."""
+Arrival = tuple[str, list[tuple[float, int]], str | Exception | None]
+"""Request id, all (log-prob, token) pairs of this submission so far, and why it ended: an exception where it failed."""
 
 
 class SGLangEngine:
@@ -68,11 +68,21 @@ class SGLangEngine:
 
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         wanted = self._live.names if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
+        manager = self._engine.tokenizer_manager
+        if wanted and self._paused:
+            self._control(None)  # a paused scheduler ends nothing
         for name in wanted:
-            self._engine.tokenizer_manager.abort_request(rid=name)
+            manager.abort_request(rid=name)
+            if name not in manager.rid_to_state:  # SGLang has not heard of it, so it would not stop
+                self._tasks[name].cancel()
         if wanted:
-            self._loop.run_until_complete(asyncio.gather(*(self._tasks[name] for name in wanted)))
+            self._loop.run_until_complete(
+                asyncio.gather(*(self._tasks[name] for name in wanted), return_exceptions=True)
+            )
         self._collect()
+        self._finished += [self._end(name, "abort") for name in wanted if name in self._live]
+        if wanted and self._paused:
+            self._control("in_place")
         ended = tuple(one for one in self._finished if one.request.id in wanted)
         self._finished = [one for one in self._finished if one.request.id not in wanted]
         return ended
@@ -96,22 +106,29 @@ class SGLangEngine:
         frozen: bool = False,  # noqa: ARG002 - tensors go to SGLang's own processes
     ) -> None:
         """SGLang checks names while it loads: where it fails, a part of the weights may be new."""
-        weights, flush = list(tensors.items()), mode == "recompute"
-        self._swap(lambda: self._engine.update_weights_from_tensor(weights, flush_cache=flush), version, mode)
+        # Nothing to flush: retracted requests have given up their cache, and SGLang does not while any are queued.
+        weights = list(tensors.items())
+        self._swap(lambda: self._engine.update_weights_from_tensor(weights, flush_cache=False), version, mode)
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
-        """SGLang reads the folder itself, and has to give up its KV cache to do so."""
+        """SGLang reads the folder itself, and flushes its KV cache: what runs is submitted anew with its tokens."""
         if mode == "keep":
             raise UserError("SGLang flushes its KV cache when it loads a folder: load it with mode recompute.")
-        self._swap(lambda: self._engine.update_weights_from_disk(str(folder)), version, mode)
+        requests = self._take_out()
+        try:
+            self._swap(lambda: self._engine.update_weights_from_disk(str(folder)), version, mode)
+        finally:
+            self._submit_all(requests)
 
     def _swap(self, send: Callable[[], object], version: int, mode: UpdateMode) -> None:
         """Sends weights between two steps."""
         self._control("retract" if mode == "recompute" else "in_place")
-        self._collect()  # what arrived is of the old version
-        result = send()
-        if not self._paused:
-            self._control(None)
+        try:
+            result = send()
+            self._collect()  # what arrives before it goes on is of the old version
+        finally:
+            if not self._paused:
+                self._control(None)
         if isinstance(result, tuple) and not result[0]:
             raise InterlaceError(f"SGLang refused the weights, and may hold a part of them: {result[1]}")
         self._version = version
@@ -123,11 +140,18 @@ class SGLangEngine:
 
     def offload(self, kv: SwitchMode = "offload") -> None:  # noqa: ARG002 - there is one way
         """The KV cache goes, whatever `kv` asks: what runs is submitted anew with its tokens."""
-        names = self._live.names
-        requests = [self._live.resumed(name) for name in names]
-        self.abort()
+        requests = self._take_out()
         self._engine.release_memory_occupation()
         self._offloaded = True
+        self._submit_all(requests)
+
+    def _take_out(self) -> list[Request]:
+        """Aborts what is live; those that ended meanwhile are given out by the next step."""
+        ended = self.abort()
+        self._finished += [one for one in ended if one.finish_reason != FinishReason.ABORTED]
+        return [one.resumed for one in ended if one.finish_reason == FinishReason.ABORTED]
+
+    def _submit_all(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self.submit(request)
 
@@ -146,19 +170,25 @@ class SGLangEngine:
         )
 
     async def _follow(self, request: Request) -> None:
-        """Puts all that SGLang sends of a request among the arrivals."""
-        stream = await self._engine.async_generate(
-            input_ids=[*request.prompt_ids, *request.generated_ids],
-            sampling_params=_sampling(request, self._seed),
-            return_logprob=True,
-            stream=True,
-            rid=request.id,
-        )
-        async for chunk in stream:
-            meta = chunk["meta_info"]
-            pairs = [(float(entry[0]), int(entry[1])) for entry in meta["output_token_logprobs"]]
-            reason = meta["finish_reason"]
-            self._arrivals.put_nowait((request.id, pairs, None if reason is None else reason["type"]))
+        """Puts all that SGLang sends of a request among the arrivals, an exception too: step() waits for arrivals."""
+        reason = None
+        try:
+            stream = await self._engine.async_generate(
+                input_ids=[*request.prompt_ids, *request.generated_ids],
+                sampling_params=_sampling(request, self._seed),
+                return_logprob=True,
+                stream=True,
+                rid=request.id,
+            )
+            async for chunk in stream:
+                meta = chunk["meta_info"]
+                pairs = [(float(entry[0]), int(entry[1])) for entry in meta["output_token_logprobs"]]
+                reason = meta["finish_reason"]
+                self._arrivals.put_nowait((request.id, pairs, None if reason is None else reason["type"]))
+            if reason is None:
+                raise EOFError("its answer ended without a reason")
+        except Exception as error:  # noqa: BLE001 - raised again by step()
+            self._arrivals.put_nowait((request.id, [], error))
 
     def _collect(self) -> int:
         """Takes what has arrived, without waiting."""
@@ -170,12 +200,18 @@ class SGLangEngine:
     def _take(self, arrival: Arrival) -> int:
         """Returns the number of tokens that are new."""
         name, pairs, reason = arrival
+        if isinstance(reason, Exception):
+            self._end(name, "abort")
+            raise InterlaceError(f"SGLang failed on request {name}: {type(reason).__name__}: {reason}") from reason
         new = pairs[self._live.num_sent(name) :]
         self._live.extend(name, [token for _, token in new], [logprob for logprob, _ in new], self._version)
         if reason is not None:
-            del self._tasks[name]
-            self._finished.append(self._live.end(name, finish_reason(reason)))
+            self._finished.append(self._end(name, reason))
         return len(new)
+
+    def _end(self, name: str, reason: str) -> Completion:
+        del self._tasks[name]
+        return self._live.end(name, finish_reason(reason))
 
     def _control(self, pause: Literal["in_place", "retract"] | None) -> None:
         """Pauses generation, keeping or giving up the KV cache of what runs, or (None) lets it go on."""

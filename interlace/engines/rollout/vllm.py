@@ -51,6 +51,7 @@ class VLLMEngine:
             enable_sleep_mode=True,
             enable_prefix_caching=False,  # its keys know nothing of weight versions
             logprobs_mode="processed_logprobs",
+            async_scheduling=False,  # a pass that was begun before an update would be told of after it
         )
         self._engine = vllm.LLMEngine.from_engine_args(arguments)
         self._live, self._seed, self._version = LiveRequests(), seed, 0
@@ -62,7 +63,11 @@ class VLLMEngine:
 
     def submit(self, request: Request) -> None:
         self._live.add(request)
-        self._send(request)
+        try:
+            self._send(request)
+        except Exception:  # refused, a prompt that is too long for one: nobody will answer it
+            self._live.end(request.id, FinishReason.ABORTED)
+            raise
 
     def step(self) -> StepOutput:
         finished: list[Completion] = []
