@@ -75,6 +75,11 @@ class Algorithm(ABC):
         """The lowest reward that its advantages are defined for; None takes any."""
         return None
 
+    @property
+    def selects(self) -> bool:
+        """Whether keeps() may drop a group; where it may not, it need not be asked."""
+        return type(self).keeps is not Algorithm.keeps
+
     def keeps(self, group: SampleGroup) -> bool:
         """Whether a scored group is worth training on; one that is not ends as `filtered` and is replaced."""
         del group

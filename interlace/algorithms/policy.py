@@ -109,6 +109,10 @@ class GroupAlgorithm(PolicyAlgorithm):
     def is_group_relative(self) -> bool:
         return True
 
+    @property
+    def selects(self) -> bool:
+        return self.settings.drop_zero_variance or type(self).keeps is not GroupAlgorithm.keeps
+
     def keeps(self, group: SampleGroup) -> bool:
         rewards = {sample.reward for sample in group.samples}
         return len(rewards) > 1 or not self.settings.drop_zero_variance

@@ -178,6 +178,9 @@ class PolicyRun:
 
     def select(self, samples: Stream) -> Stream:
         """Drops groups that the algorithm has no use for."""
+        needs = self._algorithm.needs
+        if not (self._algorithm.selects or needs.reference or needs.critic or needs.process_reward):
+            return samples  # nothing is saved by dropping, and the advantages wait for the whole group anyway
 
         def decide(group: SampleGroup) -> None:
             if not self._algorithm.keeps(group):

@@ -180,6 +180,10 @@ class Timed(Algorithm):
     def is_group_relative(self) -> bool:
         return self._algorithm.is_group_relative
 
+    @property
+    def selects(self) -> bool:
+        return self._algorithm.selects
+
     def keeps(self, group: SampleGroup) -> bool:
         return self._algorithm.keeps(group)
 

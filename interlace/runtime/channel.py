@@ -106,7 +106,7 @@ class Channel(Generic[K, R]):
             raise ChannelFull(f"channel {self.name!r} holds {self._max_rows} rows, its bound; await has_room() first.")
         self.num_opened += 1
         self._rows[key], self._have[key] = record, self._mask(columns)
-        self._unread[key] = sum(cursor.bit for cursor in self._cursors)
+        self._unread[key] = (1 << len(self._cursors)) - 1  # the bit of each cursor
         for cursor in self._cursors:
             cursor._opened(key)
         self._offer_to_all(key)
@@ -115,7 +115,7 @@ class Channel(Generic[K, R]):
         """Writes columns of a row. False where the row has ended meanwhile (a late result of a dropped sample)."""
         if key not in self._rows:
             return False
-        added, had = self._mask(values) | self._mask(marks), self._have[key]
+        added, had = self._mask((*values, *marks)), self._have[key]
         if had & added:
             raise ValueError(f"channel {self.name!r}: row {key} has {self._names(had & added)} already")
         if values:

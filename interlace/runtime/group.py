@@ -216,11 +216,12 @@ class WorkerGroup(Generic[W_co]):
             return await on_ranks
 
     def _on_ranks(self, call: _Call) -> Coroutine[Any, Any, Any]:
-        order, per_rank = self._split(call.how, call.args)
+        how = call.how
+        if len(self._ranks) == 1 and how.split == "broadcast" and how.collect == "first":
+            return self._on_rank(0, call, call.args)
+        order, per_rank = self._split(how, call.args)
         ranks = [self._on_rank(number, call, args) for number, args in enumerate(per_rank)]
-        if len(ranks) == 1 and call.how.collect == "first":
-            return ranks[0]
-        return self._collected(call.how, ranks, order)
+        return self._collected(how, ranks, order)
 
     @staticmethod
     async def _collected(how: Operation, ranks: Sequence[Coroutine[Any, Any, Any]], order: list[list[int]]) -> Any:

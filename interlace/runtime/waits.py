@@ -3,19 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from interlace.runtime.clock import Clock
 
 T = TypeVar("T")
 
 
-class Wait(NamedTuple):
-    """One wait, or one operation, that goes on now. A tuple: one is made for every call and every wait."""
-
-    who: str
-    what: str
-    since_s: float
+Wait = tuple[str, str, float]
+"""One wait, or one operation, that goes on now: who, what, since when. A bare tuple, for every call makes one."""
 
 
 class WaitRegistry:
@@ -33,7 +29,7 @@ class WaitRegistry:
         """Awaits, registered for as long as it takes."""
         self._next += 1
         token = self._next
-        self._waits[token] = Wait(who, what, self.clock.now())
+        self._waits[token] = (who, what, self.clock.now())
         try:
             return await awaitable
         finally:
@@ -48,7 +44,7 @@ class WaitRegistry:
     def begin(self, who: str, what: str, since_s: float) -> int:
         """Something goes on outside the controller from now on. Returns what end() wants to know."""
         self._next += 1
-        self._operations[self._next] = Wait(who, what, since_s)
+        self._operations[self._next] = (who, what, since_s)
         return self._next
 
     def end(self, token: int) -> None:
@@ -68,8 +64,8 @@ class WaitRegistry:
     def graph(self) -> str:
         """The wait-for graph as lines, oldest first."""
         now = self.clock.now()
-        running = [f"  {it.who} runs {it.what} since {now - it.since_s:.1f} s" for it in self._operations.values()]
-        waiting = [f"  {it.who} waits for {it.what} since {now - it.since_s:.1f} s" for it in self._waits.values()]
+        running = [f"  {who} runs {what} since {now - at_s:.1f} s" for who, what, at_s in self._operations.values()]
+        waiting = [f"  {who} waits for {what} since {now - at_s:.1f} s" for who, what, at_s in self._waits.values()]
         return "\n".join([f"{len(running)} operations running, {len(waiting)} waits:", *running, *waiting])
 
 

@@ -205,7 +205,7 @@ class SimulatedEngine(Worker):
             reason=FinishReason.STOP if limit == natural else FinishReason.LENGTH,
             done=len(request.generated_ids),
             context=len(request.prompt_ids) + len(request.generated_ids),
-            versions=list(Runs.of(request.generated_versions).pieces),
+            versions=list(Runs.of(request.generated_versions).pieces) if request.generated_versions else [],
         )
 
     def _admit(self) -> None:
@@ -280,14 +280,15 @@ class SimulatedEngine(Worker):
             if place:
                 self._preempt(tally)
             stretch = each.cut(each.steps_in(done_s)) if self._interrupted else each
+            num_tokens, seconds = stretch.steps * stretch.num_running, stretch.seconds
             self._step += stretch.steps
-            self._num_cached += stretch.steps * stretch.num_running
-            tally.num_new_tokens += stretch.steps * stretch.num_running
+            self._num_cached += num_tokens
+            tally.num_new_tokens += num_tokens
             tally.most_cached = max(tally.most_cached, self._num_cached)
-            if self._interrupted and done_s < stretch.seconds:
-                await self._pace.work(ROLE, stretch.seconds - done_s)
+            if self._interrupted and done_s < seconds:
+                await self._pace.work(ROLE, seconds - done_s)
                 return
-            done_s -= stretch.seconds
+            done_s -= seconds
 
     def _finished(self) -> list[Response]:
         found, ends = [], self._ends
@@ -332,7 +333,7 @@ def _ended(sequence: _Sequence, reason: FinishReason) -> Response:
 
 def response_of(request: Request, versions: Sequence[tuple[int, int]], reason: FinishReason) -> Response:
     """A simulated response. versions: (version, tokens that it made) pairs, in order."""
-    tagged = Runs(versions)
+    tagged = Runs.repeated(*versions[0]) if len(versions) == 1 else Runs(versions)
     zeros = Runs.repeated(0, len(tagged))
     completion = Completion(
         request=request,

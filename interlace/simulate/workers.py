@@ -31,6 +31,7 @@ class SimulatedReward(Worker):
         """controller_sample_s: what the controller does for each sample is charged here, where all of them pass."""
         super().__init__(context)
         self._costs, self._seed, self._controller_sample_s = costs, seed, controller_sample_s
+        self._loop = virtual_loop()
         self._controller_free_s = 0.0
         self._free_s = [0.0] * costs.workers
         self._solve_rate = lru_cache(maxsize=4096)(self._drawn_solve_rate)
@@ -38,8 +39,7 @@ class SimulatedReward(Worker):
     @operation(on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """One result a sample, once the last is there."""
-        loop = virtual_loop()
-        now = end_s = loop.time()
+        now = end_s = self._loop.now_s
         # One controller makes all calls and passes all samples on.
         self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
         results = []
@@ -50,7 +50,7 @@ class SimulatedReward(Worker):
             heapq.heapreplace(self._free_s, begin_s + latency_s)
             end_s = max(end_s, begin_s + latency_s)
             results.append(result)
-        await loop.alarm(end_s - now)
+        await self._loop.alarm(end_s - now)
         return results
 
     def _judge(self, sample: Sample) -> tuple[float, RewardResult]:

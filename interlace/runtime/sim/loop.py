@@ -103,8 +103,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 self._advance(ready)
             for _ in range(len(ready)):
                 handle = ready.popleft()
-                if not handle._cancelled:
-                    handle._run()
+                if handle._cancelled:
+                    continue
+                try:  # as the handle's own _run(), which costs a call more
+                    handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                except Exception as error:  # noqa: BLE001 - whatever it is, the loop is told
+                    self.call_exception_handler(
+                        {"message": f"exception in callback {handle}", "exception": error, "handle": handle}
+                    )
             if self._stopping:
                 return
 

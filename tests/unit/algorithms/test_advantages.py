@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from interlace.algorithms import Algorithm, create_algorithm
 from interlace.algorithms.advantages import discounted_sum, generalized, group_normalized, leave_one_out, whitened
+from interlace.algorithms.base import Advantages
+from interlace.algorithms.policy import GroupAlgorithm
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray, SampleGroup
 from tests.unit.algorithms.groups import LENGTHS, REWARDS, scored_group
@@ -70,6 +72,22 @@ def test_equal_rewards_teach_nothing_and_are_dropped_where_asked() -> None:
     assert create_algorithm("grpo", {}).keeps(equal)
     assert not create_algorithm("dapo", {}).keeps(equal)
     assert create_algorithm("dapo", {}).keeps(different)
+
+
+def test_a_rule_that_drops_no_group_says_so() -> None:
+    assert not create_algorithm("grpo", {}).selects and not create_algorithm("ppo", {}).selects
+    assert create_algorithm("dapo", {}).selects and create_algorithm("rloo", {"drop_zero_variance": True}).selects
+    assert create_algorithm(f"{__name__}:Picky", {}).selects, "a user's own rule is asked"
+
+
+class Picky(GroupAlgorithm):
+    """Drops by a rule of its own."""
+
+    def keeps(self, group: SampleGroup) -> bool:
+        return len(group.samples) > 2
+
+    def advantages(self, group: SampleGroup) -> Advantages:
+        raise NotImplementedError
 
 
 @given(reward=st.floats(-1e4, 1e4, width=32), size=st.integers(2, 17), scale_by_std=st.booleans())
