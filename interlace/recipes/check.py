@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from interlace.algorithms import Algorithm, Needs
 from interlace.core.errors import UserError
-from interlace.core.plugins import builtin_module, load_object
 from interlace.core.types import Prompt
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import Demonstrations
@@ -19,7 +18,7 @@ from interlace.engines.train.lora import num_lora_parameters
 from interlace.models.classifier import check_classifier
 from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
-from interlace.observe import loggers
+from interlace.observe.loggers import load_logger
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
 from interlace.recipes.launch import algorithm_of
@@ -202,10 +201,7 @@ def _check_minibatches(recipe: Recipe) -> None:
 
 def _check_loggers(recipe: Recipe) -> None:
     for name in recipe.logging.loggers or ():
-        if ":" in name:
-            load_object("logger", name)
-        else:
-            builtin_module("logger", loggers, name)
+        load_logger(name)
 
 
 def _check_evaluation(recipe: Recipe, num_heldout: int) -> None:

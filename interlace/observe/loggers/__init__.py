@@ -53,11 +53,20 @@ def open_loggers(info: RunInfo, names: Sequence[str] | None = None) -> MetricsLo
     return MetricsLoggers(info, names)
 
 
-def _make(name: str, info: RunInfo) -> MetricsLogger:
+def load_logger(name: str) -> Callable[[RunInfo], MetricsLogger]:
+    """What makes the logger of that name. Raises UserError where there is none, or its package is not installed."""
     if ":" in name:
-        return cast(MetricsLogger, load_callable("logger", name)(info))
+        return cast("Callable[[RunInfo], MetricsLogger]", load_callable("logger", name))
     try:
         module = builtin_module("logger", sys.modules[__name__], name)
     except ModuleNotFoundError as error:
         raise UserError(f"logger {name!r} needs the package {error.name!r}: pip install {error.name}.") from error
-    return cast("Callable[[RunInfo], MetricsLogger]", module.Logger)(info)
+    return cast("Callable[[RunInfo], MetricsLogger]", module.Logger)
+
+
+def _make(name: str, info: RunInfo) -> MetricsLogger:
+    logger = load_logger(name)(info)
+    missing = [method for method in ("log", "close") if not callable(getattr(logger, method, None))]
+    if missing:
+        raise UserError(f"logger {name!r} has no {' and no '.join(missing)}: it needs log(step, metrics) and close().")
+    return logger

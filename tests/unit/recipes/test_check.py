@@ -1,6 +1,7 @@
 """What cannot work is refused before work starts, and what follows from the settings is reckoned right."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,6 +202,13 @@ def test_a_critic_of_a_model_that_transformers_has_no_head_for_is_refused(check:
     check(f"model.path={tmp_path}")
     with pytest.raises(UserError, match="OPTForCausalLM has no value head: use an algorithm without a critic"):
         check(f"model.path={tmp_path}", "algorithm=ppo")
+
+
+def test_a_logger_whose_package_is_not_installed_is_refused(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)  # as if it were not there
+    monkeypatch.delitem(sys.modules, "interlace.observe.loggers.trackio", raising=False)
+    with pytest.raises(UserError, match="logger 'trackio' needs the package 'trackio': pip install trackio"):
+        check("logging.loggers=[trackio]")
 
 
 def test_a_warm_up_that_cannot_serve_the_prompts_is_refused(check: Check, tmp_path: Path) -> None:

@@ -89,6 +89,18 @@ def test_a_users_own_logger_is_found_by_module_and_name(tmp_path: Path) -> None:
     assert lines(tmp_path) == [{"step": 1, "a": 2.0}]
 
 
+class Half:
+    """Forgets that a logger is closed."""
+
+    def __init__(self, info: RunInfo) -> None:
+        self.log = print
+
+
+def test_a_users_own_logger_that_lacks_a_method_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no close: it needs log\(step, metrics\) and close"):
+        open_loggers(info(tmp_path), [f"{__name__}:Half"])
+
+
 def test_an_unknown_logger_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown logger 'tensorbord'\. Did you mean 'tensorboard'\?"):
         open_loggers(info(tmp_path), ["tensorbord"])
