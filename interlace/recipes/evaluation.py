@@ -43,7 +43,7 @@ class Evaluation(Config):
         """A sentence where an accuracy tells less than it seems to; empty where it does not."""
         if not self.num_failed:
             return ""
-        return f"{self.num_failed} answers count as wrong since scoring them failed, the first by {brief(self.failure)}"
+        return f"{self.num_failed} answers count as wrong since scoring them failed, the first by {self.failure}"
 
     def metrics(self) -> Metrics:
         """As they are logged."""
@@ -95,7 +95,7 @@ class Evaluator:
             sampled_accuracy=self._share(sampled) if sampled else None,
             answers=tuple(answers),
             num_failed=len(failures),
-            failure=failures[0] if failures else "",
+            failure=brief(failures[0]) if failures else "",
         )
 
     def _params(self, temperature: float) -> SamplingParams:

@@ -138,7 +138,7 @@ def evaluate(function: RewardFn, config: RewardConfig, request: ScoreRequest) ->
         return _result(score, config)
     # A reward function that raises fails its sample, not the run; one that runs what a model wrote may well exit.
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        return RewardResult(failure=f"{type(error).__name__}: {error}")
+        return RewardResult(failure=f"{type(error).__name__}: {_message(error)}")
 
 
 def _scored_text(response: str, config: RewardConfig) -> str | None:
@@ -156,11 +156,23 @@ def _result(score: Score, config: RewardConfig) -> RewardResult:
     if isinstance(score, bool | np.bool_):  # numpy's comparisons give its own
         return RewardResult(reward=config.correct if score else config.incorrect, parts={"accuracy": float(score)})
     if isinstance(score, Mapping):
-        parts = {str(name): _number(value) for name, value in score.items()}
+        parts = {_whole(str(name)): _number(value) for name, value in score.items()}
         if taken := [name for name in TAKEN if name in parts]:
             raise UserError(f"the reward function returned a part {taken[0]!r}, as metrics call the whole: rename it")
         return RewardResult(reward=_number(sum(parts.values())), parts=parts)
     return RewardResult(reward=_number(score))
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return _whole(str(error))
+    except Exception as another:  # noqa: BLE001  # a user's class may fail at this too
+        return f"its message raised {type(another).__name__}"
+
+
+def _whole(text: str) -> str:
+    """Half a character, as a response's JSON may hold it, spelled out: no file could take it."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _number(value: object) -> float:

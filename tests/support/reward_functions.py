@@ -12,12 +12,23 @@ def length(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]
     return float(len(response))
 
 
+class MuteError(Exception):
+    """Has nothing to say."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
 def moody(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
     """Does what the response says."""
     while response == "hang":
         pass
     if response == "exit":
         os._exit(3)
+    if response == "half":
+        raise ValueError("half \ud83d of a character")
+    if response == "mute":
+        raise MuteError
     if response == "quit":
         sys.exit(4)
     if response == "raise":

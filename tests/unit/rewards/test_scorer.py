@@ -65,6 +65,17 @@ def test_a_function_that_exits_fails_its_sample_and_not_the_run(workers: int) ->
     assert [result.failure for result in results] == [None, "SystemExit: 4", None]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_reason_is_text_that_a_file_takes_whatever_was_raised(workers: int) -> None:
+    with scorer(f"{FUNCTIONS}:moody", workers=workers) as made:
+        results = scored(made, samples("half", "mute", "b"))
+    assert [result.failure for result in results] == [
+        r"ValueError: half \ud83d of a character",
+        "MuteError: its message raised RuntimeError",
+        None,
+    ]
+
+
 def test_a_limit_holds_for_each_sample_and_not_for_the_wait_before_it() -> None:
     with scorer(f"{FUNCTIONS}:moody", timeout_s=0.4) as made:
         results = scored(made, samples("hang", "hang", "hang", "fine"))
