@@ -1,5 +1,6 @@
 """Warm-up examples: prompts with responses to imitate, drawn by key."""
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -60,16 +61,21 @@ class Demonstrations:
     def batch(self, step: int, size: int) -> list[Demonstration]:
         """The `size` examples of a step; steps count from 0 and follow on each other where `size` stays."""
         prompts = [self._draw(step * size + offset) for offset in range(size)]
-        texts = [
-            self._demonstrator.write(prompt, keyed_random("demonstration", self._seed, prompt.uid, prompt.attempt))
-            for prompt in prompts
-        ]
+        texts = [self._write(prompt) for prompt in prompts]
         encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
         end = self._tokenizer.eos_token_id
         return [
             Demonstration(prompt=prompt, response_ids=np.array([*ids, end], np.int32))
             for prompt, ids in zip(prompts, encoded, strict=True)
         ]
+
+    def _write(self, prompt: Prompt) -> str:
+        rng = keyed_random("demonstration", self._seed, prompt.uid, prompt.attempt)
+        text: object = self._demonstrator.write(prompt, rng)  # a user's own may return anything
+        if not isinstance(text, str):
+            style = type(self._demonstrator).__name__
+            raise UserError(f"demonstration style {style} wrote {text!r} for {prompt.uid}, which is no text.")
+        return text
 
     def _draw(self, number: int) -> Prompt:
         epoch, position = divmod(number, len(self._prompts))
@@ -91,4 +97,7 @@ def load_demonstrator(config: DemonstrationConfig) -> Demonstrator:
         found = builtin_module("demonstration style", builtin, config.style).Demonstrator
     if not (isinstance(found, type) and issubclass(found, Demonstrator)):
         raise UserError(f"demonstration style {config.style!r} is not a subclass of Demonstrator.")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise UserError(f"demonstration style {config.style!r} does not say what its {missing} is: define it.")
     return found(found.Settings.parse(config.settings, where=f"demonstrations {config.style}"))

@@ -1,5 +1,6 @@
 """Warm-up examples: fixed by their key, right where they work it out."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -8,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt
 from interlace.data.config import DataConfig
+from interlace.data.demonstrations.base import Demonstrator
 from interlace.data.loading import load_prompts
 from interlace.data.warmup import DemonstrationConfig, Demonstrations
 from interlace.models.tiny import build_tokenizer
@@ -68,12 +70,30 @@ def test_the_answer_is_the_plain_style(tokenizer: PreTrainedTokenizerBase, promp
     assert tokenizer.decode(example.response_ids) == example.prompt.answer + "<eos>"
 
 
+class Silent(Demonstrator):
+    """Writes nothing."""
+
+
+class Numbers(Demonstrator):
+    """Writes no text."""
+
+    def write(self, prompt: Prompt, rng: random.Random) -> str:
+        return 3  # type: ignore[return-value]  # the mistake
+
+
+def test_what_is_written_must_be_text(tokenizer: PreTrainedTokenizerBase, prompts: tuple[Prompt, ...]) -> None:
+    shown = Demonstrations(DemonstrationConfig(style=f"{__name__}:Numbers"), prompts, tokenizer, 0)
+    with pytest.raises(UserError, match=r"Numbers wrote 3 for number_sorting/\d+, which is no text"):
+        shown.batch(0, 1)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         (DemonstrationConfig(style="sorting_habit"), "unknown demonstration style.*Did you mean 'sorting_habits'"),
         (DemonstrationConfig(style="sorting_habits", settings={"work_shar": 1}), "Did you mean 'work_share'"),
         (DemonstrationConfig(style="interlace.core.types:Prompt"), "not a subclass of Demonstrator"),
+        (DemonstrationConfig(style=f"{__name__}:Silent"), "does not say what its write is"),
     ],
 )
 def test_mistakes(
