@@ -2,7 +2,11 @@
 
 import asyncio
 import os
+import select
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +17,10 @@ from interlace.core.errors import InterlaceError, UserError, WorkerDiedError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local.cluster import LocalCluster
-from interlace.runtime.worker import Worker, WorkerContext
+from interlace.runtime.process import server
+from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.schedule import Schedule
-from tests.contract.clusters import run_local
+from tests.contract.clusters import run_local, two_devices
 from tests.contract.ray_workers import Engine, Mate, Resident, Trainer
 from tests.contract.traced import check_each_process_is_traced
 
@@ -128,3 +133,40 @@ def test_each_process_is_traced_beside_what_runs_there() -> None:
         await check_each_process_is_traced(cluster, await launch(cluster, Resident, ranks=2))
 
     run(body)
+
+
+class Endless(Worker):
+    """Has an operation that does not end."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        server.ALONE_S = 0.1  # in its own process
+
+    @operation(on_device=False)
+    def hangs(self) -> None:
+        os.write(1, f"{os.getpid()}\n".encode())  # whole, whoever writes beside it
+        threading.Event().wait()
+
+
+async def start_endless() -> None:
+    cluster = LocalCluster(two_devices(), Schedule(), hang_after_s=600)
+    spec = WorkerSpec(name="endless", factory=Endless, worker_class=Endless, devices=cluster.devices, num_ranks=2)
+    await (await cluster.launch(spec)).hangs()
+
+
+def test_they_end_with_a_controller_that_was_killed_whatever_they_do() -> None:
+    script = (
+        "import asyncio; from tests.contract.test_local_processes import start_endless; asyncio.run(start_endless())"
+    )
+    controller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert controller.stdout
+    ranks = [os.pidfd_open(int(controller.stdout.readline())) for _ in range(2)]
+    controller.kill()
+    controller.wait()
+    controller.stdout.close()
+    for rank in ranks:
+        ended, _, _ = select.select([rank], [], [], 15)
+        if not ended:
+            signal.pidfd_send_signal(rank, signal.SIGKILL)
+        os.close(rank)
+        assert ended, "a rank outlived its controller"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import queue
 import socket
 import threading
@@ -19,6 +20,8 @@ from interlace.runtime.worker import RAISED, Worker, WorkerContext
 
 START_TRACE, STOP_TRACE = "process.start_trace", "process.stop_trace"
 """Calls of the process and not of its worker, whose operations have no dots."""
+ALONE_S = 10.0
+"""For what runs to end once the controller hung up. Longer than the controller gives it: one that lives ends it."""
 _CHUNK = 1 << 20
 
 
@@ -43,6 +46,7 @@ class WorkerServer:
         self._loop = asyncio.new_event_loop()
         self._turn = asyncio.Lock()
         self._writing = threading.Lock()
+        self._idle = threading.Event()
         self._worker: Worker
         self._tracer: Tracer
 
@@ -55,6 +59,7 @@ class WorkerServer:
             threading.Thread(target=self._receive, name="calls", daemon=True).start()
             while (call := self._calls.get()) is not None:
                 self._run(call)
+            self._idle.set()
             self._worker.close()
         finally:
             # Wakes the controller, if it is there, and the thread that receives, whatever ended this.
@@ -84,6 +89,8 @@ class WorkerServer:
                 for message in assembler.received(count):
                     self._dispatch(message)
         self._calls.put(None)
+        if not self._idle.wait(ALONE_S):
+            os._exit(1)  # a controller that was killed ends nobody, and what runs may never end
 
     def _dispatch(self, call: Call | Reply) -> None:
         if isinstance(call, Reply):
