@@ -225,6 +225,8 @@ def test_raw_logprobs_are_those_of_the_model_itself(make_model: ModelMaker) -> N
 def test_other_dtypes_run_torch_operations(make_model: ModelMaker, dtype: torch.dtype) -> None:
     engine = NativeEngine(make_model().to(dtype))
     assert "torch sdpa" in engine.report().attention
+    # Its rounding hides from a probe what company changes now and then.
+    assert dtype == torch.float64 or not engine.report().invariant
     (completion,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=12))
     expected = teacher_forced(make_model().to(dtype), [1, 2, 3], completion.token_ids).float()
     tolerance = 0.1 if dtype == torch.bfloat16 else 1e-5
