@@ -28,7 +28,11 @@ def create_algorithm(spec: str, settings: Mapping[str, object]) -> Algorithm:
     if inspect.isabstract(kind):
         missing = ", ".join(sorted(kind.__abstractmethods__))
         raise UserError(f"algorithm {spec!r} does not say what its {missing} are: define them in the class.")
-    return kind(kind.Settings.parse(settings, where=f"algorithm {spec}"))
+    parsed = kind.Settings.parse(settings, where=f"algorithm {spec}")
+    try:
+        return kind(parsed)
+    except TypeError as error:
+        raise UserError(f"algorithm {spec!r} is made as {kind.__name__}(settings), which fails: {error}.") from error
 
 
 def _builtin(name: str) -> object:

@@ -1,10 +1,11 @@
 """What the policy flow is written against: the roles of one run, joined by a channel."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from interlace.algorithms.base import Algorithm
+from interlace.algorithms.base import Advantages, Algorithm
+from interlace.core.errors import UserError
 from interlace.core.types import (
     Metrics,
     Prompt,
@@ -199,6 +200,7 @@ class PolicyRun:
             if self._baseline:
                 group = replace(group, baseline_reward=self._baseline.take(group.gid))
             result = self._algorithm.advantages(group)
+            _check_advantages(result, group)
             for place, sample in enumerate(group.samples):
                 columns: Columns = {"advantages": result.advantages[place]}
                 if result.returns is not None:
@@ -271,3 +273,26 @@ class PolicyRun:
         if sample.finish_reason is None:
             self.rollout.generator.cancel(sample)
         self._ended.append(Ended(sample=sample, event=event, reason=self._failures.pop(sample.key, "")))
+
+
+def _check_advantages(result: object, group: SampleGroup) -> None:
+    """Raises UserError for what an algorithm of the user's own may answer, and training would trip over."""
+    expected = [(sample.num_tokens,) for sample in group.samples]
+    if not isinstance(result, Advantages):
+        found = f"a {type(result).__name__}, not Advantages"
+    elif (shapes := _shapes(result.advantages)) != expected:
+        found = f"advantages of shapes {shapes}"
+    elif result.returns is not None and (shapes := _shapes(result.returns)) != expected:
+        found = f"returns of shapes {shapes}"
+    else:
+        return
+    raise UserError(
+        f"the algorithm's advantages() returned {found} for a group whose responses have "
+        f"{[length for (length,) in expected]} tokens. It gives one array a sample, with one number a token."
+    )
+
+
+def _shapes(arrays: object) -> object:
+    if not isinstance(arrays, Iterable):
+        return type(arrays).__name__
+    return [getattr(array, "shape", type(array).__name__) for array in arrays]

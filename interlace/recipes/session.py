@@ -1,6 +1,7 @@
 """One training run of a recipe: cluster, workers, flow, and what is done at each step boundary."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,7 @@ class _Session:
         self._before: Evaluation | None = None
         self._after: Evaluation | None = None
         self._books = Ledger()
-        self._told_failures = False
+        self._told: set[str] = set()
         self._cluster: Cluster
         self._logger: MetricsLoggers
         self._groups: RoleGroups
@@ -192,6 +193,7 @@ class _Session:
         self._done_steps = result.step
         write_transcripts(self._folder.samples, result.step, result.ended)
         self._say_failures(result)
+        self._say_lost_minibatches(result)
         evaluation: Metrics = {}
         self._after = None
         if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:
@@ -211,12 +213,28 @@ class _Session:
     def _say_failures(self, result: StepResult) -> None:
         """Of the first step that has any: a reward that fails for all samples looks like a run that learns nothing."""
         failed = [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]
-        if failed and not self._told_failures:
-            self._told_failures = True
-            self._progress.say(
+        if failed:
+            self._say_once(
+                "failures",
                 f"step {result.step}: {len(failed)} of {len(result.ended)} samples failed, the first by "
-                f"{brief(failed[0])}; all reasons, of later steps too, are in {self._folder.samples}"
+                f"{brief(failed[0])}; all reasons, of later steps too, are in {self._folder.samples}",
             )
+
+    def _say_lost_minibatches(self, result: StepResult) -> None:
+        """Likewise: those that the settings drop are no accident."""
+        for role in ("actor", "critic"):
+            lost, norm = (result.metrics.get(f"{role}/{name}", 0.0) for name in ("skipped_minibatches", "grad_norm"))
+            if lost and not math.isfinite(norm + result.metrics.get(f"{role}/loss", 0.0)):
+                self._say_once(
+                    role,
+                    f"step {result.step}: {lost:.0f} of the {role}'s minibatches had a loss or a gradient that is not "
+                    f"a finite number, and were dropped; {role}/skipped_minibatches counts them",
+                )
+
+    def _say_once(self, kind: str, text: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            self._progress.say(text)
 
     async def _evaluate(self, title: str) -> Evaluation:
         self._progress.stage(title, 0, 1)

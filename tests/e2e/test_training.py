@@ -1,11 +1,14 @@
 """Whole runs of the quick start at toy size: what a user is promised of a run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig
 
+from interlace.algorithms.grpo import GRPO
+from interlace.core.training import LossInputs, LossOutputs
 from interlace.models.tiny import build_tokenizer
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
@@ -189,3 +192,19 @@ def test_a_run_says_where_its_micro_batches_are_padded(root: Path) -> None:
     assert line.endswith("BloomForCausalLM does not call transformers' attention interface"), line
     names = ("actor", "critic", "reference")
     assert {f"{name}: micro-batches are packed, without padding" for name in names} <= set(packed.lines)
+
+
+class Astray(GRPO):
+    """Its loss is no number."""
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        outputs = super().loss(inputs)
+        return replace(outputs, loss_T=outputs.loss_T * float("nan"))
+
+
+def test_a_run_says_once_that_its_minibatches_are_lost(root: Path) -> None:
+    progress = Said()
+    run(root, "astray", [f"algorithm={__name__}:Astray", "steps=2"], progress=progress)
+    (line,) = [line for line in progress.lines if "not a finite number" in line]
+    assert line.startswith("step 1: 2 of the actor's minibatches"), line
+    assert [line["actor/skipped_minibatches"] for line in metrics(root, "astray")] == [2, 2]

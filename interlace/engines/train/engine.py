@@ -17,6 +17,7 @@ from interlace.core.training import Aggregation, LossFn, LossInputs
 from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.export import model_files, named_weights
 from interlace.engines.train.logprobs import token_logprobs
+from interlace.engines.train.loss_check import checked
 from interlace.engines.train.minibatch import policy_values
 from interlace.engines.train.packed_engine import PackedEngine, TrainedEngine
 from interlace.engines.train.packing import PackingConfig
@@ -130,7 +131,7 @@ class TrainEngine(TrainedEngine):
         with dropping:
             logprobs_T, entropy_T = _forward(self, batch, self.config.temperature)
         inputs = _loss_inputs(batch, columns, logprobs_T, entropy_T)
-        outputs = self._loss(inputs)
+        outputs = checked(self._loss(inputs), inputs)
         weights_T = self._aggregator.weights(batch.lengths, self.packed.device)
         loss = outputs.loss_T.sum() if weights_T is None else (outputs.loss_T * weights_T).sum()
         loss.backward()

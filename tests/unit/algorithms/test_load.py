@@ -16,6 +16,13 @@ class Mine(GRPO):
     """A user's own."""
 
 
+class Bare(GRPO):
+    """Takes no settings."""
+
+    def __init__(self) -> None:
+        raise NotImplementedError
+
+
 def test_names() -> None:
     assert algorithm_names() == sorted(NAMES)
 
@@ -51,6 +58,7 @@ def test_a_users_own() -> None:
         ("grpo", {"clip_hgh": 1}, "Did you mean 'clip_high'"),
         ("grpo", {"clip_high": -1}, "clip_high = -1"),
         ("math:sqrt", {}, "not a subclass"),
+        (f"{__name__}:Bare", {}, r"is made as Bare\(settings\), which fails"),
         ("interlace.algorithms.policy:PolicyAlgorithm", {}, "does not say what its advantages are"),
     ],
 )

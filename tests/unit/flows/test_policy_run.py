@@ -2,15 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from interlace.algorithms.base import Needs
+from interlace.algorithms.base import Advantages, Needs
 from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
 from interlace.runtime.timeline import KeepAll
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
-from tests.support.cost_workers import Costs
+from tests.support.cost_workers import CostAlgorithm, Costs
 from tests.support.sim_run import Record, Workload, simulate
 
 WORK = Workload(prompts_per_step=4, samples_per_prompt=3, num_steps=5)
@@ -69,6 +70,23 @@ def test_every_failed_sample_says_why_also_where_its_greedy_baseline_failed() ->
     record = simulate(Schedule(), replace(WORK, costs=costs, needs=Needs(greedy_baseline=True)))
     reasons = {entry.reason for entry in record.entries if entry.event == TerminalEvent.FAILED}
     assert reasons == {"a simulated failure", "its greedy baseline: a simulated failure"}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (None, "returned a NoneType, not Advantages"),
+        (Advantages(advantages=[]), r"advantages of shapes \[\] for a group"),
+        (Advantages(advantages=[np.zeros(1), 0.5]), "'float'"),  # type: ignore[list-item]  # on purpose
+        (Advantages(advantages=3), "of shapes int"),  # type: ignore[arg-type]
+    ],
+)
+def test_advantages_that_are_none_are_refused(
+    monkeypatch: pytest.MonkeyPatch, given: Advantages | None, sentence: str
+) -> None:
+    monkeypatch.setattr(CostAlgorithm, "advantages", lambda _self, _group: given)
+    with pytest.raises(UserError, match=sentence):
+        simulate(Schedule(), WORK)
 
 
 def test_a_stop_leaves_nothing_half_done() -> None:

@@ -1,0 +1,28 @@
+"""What a loss returns, looked at before it is trained on: a number too few would be broadcast without a word."""
+
+import torch
+
+from interlace.core.errors import UserError
+from interlace.core.training import LossInputs, LossOutputs
+
+
+def checked(outputs: object, inputs: LossInputs) -> LossOutputs:
+    """The outputs. Raises UserError where they are not one number a token, or no gradient goes through them."""
+    shape = inputs.logprobs_T.shape
+    if not isinstance(outputs, LossOutputs):
+        raise UserError(f"the algorithm's loss() returned a {type(outputs).__name__}; it returns LossOutputs.")
+    for name, values in {"loss_T": outputs.loss_T, **outputs.metrics_T}.items():
+        if not isinstance(values, torch.Tensor) or values.shape != shape:
+            found = (
+                f"shape {list(values.shape)}" if isinstance(values, torch.Tensor) else f"type {type(values).__name__}"
+            )
+            raise UserError(
+                f"the algorithm's loss() returned {name} of {found} for {shape[0]} tokens. It is one number a token, "
+                f"shape [{shape[0]}]: masks, sums and means are the engine's."
+            )
+    if not outputs.loss_T.requires_grad:
+        raise UserError(
+            "the algorithm's loss() returned a loss_T without a gradient: it does not depend on inputs.logprobs_T or "
+            "inputs.entropy_T."
+        )
+    return outputs
