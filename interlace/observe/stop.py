@@ -1,4 +1,4 @@
-"""Ctrl-C: once asks for a stop at the next step boundary, twice aborts."""
+"""Ctrl-C, or a scheduler's SIGTERM: once asks for a stop at the next step boundary, twice aborts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class StopSignal:
-    """Listens for Ctrl-C while its `with` block runs. Only a main thread hears signals; elsewhere it stays silent."""
+    """Listens for signals while its `with` block runs. Only a main thread hears them; elsewhere it stays silent."""
 
     def __init__(self, on_request: Callable[[], None]) -> None:
-        """on_request: called at the first Ctrl-C, inside the signal handler: say that the run will stop, no more."""
+        """on_request: called at the first signal, inside its handler: say that the run will stop, no more."""
         self._on_request = on_request
         self._requested = False
-        self._before: signal._HANDLER = None
+        self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     @property
     def requested(self) -> bool:
@@ -30,14 +32,14 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._handle)
+            self._before = {each: signal.signal(each, self._handle) for each in SIGNALS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        for each, before in self._before.items():
+            signal.signal(each, before)
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         if self._requested:

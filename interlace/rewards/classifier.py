@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.types import RewardResult, Sample
 from interlace.models.classifier import load_classifier
+from interlace.models.residence import Residence
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.shaping import shaped
 
@@ -27,6 +28,8 @@ class ModelScorer:
         loaded = load_classifier(config.model)
         self._model, self._tokenizer, self._context = loaded.model, loaded.tokenizer, loaded.context
         self._model.to(device)  # type: ignore[arg-type]  # transformers' own stub
+        self.residence = Residence(self._model.device, self._model._apply)
+        """Of the weights."""
 
     @property
     def num_bytes(self) -> int:

@@ -3,6 +3,8 @@
 import asyncio
 import importlib
 import multiprocessing
+import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as ScoreTimeout
 from functools import cache
@@ -88,9 +90,18 @@ class Scorer:
 
 def _prepare(name: str) -> None:
     """Imports what a reward needs as a worker process starts, before any time limit runs."""
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
     _function_here(name)
     for module in preload_modules(name):
         importlib.import_module(module)
+
+
+def _end_with_the_run() -> None:
+    """Time limits are the run's: once it was killed, a function that loops would go on for good."""
+    run = multiprocessing.parent_process()
+    if run is not None:
+        run.join()
+        os._exit(1)
 
 
 @cache

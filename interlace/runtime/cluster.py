@@ -102,6 +102,7 @@ class Cluster(ABC):
         await group.measure_memory()
         if spec.devices:
             self.lock.check_fit(group)
+            await _leave(spec.devices, ranks)
         return group
 
     async def dismiss(self, group: WorkerGroup[Any]) -> None:
@@ -206,6 +207,12 @@ class Cluster(ABC):
         for group in reversed(self._groups):
             await group.close()
         self._groups.clear()
+
+
+async def _leave(devices: Sequence[Device], ranks: Sequence[Rank]) -> None:
+    """A worker is made on its devices, and loaded there once it is called: until then others may need the room."""
+    if devices[0].pool == "cuda":  # a CPU's memory is the host's
+        await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
 
 
 def _make(context: WorkerContext, worker_class: type[W], args: Sequence[Any]) -> W:

@@ -29,6 +29,7 @@ class Batcher:
         self._outstanding: dict[int, int] = {}
         self._of_step: dict[int, int] = {}
         self._ready: dict[int, deque[tuple[int, Ticket]]] = {}
+        """Step or deadline -> (number of its arrival, group) in order; none is empty."""
         self._num_ready = self._arrivals = 0
 
     @property
@@ -54,8 +55,10 @@ class Batcher:
     def take(self, need: int, step: int) -> list[Ticket]:
         """Up to `need` groups for `step`, counted as consumed."""
         taken: list[Ticket] = []
-        while len(taken) < need and (queue := self._allowed_queue(step)) is not None:
-            ticket = queue.popleft()[1]
+        while len(taken) < need and (place := self._allowed_queue(step)) is not None:
+            ticket = self._ready[place].popleft()[1]
+            if not self._ready[place]:
+                del self._ready[place]
             self._num_ready -= 1
             self._leave(ticket)
             self._gate.consumed += 1
@@ -84,14 +87,14 @@ class Batcher:
             if not counts[key]:
                 del counts[key]
 
-    def _allowed_queue(self, step: int) -> deque[tuple[int, Ticket]] | None:
+    def _allowed_queue(self, step: int) -> int | None:
         if self._mode == "step":
-            return self._ready.get(step) or None
+            return step if step in self._ready else None
         # One queue a deadline, at most ceil(K) + 1 of them: the oldest arrival that may go is found without a scan.
-        waiting = [(queue[0][0], deadline) for deadline, queue in self._ready.items() if queue]
+        waiting = [(queue[0][0], deadline) for deadline, queue in self._ready.items()]
         heapq.heapify(waiting)
         while waiting:
             deadline = heapq.heappop(waiting)[1]
             if all(self.slack(version) >= 1 for version in range(self._gate.version, deadline)):
-                return self._ready[deadline]
+                return deadline
         return None

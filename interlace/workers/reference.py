@@ -24,6 +24,12 @@ class ReferenceWorker(Worker):
         """As of what is trained: how the rows of a micro-batch are laid out."""
         return self._engine.packed.attention
 
+    def onload(self) -> None:
+        self._engine.residence.onload()
+
+    def offload(self) -> None:
+        self._engine.residence.offload()
+
     @operation(on_device=False)
     def memory_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.model.state_dict().values())

@@ -1,10 +1,13 @@
 """Scoring: on the host, many samples at once, or by a model on devices."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.types import RewardResult, Sample
 from interlace.runtime.worker import Worker, WorkerContext, operation
+
+if TYPE_CHECKING:
+    from interlace.models.residence import Residence
 
 
 class Scorer(Protocol):
@@ -38,6 +41,9 @@ class ModelScorer(Protocol):
     @property
     def num_bytes(self) -> int: ...
 
+    @property
+    def residence(self) -> "Residence": ...
+
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]: ...
 
 
@@ -52,6 +58,12 @@ class RewardModelWorker(Worker):
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """One result a sample; a failure is a result too."""
         return self._scorer.score(samples)
+
+    def onload(self) -> None:
+        self._scorer.residence.onload()
+
+    def offload(self) -> None:
+        self._scorer.residence.offload()
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:

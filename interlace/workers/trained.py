@@ -70,6 +70,12 @@ class TrainedWorker(Worker):
         """What will be written, about: weights, and two moments of what is trained."""
         return self._trained.num_weight_bytes + 2 * self._trained.num_trained_bytes
 
+    def onload(self) -> None:
+        self._trained.residence.onload()
+
+    def offload(self) -> None:
+        self._trained.residence.offload()
+
     @operation(on_device=False)
     def memory_bytes(self) -> int:
         return self._trained.resident_bytes

@@ -1,4 +1,4 @@
-"""Ctrl-C on a real process: it ends at a step boundary, with a checkpoint, and says how to go on."""
+"""Ctrl-C or SIGTERM on a real process: it ends at a step boundary, with a checkpoint, and says how to go on."""
 
 import os
 import signal
@@ -31,12 +31,17 @@ def start(folder: Path, *args: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_at_a_step_boundary_and_the_run_can_go_on(tmp_path: Path) -> None:
-    with start(tmp_path, "quickstart", *SMALL) as process:
+@pytest.mark.parametrize(
+    ("sent", "cluster"), [(signal.SIGINT, "local"), (signal.SIGTERM, "local"), (signal.SIGTERM, "ray")]
+)
+def test_a_signal_stops_it_at_a_step_boundary_and_the_run_can_go_on(
+    tmp_path: Path, sent: signal.Signals, cluster: str
+) -> None:
+    with start(tmp_path, "quickstart", *SMALL, f"cluster.backend={cluster}") as process:
         assert process.stdout is not None
         while not (line := process.stdout.readline()).startswith("step 2/"):
             assert line, "the run ended by itself"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         rest = process.stdout.read()
     assert process.returncode == 0, rest
     assert "Stopping at the end of this step" in rest

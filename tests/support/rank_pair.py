@@ -22,6 +22,7 @@ from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+from tests.support.relocation import poisoned
 from tests.unit.engines.train.models import tiny_model
 
 
@@ -134,6 +135,9 @@ class EngineWorker(Worker):
 
     def update(self) -> Update:
         return update(self._engine)
+
+    def relocate(self) -> None:
+        self._engine.relocate(poisoned)
 
     def save(self, folder: Path) -> None:
         self._engine.copy_to_host(None).write(folder)

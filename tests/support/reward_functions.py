@@ -36,6 +36,13 @@ def moody(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON])
     return 1.0
 
 
+def endless(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
+    """Says which process it is in, and never ends."""
+    print(os.getpid(), flush=True)
+    while True:
+        pass
+
+
 def process(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> dict[str, float]:
     """About the process it runs in."""
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -72,7 +72,6 @@ class NativeEngine:
         options = options or EngineOptions()
         torch.set_num_threads(options.num_threads)
         self._model, self._tokenizer = _load(model, tokenizer)
-        text = self._model.config.get_text_config()
         context = context_length(self._model.config) or max_tokens
         config = ServingConfig(max_running=max_running, max_tokens=max_tokens, longest=context, options=options)
         serving = serve(self._model, config)
@@ -86,7 +85,7 @@ class NativeEngine:
         self._scheduler = Scheduler(self._table, self._store, self._prefixes, max_batch_tokens=max_batch_tokens)
         self._sampler: PlainSampler = KernelSampler() if serving.compiled else TorchSampler()
         self._limits = Limits(
-            context=context, longest=self._store.longest, vocab_size=text.vocab_size,
+            context=context, longest=self._store.longest, vocab_size=self._model.config.get_text_config().vocab_size,
             has_tokenizer=self._tokenizer is not None,
         )  # fmt: skip
         self._decoder = self._runner if isinstance(self._runner, DecoderRunner) else None
@@ -95,8 +94,7 @@ class NativeEngine:
         self._steps_per_schedule = options.steps_per_schedule
         self._live: dict[str, Sequence] = {}
         self._arrivals = self._version = 0
-        self._paused = False
-        self._interrupted = ctypes.c_int64(0)
+        self._paused, self._interrupted = False, ctypes.c_int64(0)
         self._saved: dict[int, list[Tensor]] | None = None
         self._counters = Counters()
 
@@ -207,6 +205,7 @@ class NativeEngine:
     def onload(self) -> None:
         if self._saved is None:
             return
+        self._weights.residence.onload()
         self._pool.allocate()
         self._runner.rebind()
         for row, content in self._saved.items():
@@ -222,6 +221,7 @@ class NativeEngine:
         rows = [sequence.row for sequence in self._scheduler.running]
         self._saved = {row: self._pool.read(self._store.cells(row, int(self._table.num_computed[row]))) for row in rows}
         self._pool.release()
+        self._weights.residence.offload()
 
     def memory(self) -> EngineMemory:
         return EngineMemory(weights=self._weights.num_bytes, kv_cache=self._pool.num_bytes)

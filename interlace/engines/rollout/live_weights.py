@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from interlace.core.errors import UserError, nearest
+from interlace.models.residence import Move, Residence
 
 _KEPT = "The update is refused as a whole; the old weights keep serving."
 
@@ -23,11 +24,18 @@ class LiveWeights:
         """Buffers may be left out: training does not change them."""
         self._borrowed: set[str] = set()
         """First names of tensors whose memory came with an update: others may serve from it, so nobody writes to it."""
+        self.residence = Residence(next(model.parameters()).device, self.relocate)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
-        return sum(self._tensors[name].nbytes for name in set(self._same_as.values()))
+        """Bytes held on the device."""
+        return 0 if self.residence.is_away else sum(self._tensors[name].nbytes for name in set(self._same_as.values()))
+
+    def relocate(self, move: Move) -> None:
+        """Replaces each tensor's memory by that of its copy."""
+        for name in dict.fromkeys(self._same_as.values()):
+            self._tensors[name].data = move(self._tensors[name].detach())
+        self._borrowed.clear()
 
     @property
     def names(self) -> frozenset[str]:

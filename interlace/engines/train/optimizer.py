@@ -15,6 +15,8 @@ from interlace.engines.train.ranks import whole_tensor
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from interlace.models.residence import Move
+
 
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 """Share of a moment that an optimizer step keeps."""
@@ -136,6 +138,11 @@ class Optimizer:
                 self.step_count = int(tensor)
             else:
                 self._adamw.state[self._named[name]][kind] = tensor
+
+    def relocate(self, move: Move) -> None:
+        """Replaces its own tensors by their copies; parameters and gradients are the model's."""
+        for state in self._adamw.state.values():
+            state.update({kind: move(tensor) for kind, tensor in state.items()})
 
     def tensors(self) -> Iterable[Tensor]:
         """The optimizer's own tensors (moments)."""

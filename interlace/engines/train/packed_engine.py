@@ -23,6 +23,7 @@ from interlace.engines.train.packing import (
 )
 from interlace.engines.train.prepare import ahead
 from interlace.engines.train.ranks import Ranks, own_part
+from interlace.models.residence import Residence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from interlace.core.types import BoolArray, FloatArray, Metrics, Sample
     from interlace.engines.train.packing import Columns, MicroBatch
+    from interlace.models.residence import Move
 
 
 class PackedEngine:
@@ -47,10 +49,19 @@ class PackedEngine:
         self._packing = packing
         self._ranks = ranks or Ranks()
         self.packed = PackedModel(model, device=device, packing=packing, ranks=self._ranks)
+        self.residence = Residence(self.packed.device, self.relocate)
 
     @property
     def model(self) -> PreTrainedModel:
         return self.packed.model
+
+    def relocate(self, move: Move) -> None:
+        """Replaces parameters, their gradients and buffers by their copies. Whoever holds a parameter still does.
+
+        Without `reshard` the gradient of an open minibatch, which is not in shards yet, stays where it is.
+        """
+        self._ranks.reshard(self.model)  # what was gathered would stay behind
+        self.model._apply(move)
 
     def _split(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Micro-batches, as indices, and empty ones where other ranks have more; without samples without a response."""
@@ -161,6 +172,11 @@ class TrainedEngine(PackedEngine, ABC):
         self._optimizer.zero_grad()
         metrics |= {"grad_norm": norm, "skipped_minibatches": float(skip)}
         return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
+
+    def relocate(self, move: Move) -> None:
+        """Likewise the moments."""
+        super().relocate(move)
+        self._optimizer.relocate(move)
 
     def end_step(self) -> None:
         """The next minibatch belongs to a new step."""

@@ -36,12 +36,12 @@ class RaySession:
         if ray.is_initialized():
             return cls(is_own=False)
         if address is None:
-            with _children_heard():
+            with _signals_heard():
                 _start(machine)
             return cls(is_own=True)
         try:
             _knock(address)
-            with _children_heard():
+            with _signals_heard():
                 ray.init(address=address, logging_level=logging.ERROR)
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(
@@ -127,14 +127,17 @@ def _start(machine: Machine) -> None:
 
 
 @contextmanager
-def _children_heard() -> Iterator[None]:
-    """Ray's subreaper makes this process ignore SIGCHLD; every child would then seem to have ended with status 0."""
-    before = signal.getsignal(signal.SIGCHLD)
+def _signals_heard() -> Iterator[None]:
+    """Ray's subreaper makes this process ignore SIGCHLD; every child would then seem to have ended with status 0. And
+    Ray ends this process at SIGTERM, which somebody may listen for."""
+    children, end = signal.getsignal(signal.SIGCHLD), signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():  # elsewhere signals cannot be set
-            signal.signal(signal.SIGCHLD, before)
+            signal.signal(signal.SIGCHLD, children)
+            if end is not signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, end)
 
 
 def _needs(seat: Seat, seats: Sequence[Seat]) -> dict[str, float]:

@@ -14,11 +14,12 @@ def press_ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_the_first_asks_and_the_second_aborts() -> None:
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_asks_and_the_second_aborts(first: signal.Signals) -> None:
     said: list[str] = []
     with StopSignal(lambda: said.append("stopping")) as stop:
         assert not stop.requested
-        press_ctrl_c()
+        os.kill(os.getpid(), first)
         assert stop.requested
         assert said == ["stopping"]
         with pytest.raises(KeyboardInterrupt):
@@ -26,11 +27,12 @@ def test_the_first_asks_and_the_second_aborts() -> None:
     assert said == ["stopping"]
 
 
-def test_afterwards_ctrl_c_is_what_it_was() -> None:
-    before = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_afterwards_a_signal_is_what_it_was(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
     with StopSignal(lambda: None):
-        assert signal.getsignal(signal.SIGINT) != before
-    assert signal.getsignal(signal.SIGINT) == before
+        assert signal.getsignal(number) != before
+    assert signal.getsignal(number) == before
 
 
 def test_a_loop_under_asyncio_ends_at_its_own_boundary() -> None:

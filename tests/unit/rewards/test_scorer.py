@@ -2,6 +2,10 @@
 
 import asyncio
 import os
+import select
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -127,3 +131,21 @@ def test_a_reward_that_is_not_there_is_refused_before_anything_starts() -> None:
         Scorer(RewardConfig(name="exakt"))
     with pytest.raises(UserError, match="cannot import 'no_such_module'"):
         Scorer(RewardConfig(name="no_such_module:function"))
+
+
+def test_a_process_ends_with_a_run_that_was_killed_whatever_it_does() -> None:
+    script = (
+        "import asyncio, threading; from tests.unit.rewards.test_scorer import FUNCTIONS, samples, scored, scorer\n"
+        f"with scorer('{FUNCTIONS}:endless', workers=1, timeout_s=1000) as made: scored(made, samples('a'))"
+    )
+    run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert run.stdout
+    worker = os.pidfd_open(int(run.stdout.readline()))
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    ended, _, _ = select.select([worker], [], [], 15)
+    if not ended:
+        signal.pidfd_send_signal(worker, signal.SIGKILL)
+    os.close(worker)
+    assert ended, "it outlived its run"

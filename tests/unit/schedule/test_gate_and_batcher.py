@@ -1,5 +1,7 @@
 """The rules of the gate and the batcher, each with a test that fails without it."""
 
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,3 +134,15 @@ def test_no_group_is_ever_taken_after_its_deadline(staleness: float, sync_every:
 def test_a_depth_beyond_the_bound_is_refused() -> None:
     with pytest.raises(UserError, match="pipeline_depth"):
         Schedule.parse({"max_staleness": 1, "pipeline_depth": 2})
+
+
+@pytest.mark.parametrize("batching", ["step", "arrival"])
+def test_the_books_hold_what_is_live_and_no_more(batching: Literal["step", "arrival"]) -> None:
+    it = gate(max_staleness=1, batching=batching)
+    batcher = Batcher(it, batching)
+    for step in range(20):
+        for place in range(4):
+            batcher.ready(admit(it, batcher, 4 * step + place, step))
+        assert len(batcher.take(4, step)) == 4
+        it.publish()
+    assert not any(vars(batcher)[books] for books in ("_ready", "_outstanding", "_of_step"))

@@ -16,6 +16,7 @@ from interlace.core.types import Completion, Request
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 from interlace.engines.rollout.options import KVKind
 from interlace.engines.rollout.protocol import SwitchMode, UpdateMode
+from tests.support.relocation import poisoned
 
 ModelMaker = Callable[..., PreTrainedModel]
 STEPWISE = EngineOptions(steps_per_schedule=1)
@@ -246,6 +247,7 @@ def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker,
     drain(engine, done, steps=5)
     engine.offload(kv)
     assert engine.memory().kv_cache == 0 and engine.step().num_new_tokens == 0
+    engine._weights.relocate(poisoned)  # as offload() and onload() do on a GPU
     engine.onload()
     engine.metrics()
     drain(engine, done, steps=1)

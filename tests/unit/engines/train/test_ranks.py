@@ -120,6 +120,19 @@ def test_logprobs_in_the_middle_of_a_minibatch_cost_it_nothing(pair: RankPair, *
 
 
 @pytest.mark.parametrize("reshard", [True, False])
+def test_shards_may_leave_their_devices_in_the_middle_of_a_minibatch(pair: RankPair, *, reshard: bool) -> None:
+    setting, samples = Setting(budget=40, reshard=reshard, kind="gpt2"), ragged_samples(7)
+    engine = make_engine(setting, Ranks())
+    pair.start(setting)
+    for _ in range(2):
+        engine.accumulate(samples)
+        pair.accumulate(samples[:4])
+        pair.relocate()
+        pair.accumulate(samples[4:])
+        assert same(pair.update(), update(engine))
+
+
+@pytest.mark.parametrize("reshard", [True, False])
 def test_an_adapter_is_shared_out_too(pair: RankPair, tmp_path: Path, *, reshard: bool) -> None:
     pytest.importorskip("peft")
     setting, samples = Setting(budget=60, lora_rank=4, reshard=reshard), ragged_samples(7)
