@@ -203,10 +203,16 @@ class Cluster(ABC):
         return own | {process.name: trace for process, trace in zip(traced, traces, strict=True)}
 
     async def shutdown(self) -> None:
-        """Ends all workers."""
+        """Ends all workers; those that do not end well keep no other from it. Raises the first one's error then."""
+        errors: list[Exception] = []
         for group in reversed(self._groups):
-            await group.close()
+            try:
+                await group.close()
+            except Exception as error:  # noqa: BLE001 - whatever a worker's close() raises
+                errors.append(error)
         self._groups.clear()
+        if errors:
+            raise errors[0]
 
 
 async def _leave(devices: Sequence[Device], ranks: Sequence[Rank]) -> None:

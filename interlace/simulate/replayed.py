@@ -38,8 +38,8 @@ class RecordedTrack:
         self._left: dict[str, list[RecordedCall]] = {}
         """Operation -> recorded calls that were not made so far."""
 
-    def take(self, method: str, given: Sequence[JSON] = ()) -> RecordedCall:
-        """The one that is made now. PartedError where the run made another."""
+    def take(self, method: str, given: Sequence[JSON] = ()) -> RecordedCall | None:
+        """The one that is made now, None where the recording ended during it. PartedError: the run made no such call."""
         if method not in self._left:
             self._left[method] = list(self._recording.calls.get((self._track, method), ()))
         left = self._left[method]
@@ -49,6 +49,8 @@ class RecordedTrack:
                 break
             if list(call.given) == list(given):
                 return left.pop(place)
+        if not (left or self._recording.is_whole):
+            return None
         expected = f"with {list(left[0].given)}, at {left[0].start_s:.6f} s" if left else "no more"
         raise PartedError(
             f"the replay went another way than the run at {asyncio.get_running_loop().time():.6f} s: it calls "
@@ -56,11 +58,11 @@ class RecordedTrack:
         )
 
 
-async def returned(call: RecordedCall) -> None:
-    """Waits until the controller takes its result in; for ever where it never did."""
+async def returned(call: RecordedCall | None) -> None:
+    """Waits until the controller takes its result in; for ever where it never did, as far as is known."""
     loop = asyncio.get_running_loop()
     turn = loop.create_future()
-    if call.returned_s < math.inf:
+    if call and call.returned_s < math.inf:
         # Not a sleep: that would not wait at all where it is time now, and results come one at a time.
         loop.call_at(max(call.returned_s, loop.time()), turn.set_result, None)
     await turn
@@ -75,6 +77,9 @@ class ReplayedRank:
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """As recorded. PartedError for a call that the run did not make."""
         recorded = self._track.take(method, names_of(args[0]) if args and isinstance(args[0], Sequence) else [])
+        if recorded is None:
+            never: asyncio.Future[Ran] = asyncio.get_running_loop().create_future()
+            return await never
         ran = await self._rank.call(method, args, kwargs)
         await returned(recorded)
         value = recorded.gave if method == "memory_bytes" else ran.value

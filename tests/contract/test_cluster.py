@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import CLUSTERS
-from tests.contract.workers import Broken, Closing, Item, Recorder
+from tests.contract.workers import Broken, Closing, Item, Recorder, Unending
 
 Run = Callable[..., Any]
 
@@ -313,6 +314,18 @@ def test_a_worker_is_closed_however_the_run_ends(run: Run, tmp_path: Path) -> No
         await (await cluster.launch(spec)).fails()
 
     with pytest.raises(RemoteError):
+        run(body)
+    assert note.read_text() == "closed"
+
+
+def test_a_worker_that_does_not_end_well_keeps_no_other_from_its_end(run: Run, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+
+    async def body(cluster: Cluster) -> None:
+        await cluster.launch(WorkerSpec(name="a", factory=partial(Closing, note=note), worker_class=Closing))
+        await cluster.launch(WorkerSpec(name="b", factory=Unending, worker_class=Unending))
+
+    with suppress(RuntimeError):  # of another process nothing is heard any more
         run(body)
     assert note.read_text() == "closed"
 

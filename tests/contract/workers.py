@@ -97,6 +97,11 @@ class Closing(Worker):
         self._note.write_text("closed")
 
 
+class Unending(Worker):
+    def close(self) -> None:
+        raise RuntimeError("cannot end")
+
+
 class Broken(Worker):
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)

@@ -124,11 +124,13 @@ class LocalCluster(Cluster):
 
     async def shutdown(self) -> None:
         """Ends all workers."""
-        await super().shutdown()
-        for rank in self._spawned:  # those whose group never came to be
-            await rank.close()
-        if self._folder:
-            self._folder.remove()
+        try:
+            await super().shutdown()
+        finally:
+            for rank in self._spawned:  # those whose group never came to be
+                await rank.close()
+            if self._folder:
+                self._folder.remove()
 
 
 def _is_cancelled() -> bool:

@@ -74,13 +74,15 @@ class RayCluster(Cluster):
 
     async def shutdown(self) -> None:
         """Ends all workers, gives the devices back and leaves Ray."""
-        await super().shutdown()
-        for rank in self._ranks:  # those whose group never came to be
-            await rank.close()
-        if self._folder:
-            self._folder.remove()
-        self._session.release(self._reservation)
-        self._session.close()
+        try:
+            await super().shutdown()
+        finally:
+            for rank in self._ranks:  # those whose group never came to be
+                await rank.close()
+            if self._folder:
+                self._folder.remove()
+            self._session.release(self._reservation)
+            self._session.close()
 
 
 def _free_port() -> Rendezvous:

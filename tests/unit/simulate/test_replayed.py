@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from interlace.observe.transcripts import write_transcripts
 from interlace.runtime.group import Ran, Rank
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.timeline import Records
-from interlace.runtime.trace import TraceFile, finished_samples
+from interlace.runtime.trace import RUN_PROCESS, TraceFile, finished_samples
 from interlace.runtime.worker import WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 from interlace.simulate.recording import Recording
 from interlace.simulate.replayed import PartedError, ReplayCluster
+from tests.support.chrome_trace import events_of
 from tests.support.cost_workers import Costs
 from tests.support.random_schedules import random_schedule, random_workload
 from tests.support.sim_run import Record, Workload, simulate
@@ -72,12 +74,15 @@ def recorded(schedule: Schedule, work: Workload, folder: RunFolder, seed: int) -
     return record
 
 
-def replayed(schedule: Schedule, work: Workload, recording: Recording) -> tuple[Record, list[object]]:
+def replayed(
+    schedule: Schedule, work: Workload, recording: Recording, *, stop_after: int | None = None
+) -> tuple[Record, list[object]]:
     def cluster(_devices: tuple[Device, ...], schedule: Schedule) -> SimCluster:
         return ReplayCluster(schedule, recording, hang_after_s=1e6)
 
     completions = Completions()
-    return simulate(schedule, work, recorder=completions, make_cluster=cluster), completions.keys
+    again = simulate(schedule, work, recorder=completions, make_cluster=cluster, stop_after=stop_after)
+    return again, completions.keys
 
 
 def check_replay(schedule: Schedule, work: Workload, path: Path, seed: int = 0) -> None:
@@ -118,6 +123,23 @@ def test_so_are_many_more(tmp_path: Path, block: int) -> None:
         rng = random.Random(seed)
         work = random_workload(rng)
         check_replay(random_schedule(rng, work.num_devices), work, tmp_path, seed)
+
+
+@pytest.mark.parametrize("name", ["areal", "verl-colocated"])
+def test_a_recording_that_ends_in_the_middle_is_gone_through_to_its_last_step(tmp_path: Path, name: str) -> None:
+    """As the file of a run that goes on: what is under way when a step ends is not written yet."""
+    folder, work, schedule = RunFolder.create(tmp_path, "run"), Workload(), load_schedule(name)
+    run = recorded(schedule, work, folder, 0)
+    (end_s,) = [
+        (event["ts"] + event["dur"]) / 1e6
+        for event in events_of(folder.timeline)
+        if event["ph"] == "X" and event["pid"] == RUN_PROCESS and event["args"]["step"] == 3
+    ]
+    whole = Recording.read(folder)
+    calls = {track: [call for call in made if call.returned_s <= end_s + 1e-6] for track, made in whole.calls.items()}
+    cut = replace(whole, calls=calls, last_step=3, is_whole=False)
+    again, _ = replayed(schedule, work, cut, stop_after=3)
+    assert again.trained == run.trained[:3]
 
 
 def test_a_run_that_was_made_otherwise_parts_at_the_first_call_that_differs(tmp_path: Path) -> None:
