@@ -39,7 +39,7 @@ class RecordedTrack:
         """Operation -> recorded calls that were not made so far."""
 
     def take(self, method: str, given: Sequence[JSON] = ()) -> RecordedCall | None:
-        """The one that is made now, None where the recording ended during it. PartedError: the run made none like it."""
+        """The one made now, None where the recording ended during it. PartedError where the run made another."""
         if method not in self._left:
             self._left[method] = list(self._recording.calls.get((self._track, method), ()))
         left = self._left[method]
