@@ -25,6 +25,7 @@ from interlace.recipes.profile_steps import StepTimes, fitted, measure_steps
 from interlace.recipes.profile_training import (
     NOTHING_KEPT,
     efficiency,
+    measure_export,
     measure_inference,
     measure_training,
     train_call,
@@ -143,7 +144,9 @@ class _Measurement:
 
     async def _actor(self) -> TrainCosts:
         budget_s = self._begin("actor")
-        return await measure_training(self._groups.actor, "logprobs", self._samples, self._recipe, budget_s=budget_s)
+        actor, samples = self._groups.actor, self._samples
+        costs = await measure_training(actor, "logprobs", samples, self._recipe, budget_s=budget_s)
+        return costs.model_copy(update={"export_s": await measure_export(actor)})
 
     async def _efficiency(self, seats: Seats) -> float:
         """Of speed that training keeps on a second device; on a cluster with one device there is nothing to keep."""

@@ -61,7 +61,6 @@ async def measure_training(
     rows = [[1.0, _num_tokens(part)] for part in _parts(minibatch)]
     call_s, token_s = fit(rows, [max(1e-9, seconds - optimizer_s) for seconds in times])
     onload_s, offload_s = await _switch(group)
-    [export_s] = await medians([lambda: group.export_weights(0, copy=True)], rounds=5, budget_s=5.0)
     await group.step_metrics()
     return TrainCosts(
         state_bytes=group.loaded_bytes(),
@@ -72,8 +71,13 @@ async def measure_training(
         # The two kinds of call share one overhead in a profile: what inference has more or less goes into its tokens.
         inference_token_s=max(0.0, inference_token_s + (inference_call_s - float(call_s)) / _num_tokens(ready)),
         optimizer_s=optimizer_s,
-        export_s=export_s,
     )
+
+
+async def measure_export(group: WorkerGroup[Any]) -> float:
+    """Seconds in which an actor gives all its weights."""
+    [export_s] = await medians([lambda: group.export_weights(0, copy=True)], rounds=5, budget_s=5.0)
+    return export_s
 
 
 def efficiency(alone_s: float, on_two_s: float) -> float:

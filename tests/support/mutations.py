@@ -52,8 +52,7 @@ def no_deadlines() -> Mutation:
     """The batcher takes the first that arrived, whoever is due."""
 
     def oldest(self: Batcher, step: int) -> Any:
-        waiting = [queue for queue in self._ready.values() if queue]
-        return min(waiting, key=lambda queue: queue[0][0]) if waiting else None
+        return min(self._ready, key=lambda place: self._ready[place][0][0], default=None)
 
     return [(Batcher, "_allowed_queue", oldest)]
 
