@@ -4,6 +4,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -52,6 +53,8 @@ class Cluster(ABC):
         self.lock = DeviceLock(devices, self.waits, switch=schedule.switch)
         self.watchdog = Watchdog(self.clock, self.waits, hang_after_s=hang_after_s)
         self._groups: list[WorkerGroup[Worker]] = []
+        self._after_workers = AsyncExitStack()
+        """What ends once all groups have, the last that was added first: ranks without a group, what workers share."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.hangs = False
@@ -205,14 +208,15 @@ class Cluster(ABC):
     async def shutdown(self) -> None:
         """Ends all workers; those that do not end well keep no other from it. Raises the first one's error then."""
         errors: list[Exception] = []
-        for group in reversed(self._groups):
-            try:
-                await group.close()
-            except Exception as error:  # noqa: BLE001 - whatever a worker's close() raises
-                errors.append(error)
-        self._groups.clear()
-        if errors:
-            raise errors[0]
+        async with self._after_workers:
+            for group in reversed(self._groups):
+                try:
+                    await group.close()
+                except Exception as error:  # noqa: BLE001 - whatever a worker's close() raises
+                    errors.append(error)
+            self._groups.clear()
+            if errors:
+                raise errors[0]
 
 
 async def _leave(devices: Sequence[Device], ranks: Sequence[Rank]) -> None:

@@ -4,15 +4,16 @@ from collections.abc import Callable, Sequence
 
 from interlace.core.types import FloatArray, Sample
 from interlace.engines.train import LogprobEngine
-from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.runtime.worker import WorkerContext, operation
+from interlace.workers.resident import ResidentWorker
 
 
-class ReferenceWorker(Worker):
+class ReferenceWorker(ResidentWorker):
     """Log-probs without gradient."""
 
     def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], LogprobEngine]) -> None:
-        super().__init__(context)
         self._engine = make_engine(context)
+        super().__init__(context, self._engine.residence)
 
     @operation(split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
@@ -23,12 +24,6 @@ class ReferenceWorker(Worker):
     def attention(self) -> str:
         """As of what is trained: how the rows of a micro-batch are laid out."""
         return self._engine.packed.attention
-
-    def onload(self) -> None:
-        self._engine.residence.onload()
-
-    def offload(self) -> None:
-        self._engine.residence.offload()
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.types import RewardResult, Sample
 from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.workers.resident import ResidentWorker
 
 if TYPE_CHECKING:
     from interlace.models.residence import Residence
@@ -47,23 +48,17 @@ class ModelScorer(Protocol):
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]: ...
 
 
-class RewardModelWorker(Worker):
+class RewardModelWorker(ResidentWorker):
     """A model that scores, whole on each rank; the ranks share the samples."""
 
     def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], ModelScorer]) -> None:
-        super().__init__(context)
         self._scorer = make_engine(context)
+        super().__init__(context, self._scorer.residence)
 
     @operation(split="samples", collect="concat")
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """One result a sample; a failure is a result too."""
         return self._scorer.score(samples)
-
-    def onload(self) -> None:
-        self._scorer.residence.onload()
-
-    def offload(self) -> None:
-        self._scorer.residence.offload()
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:

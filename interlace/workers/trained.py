@@ -10,20 +10,21 @@ from interlace.core.types import Metrics, Sample
 from interlace.engines.train import merge_metrics
 from interlace.engines.train.checkpoint import HostCopy
 from interlace.engines.train.packed_engine import TrainedEngine
-from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.runtime.worker import WorkerContext, operation
+from interlace.workers.resident import ResidentWorker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class TrainedWorker(Worker):
+class TrainedWorker(ResidentWorker):
     """An engine that is trained by minibatches."""
 
     def __init__(
         self, context: WorkerContext, engine: TrainedEngine, tokenizer: "PreTrainedTokenizerBase | None" = None
     ) -> None:
         """tokenizer: saved beside the model, where it has one of its own."""
-        super().__init__(context)
+        super().__init__(context, engine.residence)
         self._trained, self._tokenizer = engine, tokenizer
         self._metrics: list[Metrics] = []
         self._copies: deque[HostCopy] = deque()
@@ -69,12 +70,6 @@ class TrainedWorker(Worker):
     def checkpoint_bytes(self) -> int:
         """What will be written, about: weights, and two moments of what is trained."""
         return self._trained.num_weight_bytes + 2 * self._trained.num_trained_bytes
-
-    def onload(self) -> None:
-        self._trained.residence.onload()
-
-    def offload(self) -> None:
-        self._trained.residence.offload()
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from interlace.core.training import Aggregation, LossFn, LossInputs
 from interlace.engines.train.aggregation import Aggregator
-from interlace.engines.train.export import model_files, named_weights
+from interlace.engines.train.export import model_files
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.loss_check import checked
 from interlace.engines.train.minibatch import policy_values
@@ -99,10 +99,6 @@ class TrainEngine(TrainedEngine):
         with self._adapter.disabled():
             return self.logprobs(samples)
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """As of every engine; an adapter is added to the weights it belongs to."""
-        return self._ranks.gather_on_first(self._own_weights())
-
     def export(self, *, copy: bool) -> Mapping[str, Tensor]:
         """`weights` in the type that they are served in. copy: later updates do not touch them."""
         dtype = getattr(torch, self.config.served_dtype)
@@ -115,8 +111,8 @@ class TrainEngine(TrainedEngine):
         return self._ranks.gather_on_first(served)
 
     def _own_weights(self) -> Mapping[str, Tensor]:
-        """This rank's parts."""
-        return self._adapter.merged_weights() if self._adapter else named_weights(self.model)
+        """An adapter is added to the weights it belongs to."""
+        return self._adapter.merged_weights() if self._adapter else super()._own_weights()
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
         """A Hugging Face folder of the whole model; an adapter, also alone, in ADAPTER_FOLDER of it."""

@@ -187,7 +187,7 @@ class TrainedEngine(PackedEngine, ABC):
 
         Of several ranks the first gets whole copies, the others nothing.
         """
-        return self._ranks.gather_on_first(named_weights(self.model))
+        return self._ranks.gather_on_first(self._own_weights())
 
     @property
     def num_weight_bytes(self) -> int:
@@ -232,6 +232,10 @@ class TrainedEngine(PackedEngine, ABC):
         if self._ranks.is_alone:  # else they are copies
             weights = {name: host_copy(tensor) for name, tensor in weights.items()}
         return (model_files(self.model, weights, tokenizer),)
+
+    def _own_weights(self) -> Mapping[str, Tensor]:
+        """This rank's parts of `weights`."""
+        return named_weights(self.model)
 
     @abstractmethod
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None: ...

@@ -95,7 +95,6 @@ class LocalCluster(Cluster):
     def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
         self._turnstile = Turnstile()
-        self._spawned: list[SpawnedRank] = []
         self._folder: SharedFolder | None = None
         self._shared: SharedArrays | None = None
 
@@ -105,7 +104,7 @@ class LocalCluster(Cluster):
             await rank.start(spec.factory)
             return OneByOne(rank, self._turnstile)
         spawned = SpawnedRank(context, self.clock, self._shared, self.fail)
-        self._spawned.append(spawned)
+        self._after_workers.push_async_callback(spawned.close)
         await spawned.start(spec.factory, self._folder.path if self._folder else None)
         self.processes.append(spawned)
         return OneByOne(spawned, self._turnstile)
@@ -116,21 +115,12 @@ class LocalCluster(Cluster):
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:  # noqa: ARG002 - every device is on this machine
         if self._folder is None and (folder := shared_folder()):
             self._folder, self._shared = folder, SharedArrays(folder.path, passes_on=True)
+            self._after_workers.callback(folder.remove)
         return find_rendezvous()
 
     def _patience_s(self) -> float:
         """A thread cannot be ended. What may be waited for in the run is waited for at its end, unless it hangs."""
         return GRACE_S if self.hangs else self.watchdog.hang_after_s
-
-    async def shutdown(self) -> None:
-        """Ends all workers."""
-        try:
-            await super().shutdown()
-        finally:
-            for rank in self._spawned:  # those whose group never came to be
-                await rank.close()
-            if self._folder:
-                self._folder.remove()
 
 
 def _is_cancelled() -> bool:

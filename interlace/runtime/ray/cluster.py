@@ -32,12 +32,15 @@ class RayCluster(Cluster):
     def __init__(self, session: RaySession, seats: Sequence[Seat], schedule: Schedule, *, hang_after_s: float) -> None:
         """Made on a running event loop. UserError where the devices are not free. shutdown() closes the session."""
         super().__init__([seat.device for seat in seats], schedule, hang_after_s=hang_after_s)
-        self._session, self._seats = session, tuple(seats)
+        self._seats = tuple(seats)
         self._reservation = session.reserve(seats)
+        self._after_workers.callback(session.close)
+        self._after_workers.callback(session.release, self._reservation)
         self._turnstile = Turnstile()
-        self._ranks: list[RayRank] = []
         self._folder = shared_folder()
         self._shared = SharedArrays(self._folder.path, passes_on=True) if self._folder else None
+        if self._folder:
+            self._after_workers.callback(self._folder.remove)
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         own = spec.devices[context.rank :: spec.num_ranks]
@@ -53,7 +56,7 @@ class RayCluster(Cluster):
             f"{context.group}[{context.rank}]", str(Path.cwd()), sys.path, self._folder.path if self._folder else None
         )
         rank = RayRank(handle, replace(context, devices=local), self.clock, self._shared, self.fail)
-        self._ranks.append(rank)
+        self._after_workers.push_async_callback(rank.close)
         await rank.start(spec.factory)
         self.processes.append(rank)
         return OneByOne(rank, self._turnstile)
@@ -71,18 +74,6 @@ class RayCluster(Cluster):
         return PlacementGroupSchedulingStrategy(
             self._reservation, placement_group_bundle_index=devices[0].index if devices else -1
         )
-
-    async def shutdown(self) -> None:
-        """Ends all workers, gives the devices back and leaves Ray."""
-        try:
-            await super().shutdown()
-        finally:
-            for rank in self._ranks:  # those whose group never came to be
-                await rank.close()
-            if self._folder:
-                self._folder.remove()
-            self._session.release(self._reservation)
-            self._session.close()
 
 
 def _free_port() -> Rendezvous:
