@@ -147,16 +147,22 @@ def running_process(folder: RunFolder) -> int:
     """The process that trains a run now. Raises UserError where none does, or elsewhere."""
     try:
         told = json.loads(folder.process.read_text(encoding="utf-8"))
+        pid, host = int(told["pid"]), str(told["host"])
     except FileNotFoundError:
         raise UserError(
             f"run {folder.name!r} is not running: {folder.process} is missing. Start it with `interlace train`."
         ) from None
-    if told["host"] != socket.gethostname():
-        raise UserError(f"run {folder.name!r} runs on {told['host']!r}, and signals reach no other machine.")
+    except (ValueError, TypeError, KeyError):
+        raise UserError(
+            f"{folder.process} does not say which process trains run {folder.name!r}: it is damaged. Where none does, "
+            "delete it."
+        ) from None
+    if host != socket.gethostname():
+        raise UserError(f"run {folder.name!r} runs on {host!r}, and signals reach no other machine.")
     if _is_locked(folder.process):
-        return int(told["pid"])
+        return pid
     raise UserError(
-        f"run {folder.name!r} is not running: process {told['pid']} ended without removing {folder.process}. "
+        f"run {folder.name!r} is not running: process {pid} ended without removing {folder.process}. "
         f"Go on with it: interlace train {folder.config} --name {folder.name} --resume"
     )
 
@@ -174,9 +180,9 @@ def _is_locked(path: Path) -> bool:
     """Whether a living process keeps a lock on the file."""
     import fcntl
 
-    file = os.open(path, os.O_RDWR)
+    file = os.open(path, os.O_RDONLY)  # the run may be somebody else's
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

@@ -142,7 +142,13 @@ class RunFolder:
         holds_files = any(path.is_file() for path in self.path.rglob("*"))
         if not self.path.is_dir() or (holds_files and not self.config.exists()):
             raise UserError(f"{self.path} is not a run folder (it has no config.yaml), so it is not overwritten.")
-        shutil.rmtree(self.path)
+        try:
+            shutil.rmtree(self.path)
+        except OSError as error:
+            raise UserError(
+                f"cannot replace the run {self.path}: {error.strerror or error}. Delete it yourself, or give this one "
+                "another name (--name)."
+            ) from error
 
 
 def default_name(root: Path, recipe: str) -> str:

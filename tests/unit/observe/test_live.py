@@ -60,6 +60,13 @@ def test_a_process_that_was_killed_is_told_from_one_that_runs(folder: RunFolder)
         running_process(folder)
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"pid": 1}', '{"pid": "x", "host": "y"}'])
+def test_a_file_that_names_no_process_is_called_damaged(folder: RunFolder, text: str) -> None:
+    folder.process.write_text(text)
+    with pytest.raises(UserError, match=r"process.json does not say which process .* is damaged"):
+        running_process(folder)
+
+
 def test_a_job_on_another_machine_is_not_signalled(folder: RunFolder) -> None:
     folder.process.write_text(json.dumps({"pid": os.getpid(), "host": "elsewhere"}))
     with pytest.raises(UserError, match="runs on 'elsewhere'"):

@@ -40,6 +40,15 @@ def test_overwriting_spares_a_folder_that_is_no_run(tmp_path: Path) -> None:
     assert (tmp_path / "thesis" / "final.tex").exists()
 
 
+def test_a_run_that_cannot_be_deleted_is_not_replaced(tmp_path: Path) -> None:
+    elsewhere = RunFolder.create(tmp_path, "elsewhere")
+    elsewhere.write_config(Settings())
+    (tmp_path / "a").symlink_to(elsewhere.path)
+    with pytest.raises(UserError, match=r"cannot replace the run .*/a: .*symbolic link.*--name"):
+        RunFolder.create(tmp_path, "a", overwrite=True)
+    assert elsewhere.config.exists()
+
+
 def test_overwriting_replaces_a_run_that_died_before_its_config(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "a")
     assert RunFolder.create(tmp_path, "a", overwrite=True).checkpoints.is_dir()
