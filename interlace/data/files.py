@@ -44,7 +44,7 @@ def _row(source: FileSource, split: Split, path: Path, number: int, values: Mapp
         uid=f"{split}/{path.name}:{number}",
         origin=origin,
         prompt=prompt,
-        answer=str(answer),
+        answer=answer if isinstance(answer, str) else json.dumps(answer),  # `true` stays that, not Python's word
         metadata={name: value for name, value in values.items() if name not in used},
     )
 

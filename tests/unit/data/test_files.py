@@ -32,6 +32,11 @@ def test_columns_become_prompt_answer_and_metadata(tmp_path: Path) -> None:
     assert first.uid == "train/set.jsonl:1"
 
 
+def test_an_answer_that_is_no_text_is_what_the_file_says(tmp_path: Path) -> None:
+    path = write(tmp_path, *(f'{{"prompt": "?", "answer": {answer}}}' for answer in ("true", "-3", "2.50")))
+    assert [row.answer for row in file_rows(FileSource(train=str(path)), "train")] == ["true", "-3", "2.5"]
+
+
 def test_other_column_names(tmp_path: Path) -> None:
     path = write(tmp_path, json.dumps({"question": "q", "solution": "s", "prompt": "p"}))
     (row,) = file_rows(FileSource(train=str(path), prompt_column="question", answer_column="solution"), "train")
