@@ -15,6 +15,7 @@ from interlace.observe.step_line import StepLine, duration
 
 _SHOWN_STEPS = 8
 _BAR_CELLS = 24
+_HEADINGS = ("step", "reward", "length", "staleness", "tokens/s", "seconds")
 # Glyph and colour both tell stages apart, so that the bar reads without colour too.
 _LOOKS = {
     "rollout": ("█", "blue"),
@@ -138,29 +139,36 @@ class LiveProgress:
         self._live.stop()
 
     def _redraw(self) -> None:
-        parts = (
-            [self._headline]
-            if not self._lines
-            else [self._headline, _step_table(self._lines), _legend(self._lines[-1])]
-        )
+        parts = [self._headline]
+        if self._lines:
+            parts += [_step_table(self._lines, self._live.console.width), _legend(self._lines[-1])]
         self._live.update(Group(*parts), refresh=True)
 
 
 def _headline(what: str, done: int, total: int, note: str) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
+    for is_text in (True, False, True):  # where there is little room, the bar gives way
+        grid.add_column(no_wrap=is_text)
     grid.add_row(
         Text(what, style="bold"), ProgressBar(total=max(total, 1), completed=done, width=30), Text(note, style="dim")
     )
     return grid
 
 
-def _step_table(lines: deque[StepLine]) -> Table:
+def _step_table(lines: deque[StepLine], width: int) -> Table:
+    """Where there is little room, no bars, which the legend stands in for; then headings are cut, and no number."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("step", "reward", "length", "staleness", "tokens/s", "seconds"):
-        table.add_column(heading, justify="right")
-    table.add_column("where the time goes")
-    for line in lines:
-        table.add_row(str(line.step), *line.cells(), _time_bar(line))
+    rows = [(str(line.step), *line.cells()) for line in lines]
+    room = width
+    for heading, *cells in zip(_HEADINGS, *rows, strict=True):
+        needed = max(map(len, cells))
+        table.add_column(heading, justify="right", no_wrap=True, min_width=needed)
+        room -= max(needed, len(heading)) + 2
+    has_bars = room >= _BAR_CELLS + 2
+    if has_bars:
+        table.add_column("where the time goes")
+    for row, line in zip(rows, lines, strict=True):
+        table.add_row(*row, *([_time_bar(line)] if has_bars else []))
     return table
 
 

@@ -23,9 +23,9 @@ METRICS = {
 }
 
 
-def shown(*, terminal: bool, quiet: bool = False) -> str:
+def shown(*, terminal: bool, quiet: bool = False, width: int = 120) -> str:
     file = io.StringIO()
-    console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
+    console = Console(file=file, force_terminal=terminal, width=width, color_system=None)
     with open_progress(console, num_steps=4, quiet=quiet) as progress:
         run(progress)
     return file.getvalue()
@@ -43,6 +43,14 @@ def test_every_view_shows_the_step_and_where_its_time_went(terminal: bool) -> No
     text = shown(terminal=terminal)
     for part in ("1/4", "1.25", "14.2", "0.5", "3.2k", "rollout 75%", "train 12%", "anything 12%", "a [bold] word"):
         assert part in text
+
+
+@pytest.mark.parametrize("width", [40, 77, 78])
+def test_a_narrow_terminal_cuts_no_number_and_no_bar(width: int) -> None:
+    text = shown(terminal=True, width=width)
+    row = next(line for line in reversed(text.splitlines()) if "1.25" in line)
+    assert row.split()[:6] == ["1", "1.25", "14.2", "0.5", "3.2k", "2.00"]
+    assert "…" not in row and ("█" * 18 in row) == (width == 78)
 
 
 def test_plain_lines_are_one_a_step_and_few_a_stage() -> None:
