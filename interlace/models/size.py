@@ -4,11 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interlace.models.config import ModelConfig
-from interlace.models.loading import empty_model
-
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 FLOAT_BYTES = 4
 
@@ -48,9 +45,8 @@ class ModelSize:
         return tokens * (around + self.num_layers * self.hidden_bytes_per_token + self.layer_bytes_per_token)
 
 
-def model_size(config: ModelConfig) -> ModelSize:
-    """Raises UserError as check_model."""
-    model = empty_model(config)
+def model_size(model: "PreTrainedModel") -> ModelSize:
+    """Its weights are not read, and may be on the meta device."""
     text = model.config.get_text_config()
     num_heads = int(getattr(text, "num_attention_heads", None) or 1)
     num_kv_heads = int(getattr(text, "num_key_value_heads", None) or num_heads)

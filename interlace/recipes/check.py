@@ -28,7 +28,7 @@ from interlace.rewards.base import load_reward
 from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SERVED_NEEDS = (
     "reference", "critic", "process_reward", "greedy_baseline", "proximal_logprobs", "batch_statistics",
@@ -84,15 +84,16 @@ def check_recipe(recipe: Recipe) -> Derived:
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     check_placement(recipe, devices)
     check_model(recipe.model)
+    model = empty_model(recipe.model)
     if algorithm.needs.critic:
-        check_value_head(empty_model(recipe.model))
+        check_value_head(model)
     tokenizer = load_tokenizer(recipe.model)
     _check_reference(recipe, algorithm.needs, tokenizer)
     prompts = load_prompts(recipe.task, tokenizer)
     _check_evaluation(recipe, len(prompts.heldout))
     _check_warmup(recipe, prompts, tokenizer)
-    size = model_size(recipe.model)
-    num_lora = _check_lora(recipe)
+    size = model_size(model)
+    num_lora = _check_lora(recipe, model)
     longest = _longest_prompt(recipe, prompts, size)
     samples = recipe.prompts_per_step * recipe.samples_per_prompt
     max_tokens_per_step = samples * (longest + recipe.sampling.max_new_tokens)
@@ -180,12 +181,12 @@ def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokeniz
         )
 
 
-def _check_lora(recipe: Recipe) -> int | None:
+def _check_lora(recipe: Recipe, model: "PreTrainedModel") -> int | None:
     if recipe.actor.lora is None:
         return None
     if find_spec("peft") is None:
         raise UserError("actor.lora needs peft, which is not installed: pip install 'interlace[lora]'.")
-    return num_lora_parameters(empty_model(recipe.model), recipe.actor.lora)
+    return num_lora_parameters(model, recipe.actor.lora)
 
 
 def _check_minibatches(recipe: Recipe) -> None:

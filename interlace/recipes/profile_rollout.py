@@ -8,6 +8,7 @@ import numpy as np
 
 from interlace.core.profile import RolloutCosts
 from interlace.core.types import Prompt, Request, Response, Sample, SamplingParams
+from interlace.models.loading import empty_model
 from interlace.models.size import model_size
 from interlace.recipes.config import Recipe
 from interlace.recipes.profile_fit import Call, fit, medians
@@ -193,7 +194,7 @@ async def _state(engine: WorkerGroup[Any], recipe: Recipe) -> dict[str, float]:
     async with engine.hold("profile"):
         num_bytes = engine.loaded_bytes()
         offload_s, onload_s = await medians([engine.unload, engine.load], rounds=3, budget_s=5.0)
-    cache = min(num_bytes, recipe.rollout.max_tokens * model_size(recipe.model).kv_bytes_per_token)
+    cache = min(num_bytes, recipe.rollout.max_tokens * model_size(empty_model(recipe.model)).kv_bytes_per_token)
     return {
         "state_bytes": num_bytes - cache,
         "device_bytes": cache,

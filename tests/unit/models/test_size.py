@@ -13,7 +13,7 @@ from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeEngine
 from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, sft_loss
 from interlace.models.config import ModelConfig
-from interlace.models.loading import load_model
+from interlace.models.loading import empty_model, load_model
 from interlace.models.size import context_length, model_size
 from tests.unit.engines.train.models import tiny_model
 
@@ -38,7 +38,7 @@ def kept_for_the_backward(model: torch.nn.Module) -> Iterator[dict[int, int]]:
 
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_activations_are_about_what_a_forward_keeps(recomputed: bool) -> None:
-    size, model = model_size(TINY), load_model(TINY).model
+    size, model = model_size(empty_model(TINY)), load_model(TINY).model
     engine = TrainEngine(
         model, loss=sft_loss, optimizer=OptimizerConfig(), config=TrainConfig(gradient_checkpointing=recomputed)
     )
