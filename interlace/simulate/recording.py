@@ -45,6 +45,10 @@ class RecordedCall:
     """An engine's running, waiting and preempted sequences, and the use of its KV cache."""
 
 
+UNRECORDED = RecordedCall(start_s=math.inf, returned_s=math.inf, given=(), gave=0, left=(), engine=(0, 0, 0, 0.0))
+"""A call that began after the recording ended."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
     """One run."""

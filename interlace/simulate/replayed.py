@@ -16,7 +16,7 @@ from interlace.runtime.trace import names_of
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
-from interlace.simulate.recording import Left, RecordedCall, Recording
+from interlace.simulate.recording import UNRECORDED, Left, RecordedCall, Recording
 from interlace.simulate.rollout import response_of
 from interlace.simulate.workers import zeros
 
@@ -38,8 +38,8 @@ class RecordedTrack:
         self._left: dict[str, list[RecordedCall]] = {}
         """Operation -> recorded calls that were not made so far."""
 
-    def take(self, method: str, given: Sequence[JSON] = ()) -> RecordedCall | None:
-        """The one made now, None where the recording ended during it. PartedError where the run made another."""
+    def take(self, method: str, given: Sequence[JSON] = ()) -> RecordedCall:
+        """The one made now, UNRECORDED where the recording ended before it. PartedError where the run made another."""
         if method not in self._left:
             self._left[method] = list(self._recording.calls.get((self._track, method), ()))
         left = self._left[method]
@@ -50,7 +50,7 @@ class RecordedTrack:
             if list(call.given) == list(given):
                 return left.pop(place)
         if not (left or self._recording.is_whole):
-            return None
+            return UNRECORDED
         expected = f"with {list(left[0].given)}, at {left[0].start_s:.6f} s" if left else "no more"
         raise PartedError(
             f"the replay went another way than the run at {asyncio.get_running_loop().time():.6f} s: it calls "
@@ -58,11 +58,11 @@ class RecordedTrack:
         )
 
 
-async def returned(call: RecordedCall | None) -> None:
+async def returned(call: RecordedCall) -> None:
     """Waits until the controller takes its result in; for ever where it never did, as far as is known."""
     loop = asyncio.get_running_loop()
     turn = loop.create_future()
-    if call and call.returned_s < math.inf:
+    if call.returned_s < math.inf:
         # Not a sleep: that would not wait at all where it is time now, and results come one at a time.
         loop.call_at(max(call.returned_s, loop.time()), turn.set_result, None)
     await turn
@@ -77,9 +77,6 @@ class ReplayedRank:
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """As recorded. PartedError for a call that the run did not make."""
         recorded = self._track.take(method, names_of(args[0]) if args and isinstance(args[0], Sequence) else [])
-        if recorded is None:
-            never: asyncio.Future[Ran] = asyncio.get_running_loop().create_future()
-            return await never
         ran = await self._rank.call(method, args, kwargs)
         await returned(recorded)
         value = recorded.gave if method == "memory_bytes" else ran.value
@@ -112,7 +109,7 @@ class ReplayedEngine(Worker):
         for request in submissions:
             group = request.serial if request.serial >= 0 else request.uid
             self._pending[group, request.sample_index] = (request, self._version)
-        recorded = next(self._serves)
+        recorded = next(self._serves, UNRECORDED)
         running, waiting, preempted, kv_use = recorded.engine
         return Progress(
             responses=self._let_go(recorded.left),
@@ -127,7 +124,7 @@ class ReplayedEngine(Worker):
 
     async def abort(self) -> tuple[Response, ...]:
         """Everything, as far as it had come."""
-        return self._let_go(next(self._aborts).left)
+        return self._let_go(next(self._aborts, UNRECORDED).left)
 
     async def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
         """Another version serves."""
