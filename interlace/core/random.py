@@ -11,7 +11,7 @@ _BETWEEN, _ESCAPE = "\x1f", "\x1e"
 
 def stable_hash(*key: Key) -> int:
     """A 63-bit non-negative hash of a key, the same in every process and on every machine."""
-    parts = [f"{type(part).__name__}:{part}" for part in key]
+    parts = [f"{part.__class__.__name__}:{part}" for part in key]
     text = _BETWEEN.join(parts)
     if _ESCAPE in text or text.count(_BETWEEN) >= len(parts):
         # A part holds one of the two itself: spelled out, so that no two keys read alike.

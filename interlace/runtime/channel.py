@@ -9,7 +9,6 @@ from collections.abc import (
     Callable,
     Coroutine,
     Hashable,
-    Iterable,
     Mapping,
     Sequence,
 )
@@ -60,7 +59,8 @@ class Channel(Generic[K, R]):
         fields = dataclasses.fields(record_type)  # type: ignore[arg-type]
         self._columns = (*(field.name for field in fields), *marks)
         self._bits = {column: 1 << place for place, column in enumerate(self._columns)}
-        self._marks = frozenset(marks)
+        self._masks: dict[tuple[str, ...], int] = {}
+        """Of the sets of columns asked for so far: few, and each again with every row."""
         self._rows: dict[K, R] = {}
         self._have: dict[K, int] = {}
         self._unread: dict[K, int] = {}
@@ -83,7 +83,7 @@ class Channel(Generic[K, R]):
 
     def subscribe(self, name: str, needs: Sequence[str]) -> "Cursor[K, R]":
         """A new reader; it gets each row once all columns in `needs` are there. Rows opened before are included."""
-        cursor = Cursor(self, name, self._mask(needs), len(self._cursors), self._waits)
+        cursor = Cursor(self, name, self._mask(tuple(needs)), len(self._cursors), self._waits)
         self._cursors.append(cursor)
         for key in self._rows:
             self._unread[key] |= cursor.bit
@@ -105,7 +105,7 @@ class Channel(Generic[K, R]):
         if self._max_rows is not None and len(self._rows) >= self._max_rows:
             raise ChannelFull(f"channel {self.name!r} holds {self._max_rows} rows, its bound; await has_room() first.")
         self.num_opened += 1
-        self._rows[key], self._have[key] = record, self._mask(columns)
+        self._rows[key], self._have[key] = record, self._mask(tuple(columns))
         self._unread[key] = (1 << len(self._cursors)) - 1  # the bit of each cursor
         for cursor in self._cursors:
             cursor._opened(key)
@@ -119,7 +119,7 @@ class Channel(Generic[K, R]):
         if had & added:
             raise ValueError(f"channel {self.name!r}: row {key} has {self._names(had & added)} already")
         if values:
-            self._rows[key] = _with(self._rows[key], values)
+            self._rows[key] = with_columns(self._rows[key], values)
         self._have[key] = had | added
         self._offer_to_all(key)
         return True
@@ -136,7 +136,7 @@ class Channel(Generic[K, R]):
 
     def end_unwritten(self, key: K, column: str, event: TerminalEvent) -> bool:
         """As end(), but only a row whose `column` is not there yet."""
-        return key in self._rows and not self._have[key] & self._mask([column]) and self.end(key, event)
+        return key in self._rows and not self._have[key] & self._mask((column,)) and self.end(key, event)
 
     def close(self) -> None:
         """End of stream: readers end once they have had every open row."""
@@ -200,24 +200,25 @@ class Channel(Generic[K, R]):
             self._on_end(record, event)
         return record
 
-    def _mask(self, columns: Iterable[str]) -> int:
+    def _mask(self, columns: tuple[str, ...]) -> int:
+        if columns in self._masks:
+            return self._masks[columns]
         mask, bits = 0, self._bits
         for column in columns:
             if column not in bits:
                 raise ValueError(f"channel {self.name!r} has no column {column!r}.{nearest(column, self._columns)}")
             mask |= bits[column]
+        self._masks[columns] = mask
         return mask
 
     def _names(self, mask: int) -> str:
         return ", ".join(name for name, bit in self._bits.items() if bit & mask)
 
 
-def _with(record: R, values: Mapping[str, object]) -> R:
+def with_columns(record: R, values: Mapping[str, object]) -> R:
     """A copy with other values. dataclasses.replace does the same in many times the time, at every put."""
     copy: R = object.__new__(type(record))
-    columns = vars(copy)
-    columns.update(vars(record))
-    columns.update(values)
+    object.__setattr__(copy, "__dict__", {**vars(record), **values})  # past the lock of a frozen record
     return copy
 
 
@@ -275,8 +276,9 @@ class Cursor(Generic[K, R]):
 
     def sort_ready(self, order: Callable[[K], Any]) -> None:
         """Puts what is ready in an order of its own, where that of arrival would depend on who was faster."""
-        for key in sorted(self._ready, key=order):
-            self._ready.move_to_end(key)
+        if len(self._ready) > 1:
+            for key in sorted(self._ready, key=order):
+                self._ready.move_to_end(key)
 
     async def get(
         self, num_rows: int, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None

@@ -254,11 +254,13 @@ class WorkerGroup(Generic[W_co]):
             return value
         finally:
             services.waits.end(running)
-            # Another process's clock is known to within a message's way: nothing ran before it was called.
             now_s = services.clock.now()
-            start_s = min(max(start_s, called_s), now_s)
             returned_s = now_s if end_s < math.inf else math.inf
-            timeline.end(span, start_s, max(start_s, min(end_s, now_s)), returned_s)
+            if not called_s <= start_s <= end_s <= now_s:
+                # Another process's clock is known to within a message's way: nothing ran before it was called.
+                start_s = min(max(start_s, called_s), now_s)
+                end_s = max(start_s, min(end_s, now_s))
+            timeline.end(span, start_s, end_s, returned_s)
 
     def _split(self, how: Operation, args: tuple[Any, ...]) -> tuple[list[list[int]], list[tuple[Any, ...]]]:
         if how.split == "broadcast":

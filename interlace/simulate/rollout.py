@@ -5,9 +5,9 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from interlace.core.profile import RolloutCosts, speed_up
 from interlace.core.runs import Runs
@@ -41,7 +41,8 @@ class _Sequence:
     """Of its stint; 0 where it does not run."""
 
 
-class _Stretch(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Stretch:
     """Decode steps of the same sequences, one after another: k of them take prefill_s + k first_s + k^2 reading_s."""
 
     steps: int
@@ -49,14 +50,14 @@ class _Stretch(NamedTuple):
     prefill_s: float
     first_s: float
     reading_s: float
+    seconds: float = 0.0
 
-    @property
-    def seconds(self) -> float:
-        return self.prefill_s + self.steps * self.first_s + self.reading_s * self.steps**2
+    def __post_init__(self) -> None:
+        self.seconds = self.prefill_s + self.steps * self.first_s + self.reading_s * self.steps**2
 
     def cut(self, steps: int) -> "_Stretch":
         """With no more steps than that."""
-        return self._replace(steps=steps) if steps < self.steps else self
+        return replace(self, steps=steps) if steps < self.steps else self
 
     def steps_in(self, seconds: float) -> int:
         """Begun within so many seconds."""
@@ -118,7 +119,7 @@ class SimulatedEngine(Worker):
         responses = [
             _ended(found, FinishReason.ABORTED) for request_id in aborts if (found := self._take_out(request_id))
         ]
-        self._waiting.extend(self._sequence(request) for request in submissions)
+        self._waiting.extend([self._sequence(request) for request in submissions])
         self._due_s += self._costs.call_s + len(submissions) * self._costs.sequence_s
         if submissions:
             self._due_s += self._costs.intake_s

@@ -17,6 +17,8 @@ from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.simulate.lengths import to_normal, uniforms
 from interlace.simulate.pace import Pace
 
+RIGHT, WRONG = RewardResult(reward=1.0), RewardResult(reward=0.0)
+
 
 def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
     """[L] of each sample, without memory of its own."""
@@ -62,8 +64,7 @@ class SimulatedReward(Worker):
         chance = uniforms("failure", *key)[0] if costs.fail_share else 1.0
         if chance < costs.fail_share:
             return min(latency_s, costs.max_s), RewardResult(failure="a simulated failure")
-        is_right = luck < self._solve_rate(prompt.uid)
-        return min(latency_s, costs.max_s), RewardResult(reward=float(is_right))
+        return min(latency_s, costs.max_s), RIGHT if luck < self._solve_rate(prompt.uid) else WRONG
 
     def _drawn_solve_rate(self, uid: str) -> float:
         """Of a prompt: beta-distributed, its variance `solve_spread` of the largest that the mean allows."""

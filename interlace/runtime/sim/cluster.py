@@ -3,6 +3,7 @@
 import asyncio
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import CoroutineType
 from typing import Any
 
@@ -24,11 +25,15 @@ class InlineRank:
         """Made on the loop that it runs on, a VirtualLoop."""
         self._worker, self._context, self._loop = worker, context, virtual_loop()
         self._turn = asyncio.Lock()
+        self._turns: dict[str, AbstractAsyncContextManager[None]] = {}
+        """What the operations called so far run under."""
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """A coroutine function may sleep, which is its cost."""
         try:
-            async with turn_of(self._worker, method, self._turn):
+            if method not in self._turns:
+                self._turns[method] = turn_of(self._worker, method, self._turn)
+            async with self._turns[method]:
                 start_s = self._loop.now_s
                 result = getattr(self._worker, method)(*args, **kwargs)
                 value = await result if isinstance(result, CoroutineType) else result

@@ -38,11 +38,25 @@ class _NoSelector(selectors.BaseSelector):
         self._keys.clear()
 
 
+class _Timer(asyncio.TimerHandle):
+    """To the loop a timer that is due is as an alarm that is due."""
+
+    _loop: "VirtualLoop"
+
+    def done(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.cancelled()
+
+    def set_result(self, _nothing: None) -> None:
+        """Its time has come."""
+        self._loop._ready.append(self)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Deterministic: callbacks run in the order in which they were scheduled, timers in order of time."""
 
     _ready: "deque[asyncio.Handle]"
-    _scheduled: "list[Any]"
+    _scheduled: "list[tuple[float, int, _Timer | asyncio.Future[None]]]"
     """(when, number, timer or alarm): of those that are due at once, the one that was set first goes first."""
     _stopping: bool
     get_debug = staticmethod(bool)
@@ -72,7 +86,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Args], object], *args: *Args, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer(when, callback, args, self, context)
         heapq.heappush(self._scheduled, (when, next(self._numbers), timer))
         return timer
 
@@ -96,28 +110,26 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         # In place of the base class's turn, which asks a selector and the clock each time: most turns of a simulation
-        # run one callback, so that was a fifth of it. All turns until somebody stops the loop, whose last is whole.
+        # run one callback, so that was a fifth of it. Until somebody stops the loop: what is ready then stays so.
         ready = self._ready
-        while True:
-            if not ready and not self._stopping:
-                self._advance(ready)
-            for _ in range(len(ready)):
-                handle = ready.popleft()
-                if handle._cancelled:
-                    continue
-                try:  # as the handle's own _run(), which costs a call more
-                    handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
-                except Exception as error:  # noqa: BLE001 - whatever it is, the loop is told
-                    self.call_exception_handler(
-                        {"message": f"exception in callback {handle}", "exception": error, "handle": handle}
-                    )
-            if self._stopping:
-                return
+        while not self._stopping:
+            if not ready:
+                self._advance()
+                continue
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            try:  # as the handle's own _run(), which costs a call more
+                handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+            except Exception as error:  # noqa: BLE001 - whatever it is, the loop is told
+                self.call_exception_handler(
+                    {"message": f"exception in callback {handle}", "exception": error, "handle": handle}
+                )
 
-    def _advance(self, ready: "deque[asyncio.Handle]") -> None:
+    def _advance(self) -> None:
         """To the next timer or alarm; where there is none, a stall."""
         timers = self._scheduled
-        while timers and _is_over(timers[0][2]):
+        while timers and timers[0][2].done():
             heapq.heappop(timers)
         if not timers:
             if not self.on_stall():
@@ -128,14 +140,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise HangError(f"the virtual clock passed {self._max_seconds:.0f} s")
         while timers and timers[0][0] <= self.now_s:
             due = heapq.heappop(timers)[2]
-            if isinstance(due, asyncio.TimerHandle):
-                ready.append(due)
-            elif not due.done():
+            if not due.done():
                 due.set_result(None)
-
-
-def _is_over(timed: "asyncio.TimerHandle | asyncio.Future[None]") -> bool:
-    return timed.cancelled() if isinstance(timed, asyncio.TimerHandle) else timed.done()
 
 
 def virtual_loop() -> VirtualLoop:

@@ -5,6 +5,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from interlace.core.types import Prompt, Sample, SampleKey, TerminalEvent
+from interlace.runtime.channel import with_columns
 from interlace.runtime.stages.rounds import Launch, Rounds
 from interlace.runtime.stages.sources import PromptSource
 from interlace.runtime.stages.stream import ADMITTED, SampleChannel
@@ -55,7 +56,8 @@ class Admission:
 
     def ticket(self, gid: int) -> Ticket | None:
         """A live group's ticket; None once it was consumed or dropped."""
-        return self._live[gid][0] if self._is_live(gid) else None
+        found = self._live.get(gid)
+        return found[0] if found and gid not in self._empty else None
 
     def size_of(self, gid: int) -> int:
         """Samples that a live group was launched with."""
@@ -173,8 +175,9 @@ class Admission:
     def _admit(self, launch: Launch, step: int) -> list[Sample]:
         ticket = self._new_ticket(step)
         self._live[ticket.gid] = (ticket, launch)
-        keys = [SampleKey(ticket.gid, index) for index in range(launch.num_samples)]
-        samples = [Sample(key=key, prompt=launch.prompt) for key in keys]
+        first = Sample(key=SampleKey(ticket.gid, 0), prompt=launch.prompt)
+        others = [{"key": SampleKey(ticket.gid, index)} for index in range(1, launch.num_samples)]
+        samples = [first, *(with_columns(first, key) for key in others)]
         for sample in samples:
             self.channel.open(sample.key, sample, ADMITTED)
         return samples

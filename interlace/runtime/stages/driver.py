@@ -140,7 +140,8 @@ class EngineDriver:
             if self._evacuating:
                 self._evacuating = False
                 await self._abort_all()
-            await self._swap_if_due()
+            if self._pending:
+                await self._swap_if_due()
             submissions = self._admit()
             if not self._running and not self._aborts:
                 continue

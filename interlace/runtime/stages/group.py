@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from interlace.core.types import Sample, SampleGroup, SampleKey, TerminalEvent
+from interlace.core.types import Sample, SampleGroup, TerminalEvent
 from interlace.runtime.stages.admission import Admission
 from interlace.runtime.stages.stream import Stream
 
@@ -23,13 +23,14 @@ class GroupStage:
         """Starts collecting."""
         cursor = stream.subscribe(self._name)
         cursor.on_ready = self._sample_arrived
-        cursor.on_tombstone = lambda sample, _event: self._sample_ended(sample.key)
+        cursor.on_tombstone = self._sample_ended
 
     def _sample_arrived(self, sample: Sample) -> None:
         self._arrived.setdefault(sample.key.gid, {})[sample.key.index] = sample
         self._complete_if_last(sample.key.gid)
 
-    def _sample_ended(self, key: SampleKey) -> None:
+    def _sample_ended(self, sample: Sample, _event: TerminalEvent) -> None:
+        key = sample.key
         if self._admission.ticket(key.gid) is None:
             # The whole group has ended or is in training: nothing to count any more.
             self._forget(key.gid)

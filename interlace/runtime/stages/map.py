@@ -43,6 +43,7 @@ class MapStage:
         self._name, self._cluster, self._replicas = name, cluster, tuple(replicas)
         self._operation, self._writes, self._to_columns = operation, tuple(writes), to_columns
         self._granule, self._on_failed = granule, on_failed
+        self._wanted = f"{granule} samples for {name}"
         self._flush = False
         self._released: deque[int] = deque()
 
@@ -72,9 +73,10 @@ class MapStage:
             self._write(rows, results)
 
     async def _serve_concurrently(self, replica: WorkerGroup[Any]) -> None:
+        name = f"{self._name} {replica.name}"
         while await self._granule_released(replica):
             rows = self._cursor.lease(self._released.popleft())
-            self._cluster.spawn(self._serve_granule(replica, rows), name=f"{self._name} {replica.name}")
+            self._cluster.spawn(self._serve_granule(replica, rows), name=name)
 
     async def _serve_granule(self, replica: WorkerGroup[Any], rows: Sequence[Sample]) -> None:
         results, _ = await replica.inline(self._operation, rows, cause=self._name)
@@ -89,7 +91,7 @@ class MapStage:
             elif self._cursor.exhausted:
                 return False
             else:
-                await self._cursor.changed.wait(who=replica.name, what=f"{self._granule} samples for {self._name}")
+                await self._cursor.changed.wait(who=replica.name, what=self._wanted)
         return True
 
     def _release(self, ready: int) -> None:
@@ -98,7 +100,7 @@ class MapStage:
         # two runs are equal only if the order is that of admission.
         self._cursor.sort_ready(lambda key: key)
         share = math.ceil(ready / len(self._replicas)) if self._replicas[0].devices else min(ready, self._granule)
-        self._released.extend(min(share, ready - start) for start in range(0, ready, share))
+        self._released.extend([min(share, ready - start) for start in range(0, ready, share)])
 
     def _write(self, rows: Sequence[Sample], results: Sequence[Any]) -> None:
         for row, result in zip(rows, results, strict=True):
