@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -102,10 +102,9 @@ class DeviceLock:
             self._arbiter.release(claim)
             self._pump()
 
-    def waits_for(self, tenant: Tenant) -> bool:
-        """Whether a claim of others waits for a device that this tenant holds."""
-        mine = tenant.device_indices
-        return any(device in mine for claim in self._arbiter.waiting() for device in claim.devices)
+    def is_wanted(self, devices: Container[int]) -> bool:
+        """Whether a claim waits for one of these."""
+        return any(device in devices for claim in self._arbiter.waiting() for device in claim.devices)
 
     def take_holds(self) -> Sequence[Hold]:
         """Claims that waited or held since the last time; those that still do come again."""

@@ -130,11 +130,6 @@ class WorkerGroup(Generic[W_co]):
         """Ranks of the group."""
         return len(self._ranks)
 
-    @property
-    def wanted_by_others(self) -> bool:
-        """Whether others wait for a device of this group."""
-        return self._services.lock.waits_for(self)
-
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
         return self._caller(method, "")
 

@@ -208,7 +208,7 @@ def test_a_hold_keeps_the_devices_over_several_calls(run: Run) -> None:
             for _ in range(3):
                 await first.work("x")
                 order.append("first")
-            assert first.wanted_by_others
+            assert cluster.lock.is_wanted(first.device_indices)
         await waiting
         return order
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,12 @@ def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
     )
 
 
-def _share_devices(cluster: Cluster, engines: Sequence[WorkerGroup[Any]]) -> bool:
-    """Whether another role may run on a device of an engine."""
+def _shared_devices(cluster: Cluster, engines: Sequence[WorkerGroup[Any]]) -> frozenset[int]:
+    """All devices of the engines, if another role may run on one of them; else none."""
     roles = [role for role in Placement.model_fields if role != "rollout"]
-    others = {device for role in roles for devices in cluster.place(role) for device in devices}
-    return any(device in others for engine in engines for device in engine.devices)
+    others = {device.index for role in roles for devices in cluster.place(role) for device in devices}
+    mine = frozenset(index for engine in engines for index in engine.device_indices)
+    return frozenset() if mine.isdisjoint(others) else mine
 
 
 class Generator:
@@ -62,7 +64,7 @@ class Generator:
         self._budget = schedule.rollout_budget
         self._migrate = schedule.tail if isinstance(schedule.tail, Migrate) else None
         self._samples_per_step = samples_per_step
-        self._shares_devices = self._migrate is not None and _share_devices(cluster, engines)
+        self._shared_devices = _shared_devices(cluster, engines) if self._migrate else frozenset()
         self._swapped = Signal(cluster.waits)
         self._lengths = LengthHistory(float(params.max_new_tokens))
         self._drivers = [
@@ -81,6 +83,8 @@ class Generator:
         """Engines that get requests; fewer while the survivors of a step are gathered."""
         self._unfinished: dict[SampleKey, str] = {}
         """Each with the id of its request."""
+        self._driver_of: dict[str, EngineDriver] = {}
+        """Of each request that is out: there may be a thousand to look through."""
         self._suspended: dict[SampleKey, Job] = {}
         self._channel: SampleChannel | None = None
         self.on_generated: Callable[[SampleKey], None] = lambda _key: None
@@ -114,12 +118,16 @@ class Generator:
                 request=request,
                 order=EVALUATION_ORDER,
                 expected_tokens=self._expected(request),
-                deliver=future.set_result,
+                deliver=partial(self._answered, future),
             )
             for request, future in zip(requests, futures, strict=True)
         ]
         self._dispatch(jobs)
         return [await self._cluster.waits.wait_for(future, who="evaluation", what="a response") for future in futures]
+
+    def _answered(self, future: "asyncio.Future[Response]", response: Response) -> None:
+        del self._driver_of[response.completion.request.id]
+        future.set_result(response)
 
     def update_weights(self, bundle: WeightBundle) -> None:
         """Gives every engine new weights; each swaps when it may."""
@@ -153,9 +161,8 @@ class Generator:
         suspended = self._suspended.pop(sample.key, None)
         if suspended:
             self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
-        else:
-            for driver in self._drivers:
-                driver.cancel(request_id)
+        elif request_id in self._driver_of:
+            self._driver_of.pop(request_id).cancel(request_id)
 
     def _dispatch(self, jobs: Sequence[Job]) -> None:
         if not jobs:
@@ -163,6 +170,7 @@ class Generator:
         ready = [driver for driver in self._kept if driver.starts_new] or self._kept
         chosen = self._policy.assign([job.expected_tokens for job in jobs], [driver.load for driver in ready])
         for job, engine in zip(jobs, chosen, strict=True):
+            self._driver_of[job.request.id] = ready[engine]
             ready[engine].submit(job)
 
     def _jobs(self, samples: Sequence[Sample]) -> list[Job]:
@@ -203,6 +211,7 @@ class Generator:
 
     def _ended(self, sample: Sample, response: Response) -> None:
         done = response.completion
+        del self._driver_of[done.request.id]
         if done.finish_reason == FinishReason.LENGTH and len(done.token_ids) < self._params.max_new_tokens:
             self._suspend(sample, response)
             return
@@ -238,9 +247,11 @@ class Generator:
         """
         left = len(self._unfinished)
         is_tail = 0 < left <= settings.remaining_share * self._samples_per_step
-        if not is_tail or self._kept is not self._drivers or any(driver.num_queued for driver in self._drivers):
+        if not is_tail or self._kept is not self._drivers:
             return
-        if self._shares_devices and not any(driver.group.wanted_by_others for driver in self._drivers):
+        if self._shared_devices and not self._cluster.lock.is_wanted(self._shared_devices):
+            return
+        if any(driver.num_queued for driver in self._drivers):
             return
         by_work = sorted(self._drivers, key=lambda driver: -driver.num_running)
         held = sum(driver.kv_use for driver in by_work if driver.num_running)
