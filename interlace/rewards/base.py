@@ -4,6 +4,7 @@ A built-in is a module of this folder with a function `score` of the type Reward
 import stand in its tuple `PRELOAD`, so that worker processes share one import.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -114,11 +115,25 @@ class ScoreRequest:
 
 
 def load_reward(name: str) -> RewardFn:
-    """The function a name stands for. Raises UserError where there is none."""
+    """The function a name stands for. Raises UserError where there is none, or it cannot be called as one."""
     if ":" in name:
-        return load_callable("reward", name)  # type: ignore[return-value]  # what it returns is checked at each call
+        return _own_reward(name)
     found: RewardFn = builtin_module("reward", rewards, name, hidden=HIDDEN).score
     return found
+
+
+def _own_reward(name: str) -> RewardFn:
+    found = load_callable("reward", name)
+    if inspect.iscoroutinefunction(found):
+        raise UserError(f"reward {name!r} is `async def`, and nothing awaits it: write `def`. It has its own process.")
+    try:
+        inspect.signature(found).bind("prompt", "response", "answer", {})
+    except TypeError as error:
+        how = "f(prompt, response, answer, metadata)"
+        raise UserError(f"reward {name!r} cannot be called as {how}: {error}.") from None
+    except ValueError:  # of a few functions written in C there is no telling
+        pass
+    return found  # type: ignore[return-value]  # what it returns is checked at each call
 
 
 def preload_modules(name: str) -> tuple[str, ...]:

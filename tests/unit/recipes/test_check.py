@@ -172,9 +172,9 @@ def test_what_cannot_work_is_refused(check: Check, overrides: list[str], message
 
 def test_an_algorithm_for_rewards_of_0_or_more_takes_what_may_be_so(check: Check) -> None:
     check("algorithm=maxrl", *VERDICTS)
-    check("algorithm=maxrl", "reward.name=math:fsum", "reward.tag=null")
+    check("algorithm=maxrl", "reward.name=tests.support.reward_functions:length", "reward.tag=null")
     with pytest.raises(UserError, match="a response may get -5"):
-        check("algorithm=maxrl", "reward.name=math:fsum")
+        check("algorithm=maxrl", "reward.name=tests.support.reward_functions:length")
 
 
 def test_a_response_that_the_kv_cache_holds_is_one_that_the_engine_serves(check: Check) -> None:
