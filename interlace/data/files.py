@@ -19,6 +19,8 @@ def file_rows(source: FileSource, split: Split) -> list[Row]:
     if given is None:
         return []
     path = Path(given).expanduser()
+    if path.is_dir():
+        raise UserError(f"data file {given!r} is a folder; name one .jsonl or .parquet file.")
     if not path.is_file():
         raise UserError(f"data file {given!r} does not exist (looked in {path.parent.resolve()}).")
     readers = {".jsonl": _jsonl, ".parquet": _parquet}
@@ -34,7 +36,10 @@ def _row(source: FileSource, split: Split, path: Path, number: int, values: Mapp
     origin = f"{path}:{number}"
     prompt, answer = (_column(values, name, origin) for name in (source.prompt_column, source.answer_column))
     if not isinstance(prompt, str):
-        raise UserError(f"{origin}: column {source.prompt_column!r} is {_kind(prompt)}, it must be text.")
+        raise UserError(
+            f"{origin}: column {source.prompt_column!r} is {_kind(prompt)}, it must be text: of a chat, the question "
+            "alone, which the tokenizer's chat template is put around."
+        )
     if not isinstance(answer, str | int | float):
         raise UserError(f"{origin}: column {source.answer_column!r} is {_kind(answer)}, it must be text or a number.")
     if answer != answer:  # noqa: PLR0124  # what tables put where there is no number

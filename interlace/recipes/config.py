@@ -211,9 +211,7 @@ def _task(value: Any) -> Any:
 
 def task_of(name: str) -> dict[str, object]:
     """A task written as one word: a data file, or the name of a reasoning-gym dataset."""
-    if name.endswith((".jsonl", ".parquet")):
-        return {"files": {"train": name}}
-    return {"reasoning_gym": {"name": name}}
+    return {"reasoning_gym": {"name": name}} if name.isidentifier() else {"files": {"train": name}}
 
 
 class Recipe(Config):

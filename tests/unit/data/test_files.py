@@ -65,6 +65,10 @@ def test_each_mistake_names_file_and_line(tmp_path: Path) -> None:
     assert "set.jsonl:1: column 'answer' is null" in refusal(write(tmp_path, '{"prompt": "1", "answer": null}'))
     assert "set.jsonl:1: column 'answer' is NaN" in refusal(write(tmp_path, '{"prompt": "1", "answer": NaN}'))
     assert "set.jsonl:1: column 'prompt' is a int" in refusal(write(tmp_path, '{"prompt": 1, "answer": "1"}'))
+    chat = '{"prompt": [{"role": "user", "content": "1+1"}], "answer": "2"}'
+    assert "set.jsonl:1: column 'prompt' is a list, it must be text: of a chat, the question alone" in refusal(
+        write(tmp_path, chat)
+    )
 
 
 def test_text_that_is_not_utf8_is_named_too(tmp_path: Path) -> None:
@@ -77,7 +81,7 @@ def test_files_that_are_empty_missing_or_of_another_kind(tmp_path: Path) -> None
     assert "is empty" in refusal(write(tmp_path))
     assert "is empty" in refusal(write(tmp_path, "", "  "))
     assert "does not exist" in refusal(tmp_path / "none.jsonl")
-    assert "does not exist" in refusal(tmp_path)
+    assert "is a folder; name one .jsonl or .parquet file" in refusal(tmp_path)
     assert "neither .jsonl nor .parquet" in refusal(write(tmp_path, "a", name="set.csv"))
     pytest.importorskip("pyarrow")
     assert "is not a Parquet file" in refusal(write(tmp_path, "a", name="set.parquet"))
