@@ -12,6 +12,7 @@ from rich.text import Text
 
 from interlace.cli.libraries import hush_libraries
 from interlace.cli.train import ROOT
+from interlace.core.errors import UserError
 from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def compare(
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, for all: `eval_every=0 seed=1`."),
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="local, ray or sim. Default: the recipe's.")] = None,
-    devices: Annotated[int, typer.Option(min=1, help="With sim: of the virtual cluster.")] = 8,
+    devices: Annotated[int | None, typer.Option(min=1, help="With sim: of the virtual cluster. Default: 8.")] = None,
     profile: Annotated[str | None, typer.Option(help="With sim: what the workers cost.")] = None,
     steps: Annotated[int | None, typer.Option(help="Of each run. Default: the recipe's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
@@ -46,7 +47,11 @@ def compare(
     console, changes = Console(), overrides or []
     if cluster == "sim":
         changes = changes if steps is None else [*changes, f"steps={steps}"]
-        outcomes = _simulated(recipe, changes, schedules, devices, profile)
+        outcomes = _simulated(recipe, changes, schedules, 8 if devices is None else devices, profile)
+    elif devices is not None or profile is not None:
+        raise UserError(
+            "--devices and --profile are of a virtual cluster: add --cluster sim. A real one has cluster.devices=cpu:4."
+        )
     else:
         chosen = [f"cluster={cluster}"] if cluster else []
         variants = load_variants(recipe, [*changes, *chosen], schedules, steps)

@@ -175,5 +175,7 @@ def _numbered(root: Path, recipe: str) -> list[tuple[str, int]]:
 
 def _run_path(root: Path, name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise UserError(f"run name {name!r} cannot name a folder. Use at most 200 letters, digits, '.', '_', '-'.")
+        raise UserError(
+            f"run name {name!r} cannot name a folder. Give one (--name) of at most 200 of A-Z, a-z, 0-9, '.', '_', '-'."
+        )
     return root / name

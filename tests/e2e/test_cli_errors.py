@@ -47,7 +47,8 @@ Train = Callable[..., Result]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a recipe `mine.yaml` in it."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text(RECIPE)
+    for name in ("mine.yaml", "my recipe.yaml"):
+        (tmp_path / name).write_text(RECIPE)
     return tmp_path
 
 
@@ -83,9 +84,11 @@ def no_run(folder: Path) -> bool:
         (["mine.yaml", "schedule.placement.actor=2"], ["placement.actor = '2' names device 2, but the pool has 2"]),
         (["mine.yaml", "algorithm=grpoo"], ["unknown algorithm 'grpoo'. Did you mean 'grpo'?"]),
         (["mine.yaml", "cluster=sim"], ["cluster.backend = 'sim': there is no such back end", "local"]),
+        (["mine.yaml", "task=rows.csv", "reward=exact"], ["data file 'rows.csv' does not exist"]),
         (["mine.yaml", "model=./nowhere"], ["model './nowhere': there is no such folder or file"]),
         (["mine.yaml", "--name", "a/b"], ["run name 'a/b' cannot name a folder"]),
         (["mine.yaml", "--name", ""], ["run name '' cannot name a folder"]),
+        (["my recipe.yaml"], ["run name 'my recipe' cannot name a folder", "--name"]),
         (["mine.yaml", "--resume"], ["there is no run of 'mine'", "Start it without --resume"]),
         (["mine.yaml", "--resume", "--name", "x"], ["there is no run 'x' to resume"]),
         (["mine.yaml", "--resume", "--overwrite"], ["give one of them"]),
@@ -109,6 +112,7 @@ def test_bad_input_is_refused(folder: Path, train: Train, args: Sequence[str], s
         (["simulate", "--profile", "bytes.json"], ["profile 'bytes.json' is neither JSON nor YAML"]),
         (["compare", "--cluster", "sim", "--schedules", "areal", "--steps", "0"], ["steps = 0", "greater than"]),
         (["compare", "--cluster", "sim", "--schedules", "areal", "minibatches=4"], ["cannot be cut into"]),
+        (["compare", "--cluster", "local", "--schedules", "areal"], ["--profile are of a virtual cluster"]),
         (["profile", "--out", "."], ["--out . is a folder"]),
         (["profile", "--budget", "nan"], ["--budget nan: give the seconds"]),
         (["profile", "--budget", "-1"], ["--budget -1: give the seconds"]),
