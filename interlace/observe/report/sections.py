@@ -156,7 +156,8 @@ def gantts(entries: Sequence[Entry], step: int | None) -> str:
         timeline = entry.timeline
         chosen = _chosen_step(timeline, step) if timeline else None
         if timeline is None or chosen is None:
-            note = f"timeline.json does not hold step {step}." if step else "There is no timeline.json."
+            asked = "a whole step" if step is None else f"step {step}"
+            note = f"timeline.json does not hold {asked}." if timeline else "There is no timeline.json."
             parts.append(f"<p>{escape(entry.run.name)}: {escape(note)}</p>")
             continue
         start_s, end_s = timeline.steps[chosen]
