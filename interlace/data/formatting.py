@@ -1,5 +1,6 @@
 """From rows to prompts: template, chat template, token ids."""
 
+import json
 import string
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ def _fill(value: JSON, style: PromptFormat) -> str:
     items = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     filled = []
     for item in items:
-        text = str(item)
+        text = json.dumps(item) if isinstance(item, bool) else str(item)  # `true`, as an answer is
         for old, new in style.replace.items():
             text = text.replace(old, new)
         filled.append(text)

@@ -33,6 +33,10 @@ def test_a_template_names_the_prompt_and_columns() -> None:
     assert render(row(level=2, numbers=["1.0", "22.0"]), style) == "{Q} Sort. two: 1 twotwo"
 
 
+def test_true_is_written_as_in_the_file() -> None:
+    assert render(row(sorted=True, kept=[False, 1]), PromptFormat(template="{sorted} {kept}")) == "true false1"
+
+
 def test_a_template_that_names_what_is_not_there() -> None:
     with pytest.raises(UserError, match=r"set.jsonl:1 has no column 'levl'. Did you mean 'level'"):
         render(row(level=2), PromptFormat(template="{levl}"))
