@@ -45,11 +45,7 @@ class RunFolder:
                     f"or give this one another name (--name)."
                 )
             run._delete()
-        try:
-            run.path.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"cannot make the run folder {run.path}: {error.strerror}. Choose another root.") from error
-        run._make_subfolders()
+        run._make_folders()
         return run
 
     @classmethod
@@ -58,7 +54,7 @@ class RunFolder:
         run = cls(path=_run_path(root, name))
         if not run.config.exists():
             raise UserError(f"there is no run {name!r} to resume ({run.config} is missing). Start it without --resume.")
-        run._make_subfolders()
+        run._make_folders()
         return run
 
     @property
@@ -133,9 +129,14 @@ class RunFolder:
             number = 1 + len(list(self.path.glob("timeline-*.json")))
             self.timeline.rename(self.path / f"timeline-{number}.json")
 
-    def _make_subfolders(self) -> None:
-        self.samples.mkdir(exist_ok=True)
-        self.checkpoints.mkdir(exist_ok=True)
+    def _make_folders(self) -> None:
+        try:
+            for path in (self.samples, self.checkpoints):
+                path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"cannot make the run folder {path}: {error.strerror}. Work in a folder that can be written."
+            ) from error
 
     def _delete(self) -> None:
         """Deletes only what a run made: a folder with files but no config.yaml may be somebody's own."""

@@ -67,6 +67,15 @@ def test_resuming_needs_a_run(tmp_path: Path) -> None:
     assert RunFolder.resume(tmp_path, "a").name == "a"
 
 
+def test_resuming_a_run_whose_folders_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "a")
+    run.write_config(Settings())
+    run.samples.rmdir()
+    run.samples.write_text("in its place")
+    with pytest.raises(UserError, match=r"cannot make the run folder .*samples: File exists"):
+        RunFolder.resume(tmp_path, "a")
+
+
 def test_config_comes_back_and_keeps_the_order_of_its_fields(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "a")
     run.write_config(Settings(zeta=5))
