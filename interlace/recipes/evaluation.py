@@ -63,7 +63,7 @@ class Evaluator:
         reward: WorkerGroup[Any],
     ) -> None:
         """sampling: as in training, but for the temperature. prompts: held-out; with none there is no evaluation."""
-        self._settings, self._sampling, self._right = recipe.evaluation, sampling, recipe.reward.correct
+        self._settings, self._sampling, self._is_right = recipe.evaluation, sampling, recipe.reward.is_right
         self._prompts = tuple(prompts[: self._settings.num_prompts])
         self._run, self._reward = run, reward
 
@@ -120,9 +120,6 @@ class Evaluator:
         ]
         results: list[RewardResult] = await self._reward.because("evaluation").score(samples) if samples else []
         return list(zip(samples, results, strict=True))
-
-    def _is_right(self, result: RewardResult) -> bool:
-        return result.failure is None and result.reward >= self._right
 
     def _share(self, scored: Sequence[Scored]) -> float:
         return sum(self._is_right(result) for _, result in scored) / len(scored)

@@ -88,7 +88,7 @@ async def measure_reward(
     times = await medians(calls, rounds=5, budget_s=budget_s)
     call_s, answer_s = fit([[1.0, float(len(some))], [1.0, float(count)], [float(count), float(count)]], times)
     workers = max(1, recipe.reward.workers)
-    right = [result.failure is None and result.reward >= recipe.reward.correct for result in results]
+    right = [recipe.reward.is_right(result) for result in results]
     failed = [result.failure is not None for result in results]
     logs = np.log(np.maximum(alone, 1e-9))
     return RewardCosts(

@@ -20,7 +20,7 @@ from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_callable
 from interlace.core.types import JSON, RewardResult
 from interlace.models.config import ModelConfig
-from interlace.rewards.shaping import ShapingConfig
+from interlace.rewards.shaping import TASK, ShapingConfig
 
 HIDDEN = ("base", "classifier", "scorer", "shaping")
 """Modules of this folder that are no rewards."""
@@ -30,7 +30,7 @@ RewardFn: TypeAlias = Callable[[str, str, str, Mapping[str, JSON]], Score]
 """Called as fn(prompt, response, answer, metadata). A bool is a verdict and becomes `correct` or `incorrect`; a number
 is the reward itself; a mapping's values are the reward's named parts, and their sum is the reward."""
 TAKEN = ("mean", "std", "max", "min")
-"""Parts cannot be called so: a step's metrics already have these of the reward itself."""
+"""Parts cannot be called so: a step's metrics already have these of the reward itself. Nor as what shaping adds."""
 LARGEST = float(np.finfo(np.float32).max)
 """Beyond it a reward is infinite to whatever is made of it."""
 
@@ -60,7 +60,8 @@ class RewardConfig(Config):
     model: Annotated[RewardModelConfig, BeforeValidator(_model)] | None = None
     """Of the reward `model`: its number is the reward. It needs devices: schedule.placement.reward."""
     correct: float = 5.0
-    """Reward of a response that a verdict calls right; held-out answers with as much or more count as right."""
+    """Reward of a response that a verdict calls right; held-out answers with as much or more, before anything is taken
+    off for their form, count as right."""
     incorrect: float = -5.0
     """Reward of one it calls wrong, or that lacks the tag."""
     tag: str | None = None
@@ -92,6 +93,11 @@ class RewardConfig(Config):
                 "no parts to weigh; set what it counts as, correct and incorrect"
             )
         return self
+
+    def is_right(self, result: RewardResult) -> bool:
+        """Whether a held-out answer is: its form, which `shaping` judges, does not make it wrong."""
+        task = result.parts.get(TASK, result.reward) if self.shaping.added else result.reward
+        return result.failure is None and task >= self.correct
 
     @property
     def least(self) -> float | None:
@@ -172,8 +178,10 @@ def _result(score: Score, config: RewardConfig) -> RewardResult:
         return RewardResult(reward=config.correct if score else config.incorrect, parts={"accuracy": float(score)})
     if isinstance(score, Mapping):
         parts = {_whole(str(name)): _number(value) for name, value in score.items()}
-        if taken := [name for name in TAKEN if name in parts]:
-            raise UserError(f"the reward function returned a part {taken[0]!r}, as metrics call the whole: rename it")
+        if taken := [name for name in (*TAKEN, *config.shaping.added) if name in parts]:
+            raise UserError(
+                f"the reward function returned a part {taken[0]!r}, and metrics have another of that name: rename it"
+            )
         return RewardResult(reward=_number(sum(parts.values())), parts=parts)
     return RewardResult(reward=_number(score))
 

@@ -13,6 +13,7 @@ from interlace.core.types import IntArray, RewardResult
 
 TASK = "task"
 """The part that holds the task's own reward, where anything is added to it."""
+OVERLONG, REPETITION = "overlong", "repetition"
 LENGTH = "length"
 """The part that a group's length reward adds."""
 
@@ -47,6 +48,13 @@ class ShapingConfig(Config):
         return self
 
     @property
+    def added(self) -> tuple[str, ...]:
+        """Names of the parts that a response's form is given: no reward function's own are called so."""
+        own = {OVERLONG: self.overlong_limit, REPETITION: self.repetition_ngram, LENGTH: self.length_weight}
+        found = tuple(name for name, setting in own.items() if setting)
+        return (TASK, *found) if found else ()
+
+    @property
     def most_taken_off(self) -> float:
         """What a response loses at worst to its form."""
         overlong = self.overlong_penalty if self.overlong_limit is not None else 0.0
@@ -62,9 +70,9 @@ def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> 
     added: dict[str, float] = {}
     if config.overlong_limit is not None:
         share = overlong_share(len(token_ids), config.overlong_limit, config.overlong_buffer)
-        added["overlong"] = -config.overlong_penalty * share
+        added[OVERLONG] = -config.overlong_penalty * share
     if config.repetition_ngram is not None:
-        added["repetition"] = -config.repetition_penalty * repeated_share(token_ids, config.repetition_ngram)
+        added[REPETITION] = -config.repetition_penalty * repeated_share(token_ids, config.repetition_ngram)
     if not added:
         return replace(result, reward=task) if config.weights else result
     return replace(result, reward=task + sum(added.values()), parts={**result.parts, TASK: task, **added})

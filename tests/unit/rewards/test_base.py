@@ -64,6 +64,16 @@ def test_what_is_no_number_fails_the_sample(value: Score) -> None:
     assert "the reward function returned" in failure
 
 
+def test_a_part_is_not_called_as_what_shaping_adds() -> None:
+    def own(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> Score:
+        return {"task": -1.0, "brief": 2.0}
+
+    request = ScoreRequest(prompt="", response="", answer="", metadata={})
+    alone, beside = RewardConfig(), RewardConfig.parse({"shaping": {"length_weight": 1.0}})
+    assert evaluate(own, alone, request).failure is None
+    assert "'task'" in str(evaluate(own, beside, request).failure)
+
+
 def test_only_the_last_tag_counts() -> None:
     config = RewardConfig(name="exact", tag="answer")
     assert score(config, "<answer>3</answer> no: <answer>\n4 </answer>", "4").reward == 5.0
