@@ -159,6 +159,11 @@ class PolicyRun:
         """The current version of the weights."""
         return self.admission.gate.version
 
+    @property
+    def num_groups(self) -> int:
+        """Groups admitted so far, over all of a run's processes: the next one's number."""
+        return self.admission.gate.admitted
+
     async def start(self) -> None:
         """Starts the engines with the actor's weights; before the flow, so that an evaluation can come first."""
         self.rollout.generator.start()

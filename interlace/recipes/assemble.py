@@ -7,6 +7,7 @@ from interlace.algorithms import Algorithm
 from interlace.core.types import SamplingParams
 from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.recipes.config import Recipe
+from interlace.recipes.state import RunState
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.factory import StageFactory
@@ -36,9 +37,10 @@ async def assemble(
     prompts: PromptSource,
     observer: StepObserver,
     *,
-    done_steps: int = 0,
+    resumed: RunState | None = None,
 ) -> Assembled:
-    """Joins the workers of a recipe. done_steps: trained before, where a run is resumed."""
+    """Joins the workers of a recipe. resumed: where the run stands that goes on."""
+    done_steps = resumed.done_steps if resumed else 0
     sampling = await sampling_of(recipe, groups.rollout[0])
     settings = LoopSettings(
         num_steps=recipe.steps,
@@ -57,5 +59,7 @@ async def assemble(
         num_steps=recipe.steps,
         done_steps=done_steps,
     )
+    if resumed:
+        stages.gate.restore(resumed.num_groups)
     run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer)
     return Assembled(run=run, sampling=sampling)

@@ -145,7 +145,7 @@ class _Session:
             groups,
             stream,
             self,
-            done_steps=self._recording.done_steps,
+            resumed=self._state,
         )
         self._evaluator = Evaluator(recipe, ready.sampling, prompts.heldout, ready.run, groups.reward)
         await ready.run.start()
@@ -164,7 +164,8 @@ class _Session:
             await self._evaluator.evaluate()
         if self._is_due(self._recipe.checkpoint_every, result.step):
             await self._saver.copy()
-            self._saver.write(RunState(done_steps=result.step, stream=self._stream.state([]), before=None))
+            nothing = RunState(done_steps=result.step, num_groups=0, stream=self._stream.state([]), before=None)
+            self._saver.write(nothing)
         return not is_last
 
     @staticmethod

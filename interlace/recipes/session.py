@@ -74,6 +74,8 @@ class _Session:
         self._checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints)
         self._prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
         self._stream = PromptStream(self._prompts.train, recipe.seed)
+        self._resumed: RunState | None = None
+        """Where the run stood, where it goes on from a checkpoint."""
         self._done_steps = 0
         self._before: Evaluation | None = None
         self._after: Evaluation | None = None
@@ -126,7 +128,7 @@ class _Session:
 
     def _restore(self) -> Path | None:
         newest = self._checkpoints.latest()
-        state = RunState.read(newest) if newest else None
+        state = self._resumed = RunState.read(newest) if newest else None
         self._folder.truncate_after(state.done_steps if state else 0)
         if state:
             self._done_steps, self._before = state.done_steps, state.before
@@ -168,7 +170,7 @@ class _Session:
                 await self._groups.critic.load_optimizer(newest / CRITIC_FOLDER)
         await self._say_how_it_computes()
         ready = await assemble(
-            cluster, recipe, algorithm_of(recipe), self._groups, self._stream, self, done_steps=self._done_steps
+            cluster, recipe, algorithm_of(recipe), self._groups, self._stream, self, resumed=self._resumed
         )
         self._run = ready.run
         self._evaluator = Evaluator(recipe, ready.sampling, self._prompts.heldout, self._run, self._groups.reward)
@@ -249,4 +251,9 @@ class _Session:
 
     def _state(self, unfinished: Sequence[Prompt]) -> RunState:
         """unfinished: prompts that were drawn and not trained on."""
-        return RunState(done_steps=self._done_steps, stream=self._stream.state(unfinished), before=self._before)
+        return RunState(
+            done_steps=self._done_steps,
+            num_groups=self._run.num_groups,
+            stream=self._stream.state(unfinished),
+            before=self._before,
+        )

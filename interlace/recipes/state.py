@@ -14,6 +14,8 @@ class RunState(Config):
     """Enough to go on as if nothing had happened."""
 
     done_steps: int
+    num_groups: int
+    """Admitted so far: numbers that are taken."""
     stream: StreamState
     """Prompts that were drawn and not trained on are in it, to be served first."""
     before: Evaluation | None

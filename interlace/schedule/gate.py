@@ -24,6 +24,10 @@ class Gate:
         self.consumed_at_publication = self.version * self.groups_per_version
         self.returned = 0
 
+    def restore(self, admitted: int) -> None:
+        """Where a run is resumed: groups were numbered up to here. What was not trained on is as good as returned."""
+        self.admitted, self.returned = admitted, admitted - self.consumed
+
     @property
     def room(self) -> int:
         """Groups that may be admitted now."""

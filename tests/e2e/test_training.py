@@ -135,6 +135,29 @@ def test_a_reward_that_raises_fails_its_sample_not_the_run(root: Path) -> None:
     assert told[1].startswith(f"step 1: {first} of ") and str(root / "flaky" / "samples") in told[1]
 
 
+def praise(prompt: str, response: str, answer: str, metadata: object) -> bool:
+    return True
+
+
+def test_what_a_form_costs_makes_no_answer_wrong(root: Path) -> None:
+    reward = ["reward.name=tests.e2e.test_training:praise", "reward.tag=null", "reward.answer_format=text"]
+    report = run(root, "penalized", [*reward, "reward.shaping.repetition_ngram=1", "steps=1"])
+    assert metrics(root, "penalized")[0]["reward/repetition"] < 0
+    assert report.before is not None
+    assert (report.before.greedy_accuracy, report.before.sampled_accuracy) == (1, 1)
+
+
+def test_groups_of_a_resumed_run_are_numbered_on(root: Path) -> None:
+    """Also where some were dropped before, and took numbers too."""
+    reward = ["reward.name=tests.e2e.test_training:flaky", "reward.tag=null", "reward.answer_format=text"]
+    dropping = [*reward, "samples_per_prompt=2", "steps=3"]
+    run(root, "dropping-whole", dropping)
+    run(root, "dropping", dropping, stop_after=1)
+    run(root, "dropping", dropping, resume=True)
+    assert {row["event"] for row in samples(root, "dropping")} == {"trained", "filtered", "failed"}
+    assert samples(root, "dropping") == samples(root, "dropping-whole")
+
+
 def test_a_length_reward_compares_the_responses_of_a_group(root: Path) -> None:
     run(root, "length", ["reward.shaping.length_weight=2", "steps=1"])
     line, rows = metrics(root, "length")[0], samples(root, "length")

@@ -41,7 +41,7 @@ class Admission:
         self._num_refills: dict[int, int] = {}
         self._empty: dict[int, None] = {}
         self._round_step = 0
-        self._next_gid = self._next_slot = gate.admitted
+        self._next_gid, self._next_slot = gate.admitted, gate.consumed
         self._pump_due = self._ended = False
         channel.may_open = lambda: not self.closed
         if rounds:

@@ -51,7 +51,7 @@ class Model(Worker):
 
 
 def state(step: int) -> RunState:
-    return RunState(done_steps=step, stream=StreamState(fingerprint=0), before=None)
+    return RunState(done_steps=step, num_groups=0, stream=StreamState(fingerprint=0), before=None)
 
 
 def run(tmp_path: Path, body: Callable[[Cluster, Any, Saver, threading.Event], Awaitable[None]]) -> Checkpoints:
