@@ -48,7 +48,8 @@ class AlgorithmConfig(Config):
     """Groups that were dropped are replaced until the batch is full, at most this many times prompts_per_step a step;
     then the batch stays short. 0 replaces none."""
     skip_minibatch_kl: float | None = Field(default=None, gt=0)
-    """So is one whose policy is further than this from that at the start of the step, in nats a token."""
+    """So is one whose policy is further than this from the proximal one (where that is not recomputed, from those that
+    sampled), in nats a token."""
     skip_rest_of_step: bool = False
     """Where a minibatch is dropped as too far out, the step's remaining ones are dropped with it."""
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from interlace.algorithms.grpo import GRPO
 from interlace.algorithms.losses import Surrogate, importance_ratio
-from interlace.algorithms.policy import GroupSettings
+from interlace.algorithms.policy import OwnSurrogateSettings
 from interlace.core.training import LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class CISPOSettings(GroupSettings):
+class CISPOSettings(OwnSurrogateSettings):
     """Weights are cut at 1 + clip_high; there is no lower bound."""
 
     clip_low: float = 1.0

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from interlace.algorithms.grpo import GRPO
 from interlace.algorithms.losses import Surrogate, importance_ratio
-from interlace.algorithms.policy import GroupSettings
+from interlace.algorithms.policy import OwnSurrogateSettings, PolicySettings
 from interlace.core.training import LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class DPPOSettings(GroupSettings):
+class DPPOSettings(OwnSurrogateSettings):
     """Bounds on probabilities, not on their ratio."""
 
     max_gain: float = Field(default=0.2, gt=0)
@@ -24,6 +24,16 @@ class DPPOSettings(GroupSettings):
     """... and one with negative advantage once it fell by more than this."""
     ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of (log ratio)^2, which pulls towards the policy that sampled."""
+
+    @model_validator(mode="after")
+    def _bounds_no_ratio(self) -> Self:
+        defaults = PolicySettings()
+        if (self.clip_low, self.clip_high) != (defaults.clip_low, defaults.clip_high):
+            raise ValueError(
+                f"clip_low = {self.clip_low:g}, clip_high = {self.clip_high:g} bound a ratio, and here probabilities "
+                "are bounded: set max_loss and max_gain"
+            )
+        return self
 
 
 class DPPO(GRPO):

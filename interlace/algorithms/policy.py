@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from interlace.algorithms.advantages import kl_penalty
 from interlace.algorithms.base import Algorithm, AlgorithmConfig, Needs, rewards_of
@@ -97,6 +97,19 @@ class GroupSettings(PolicySettings):
 
     drop_zero_variance: bool = False
     """Dynamic sampling: a group whose rewards are all equal teaches nothing; it ends as filtered and is replaced."""
+
+
+class OwnSurrogateSettings(GroupSettings):
+    """Settings of those whose loss is not PPO's clipped one: what belongs to that would change nothing here."""
+
+    @model_validator(mode="after")
+    def _bounds_its_own_loss(self) -> Self:
+        if self.dual_clip is not None:
+            raise ValueError(
+                f"dual_clip = {self.dual_clip:g} bounds PPO's clipped loss, and this algorithm has a loss of its own, "
+                "which it would leave as it is; leave it out"
+            )
+        return self
 
 
 class GroupAlgorithm(PolicyAlgorithm):

@@ -9,14 +9,14 @@ from pydantic import Field
 
 from interlace.algorithms.grpo import GRPO
 from interlace.algorithms.losses import Surrogate, importance_ratio
-from interlace.algorithms.policy import GroupSettings
+from interlace.algorithms.policy import OwnSurrogateSettings
 from interlace.core.training import Aggregation, LossInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class SAPOSettings(GroupSettings):
+class SAPOSettings(OwnSurrogateSettings):
     """Steepness of the gate; the clip range only serves the metric."""
 
     aggregation: Aggregation = "seq_mean_token_mean"

@@ -48,7 +48,7 @@ class LossOutputs:
     loss_T: Tensor
     """[T]."""
     metrics_T: Mapping[str, Tensor]
-    """Name -> [T] detached; reported as the mean over the trained tokens of the step."""
+    """Name -> [T] detached; reported as the mean over a minibatch's trained tokens, of a step over its minibatches."""
 
 
 LossFn: TypeAlias = Callable[[LossInputs], LossOutputs]

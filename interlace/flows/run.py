@@ -1,8 +1,10 @@
 """What the policy flow is written against: the roles of one run, joined by a channel."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+import numpy as np
 
 from interlace.algorithms.base import Advantages, Algorithm
 from interlace.core.errors import UserError
@@ -252,7 +254,10 @@ class PolicyRun:
         if not self._algorithm.needs.batch_statistics or not groups:  # all of a step's groups may have been dropped
             return groups
         ordered = sorted(groups, key=lambda group: group.gid)
-        found = iter(self._algorithm.batch_advantages([sample for group in ordered for sample in group.samples]))
+        samples = [sample for group in ordered for sample in group.samples]
+        whole = self._algorithm.batch_advantages(samples)
+        _check_shapes("batch_advantages", "advantages", whole, samples)
+        found = iter(whole)
         return [
             replace(group, samples=tuple(replace(sample, advantages=next(found)) for sample in group.samples))
             for group in ordered
@@ -282,22 +287,23 @@ class PolicyRun:
 
 def _check_advantages(result: object, group: SampleGroup) -> None:
     """Raises UserError for what an algorithm of the user's own may answer, and training would trip over."""
-    expected = [(sample.num_tokens,) for sample in group.samples]
     if not isinstance(result, Advantages):
-        found = f"a {type(result).__name__}, not Advantages"
-    elif (shapes := _shapes(result.advantages)) != expected:
-        found = f"advantages of shapes {shapes}"
-    elif result.returns is not None and (shapes := _shapes(result.returns)) != expected:
-        found = f"returns of shapes {shapes}"
-    else:
-        return
-    raise UserError(
-        f"the algorithm's advantages() returned {found} for a group whose responses have "
-        f"{[length for (length,) in expected]} tokens. It gives one array a sample, with one number a token."
-    )
+        raise UserError(f"the algorithm's advantages() returned a {type(result).__name__}, not Advantages.")
+    _check_shapes("advantages", "advantages", result.advantages, group.samples)
+    if result.returns is not None:
+        _check_shapes("advantages", "returns", result.returns, group.samples)
+
+
+def _check_shapes(method: str, what: str, arrays: object, samples: Sequence[Sample]) -> None:
+    lengths = [sample.num_tokens for sample in samples]
+    if (shapes := _shapes(arrays)) != [(length,) for length in lengths]:
+        raise UserError(
+            f"the algorithm's {method}() returned {what} of shapes {shapes} for {len(lengths)} samples whose responses "
+            f"have {lengths} tokens. It gives one array a sample, with one number a token."
+        )
 
 
 def _shapes(arrays: object) -> object:
-    if not isinstance(arrays, Iterable):
+    if not isinstance(arrays, Sequence | np.ndarray):
         return type(arrays).__name__
     return [getattr(array, "shape", type(array).__name__) for array in arrays]

@@ -47,7 +47,8 @@ class TrainConfig(PackingConfig):
     skip_minibatch_ratio: float | None = Field(default=None, gt=1)
     """A minibatch whose mean importance ratio is outside [1/x, x] is dropped and counted."""
     skip_minibatch_kl: float | None = Field(default=None, gt=0)
-    """So is one whose policy is further than this from that at the start of the step, in nats a token."""
+    """So is one whose policy is further than this from the proximal one (where that is not recomputed, from those that
+    sampled), in nats a token."""
     skip_rest_of_step: bool = False
     """Where a minibatch is dropped as too far out, so are those that follow, up to `end_step`."""
 

@@ -170,7 +170,9 @@ class TrainedEngine(PackedEngine, ABC):
         if not skip:
             self._optimizer.step(closed.denominator, norm)
         self._optimizer.zero_grad()
-        metrics |= {"grad_norm": norm, "skipped_minibatches": float(skip)}
+        if closed.count:  # else the step's mean would be that of fewer and of zeros
+            metrics["grad_norm"] = norm
+        metrics["skipped_minibatches"] = float(skip)
         return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
 
     def relocate(self, move: Move) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from interlace.algorithms.base import Advantages, Needs
+from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.core.errors import UserError
 from interlace.core.types import TerminalEvent
 from interlace.runtime.timeline import KeepAll
@@ -76,7 +76,7 @@ def test_every_failed_sample_says_why_also_where_its_greedy_baseline_failed() ->
     ("given", "sentence"),
     [
         (None, "returned a NoneType, not Advantages"),
-        (Advantages(advantages=[]), r"advantages of shapes \[\] for a group"),
+        (Advantages(advantages=[]), r"advantages of shapes \[\] for 3 samples"),
         (Advantages(advantages=[np.zeros(1), 0.5]), "'float'"),  # type: ignore[list-item]  # on purpose
         (Advantages(advantages=3), "of shapes int"),  # type: ignore[arg-type]
     ],
@@ -87,6 +87,12 @@ def test_advantages_that_are_none_are_refused(
     monkeypatch.setattr(CostAlgorithm, "advantages", lambda _self, _group: given)
     with pytest.raises(UserError, match=sentence):
         simulate(Schedule(), WORK)
+
+
+def test_a_batch_s_advantages_are_looked_at_as_a_group_s_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CostAlgorithm, "batch_advantages", lambda _self, samples: advantages_of(samples)[:-1])
+    with pytest.raises(UserError, match=r"batch_advantages\(\) returned advantages of shapes .* for 12 samples"):
+        simulate(Schedule(), replace(WORK, needs=Needs(batch_statistics=True)))
 
 
 def test_a_stop_leaves_nothing_half_done() -> None:
