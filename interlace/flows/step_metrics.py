@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from math import fsum
 
 from interlace.core.types import Metrics, Sample, TerminalEvent
 from interlace.observe.goodput import Ledger
@@ -130,12 +131,13 @@ def _rewards(samples: Sequence[Sample]) -> Metrics:
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     if not rewards:
         return {}
-    mean = sum(rewards) / len(rewards)
-    spread = (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5
+    # In which order samples ended is the clock's affair: a plain sum's last bit would be too.
+    mean = fsum(rewards) / len(rewards)
+    spread = (fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5
     parts: Metrics = {}
     for name in sorted({name for sample in samples for name in sample.reward_parts}):
         values = [sample.reward_parts[name] for sample in samples if name in sample.reward_parts]
-        parts[f"reward/{name}"] = sum(values) / len(values)
+        parts[f"reward/{name}"] = fsum(values) / len(values)
     return {"reward/mean": mean, "reward/std": spread, "reward/max": max(rewards), "reward/min": min(rewards), **parts}
 
 
