@@ -31,7 +31,10 @@ class DispatchPolicy(ABC):
 
 
 def create_dispatch(spec: str) -> DispatchPolicy:
-    """A built-in by name, or a user's `package.module:Name`; each run gets a policy of its own."""
+    """A built-in by name, or a user's `package.module:Name`; each run gets a policy of its own.
+
+    Raises UserError where there is none, or what the name stands for makes none.
+    """
     import interlace.schedule.dispatch as package
 
     factory = (
@@ -39,7 +42,10 @@ def create_dispatch(spec: str) -> DispatchPolicy:
         if ":" in spec
         else builtin_module("dispatch policy", package, spec).create
     )
-    policy = factory()
+    try:
+        policy = factory()
+    except TypeError as error:  # also of a class that lacks assign()
+        raise UserError(f"dispatch = {spec!r} is called without arguments, which fails: {error}.") from error
     if not isinstance(policy, DispatchPolicy):
         raise UserError(f"dispatch = {spec!r} made a {type(policy).__name__}, which is not a DispatchPolicy.")
     return _Checked(spec, policy) if ":" in spec else policy

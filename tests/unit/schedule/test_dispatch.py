@@ -59,8 +59,14 @@ def test_a_users_own_policy_is_checked() -> None:
     assert isinstance(create_dispatch("interlace.schedule.dispatch.least_tokens:LeastTokens"), DispatchPolicy)
     with pytest.raises(UserError, match="not a DispatchPolicy"):
         create_dispatch("collections:Counter")
+    with pytest.raises(UserError, match=r"Unfinished.* is called without arguments, which fails: .*assign"):
+        create_dispatch(f"{__name__}:Unfinished")
     with pytest.raises(UserError, match="Did you mean 'round_robin'"):
         create_dispatch("roundrobin")
+
+
+class Unfinished(DispatchPolicy):
+    """Assigns nothing."""
 
 
 class Astray(DispatchPolicy):
