@@ -45,9 +45,8 @@ def load_object(kind: str, spec: str) -> object:
         raised = f"{type(error).__name__}: {error}"
         raise UserError(f"{kind} {spec!r}: cannot import {module_name!r}: {_line(error)} raises {raised}.") from error
     if not hasattr(module, attribute):
-        raise UserError(
-            f"{kind} {spec!r}: module {module_name!r} has no {attribute!r}.{nearest(attribute, dir(module))}"
-        )
+        names = [name for name in dir(module) if not name.startswith("__")]
+        raise UserError(f"{kind} {spec!r}: module {module_name!r} has no {attribute!r}.{nearest(attribute, names)}")
     return getattr(module, attribute)
 
 
