@@ -1,5 +1,6 @@
 """The base of every configuration: frozen, typed, one default for each field, unknown keys refused by name."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Self, get_args
 
@@ -7,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from interlace.core.errors import UserError, nearest
+
+_ALTERNATIVE = re.compile(r"(literal|tuple|function-\w+)\[.*|constrained-\w+|bool|int|float|str")
+"""What pydantic calls one of the types that a field may have; stands in a mistake's place like a key, and is none."""
 
 
 class Config(BaseModel):
@@ -30,22 +34,30 @@ class Config(BaseModel):
 def explain(cls: type[BaseModel], error: ValidationError, where: str = "") -> str:
     """A validation error as sentences, one a mistake: the dotted key, what was given, what is accepted."""
     prefix = f"{where}: " if where else ""
-    return "\n".join(prefix + _sentence(cls, detail) for detail in error.errors())
+    told: dict[str, list[str]] = {}
+    for detail in error.errors():
+        given, reason = _told(cls, detail)
+        told.setdefault(given, []).append(reason)
+    return "\n".join(f"{prefix}{given}{' Or: '.join(reasons)}" for given, reasons in told.items())
 
 
-def _sentence(cls: type[BaseModel], detail: ErrorDetails) -> str:
-    loc = tuple(str(part) for part in detail["loc"])
+def _told(cls: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
+    """(what was given, what is wrong with it); of a field that may be of several types, one a type."""
+    *sections, last = map(str, detail["loc"] or [""])
+    names_a_key = detail["type"] in ("extra_forbidden", "missing")  # whatever it is called
+    ends = [last] if last and (names_a_key or not _ALTERNATIVE.fullmatch(last)) else []
+    loc = (*(part for part in sections if not _ALTERNATIVE.fullmatch(part)), *ends)
     key = ".".join(loc) or cls.__name__
     if detail["type"] == "extra_forbidden":
         owner = _owner(cls, loc[:-1])
         options = owner.model_fields if owner else ()
-        return f"unknown key {key!r}.{nearest(loc[-1], options)}"
+        return f"unknown key {key!r}.", nearest(loc[-1], options)
     if detail["type"] == "missing":
-        return f"missing key {key!r}."
+        return f"missing key {key!r}.", ""
     # A section that contradicts itself says in which of its keys; the others would bury that.
     is_section = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
     given = key if is_section else f"{key} = {detail['input']!r}"
-    return f"{given}: {detail['msg'].removeprefix('Value error, ')}."
+    return f"{given}: ", f"{detail['msg'].removeprefix('Value error, ')}."
 
 
 def _owner(cls: type[BaseModel], loc: tuple[str, ...]) -> type[BaseModel] | None:

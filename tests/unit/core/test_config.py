@@ -1,5 +1,7 @@
 """A mistake in a configuration is named, with the key that was probably meant."""
 
+from typing import Annotated, Literal
+
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
@@ -29,6 +31,7 @@ class Recipe(Config):
     bounds: Bounds = Bounds()
     optimizer: Optimizer = Optimizer()
     reference: Optimizer | None = None
+    granule: Literal["step", "group"] | Annotated[int, Field(ge=1)] | Bounds = "step"
     name: str
 
 
@@ -41,6 +44,12 @@ class Recipe(Config):
         ({}, ["missing key 'name'"]),
         ({"name": "x", "steps": "many"}, ["steps = 'many'", "valid integer"]),
         ({"name": "x", "optimizer": {"learning_rate": 0}}, ["optimizer.learning_rate = 0", "greater than 0"]),
+        (
+            {"name": "x", "granule": 0},
+            ["granule = 0: Input should be 'step' or 'group'. Or: Input should be greater"],
+        ),
+        ({"name": "x", "granule": {"lo": 1}}, ["unknown key 'granule.lo'. Did you mean 'low'?"]),
+        ({"name": "x", "str": 1}, ["unknown key 'str'"]),
         ({"steps": "many", "optimzer": {}}, ["steps = 'many'", "missing key 'name'", "Did you mean 'optimizer'?"]),
     ],
 )
@@ -53,7 +62,7 @@ def test_every_mistake_is_a_sentence_with_its_key(data: dict[str, object], sente
 
 
 def test_a_key_like_none_lists_what_there_is() -> None:
-    with pytest.raises(UserError, match="Known: bounds, name, optimizer, reference, steps") as raised:
+    with pytest.raises(UserError, match="Known: bounds, granule, name, optimizer, reference, steps") as raised:
         Recipe.parse({"name": "x", "zzzzzz": 1})
     assert "Did you mean" not in str(raised.value)
 
