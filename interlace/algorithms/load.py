@@ -27,7 +27,7 @@ def create_algorithm(spec: str, settings: Mapping[str, object]) -> Algorithm:
         raise UserError(f"algorithm {spec!r} is not a subclass of interlace.algorithms.base.Algorithm.")
     if inspect.isabstract(kind):
         missing = ", ".join(sorted(kind.__abstractmethods__))
-        raise UserError(f"algorithm {spec!r} does not say what its {missing} are: define them in the class.")
+        raise UserError(f"algorithm {spec!r} lacks {missing}: to be defined in the class.")
     parsed = kind.Settings.parse(settings, where=f"algorithm {spec}")
     try:
         return kind(parsed)

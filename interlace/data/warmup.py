@@ -99,5 +99,5 @@ def load_demonstrator(config: DemonstrationConfig) -> Demonstrator:
         raise UserError(f"demonstration style {config.style!r} is not a subclass of Demonstrator.")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise UserError(f"demonstration style {config.style!r} does not say what its {missing} is: define it.")
+        raise UserError(f"demonstration style {config.style!r} lacks {missing}: to be defined in the class.")
     return found(found.Settings.parse(config.settings, where=f"demonstrations {config.style}"))

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from interlace.algorithms.base import Advantages, Algorithm
+from interlace.algorithms.base import Advantages, Algorithm, Needs
 from interlace.core.errors import UserError
 from interlace.core.types import (
     Metrics,
@@ -207,7 +207,7 @@ class PolicyRun:
             if self._baseline:
                 group = replace(group, baseline_reward=self._baseline.take(group.gid))
             result = self._algorithm.advantages(group)
-            _check_advantages(result, group)
+            _check_advantages(result, group, self._algorithm.needs)
             for place, sample in enumerate(group.samples):
                 columns: Columns = {"advantages": result.advantages[place]}
                 if result.returns is not None:
@@ -285,13 +285,18 @@ class PolicyRun:
         self._ended.append(Ended(sample=sample, event=event, reason=self._failures.pop(sample.key, "")))
 
 
-def _check_advantages(result: object, group: SampleGroup) -> None:
+def _check_advantages(result: object, group: SampleGroup, needs: Needs) -> None:
     """Raises UserError for what an algorithm of the user's own may answer, and training would trip over."""
     if not isinstance(result, Advantages):
         raise UserError(f"the algorithm's advantages() returned a {type(result).__name__}, not Advantages.")
     _check_shapes("advantages", "advantages", result.advantages, group.samples)
     if result.returns is not None:
         _check_shapes("advantages", "returns", result.returns, group.samples)
+    elif needs.critic:
+        raise UserError(
+            "the algorithm's advantages() returned no returns, which its critic is trained towards. Return "
+            "Advantages(advantages=..., returns=...), or need no critic."
+        )
 
 
 def _check_shapes(method: str, what: str, arrays: object, samples: Sequence[Sample]) -> None:

@@ -189,7 +189,8 @@ class Timed(Algorithm):
 
     def advantages(self, group: SampleGroup) -> Advantages:
         """Zeros."""
-        return Advantages(advantages=zeros(group.samples))
+        nothing = zeros(group.samples)
+        return Advantages(advantages=nothing, returns=nothing if self.needs.critic else None)
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
         raise TypeError(f"simulated workers compute no loss, and got {inputs.num_samples} samples")

@@ -136,12 +136,10 @@ class CostAlgorithm(Algorithm):
 
     def advantages(self, group: SampleGroup) -> Advantages:
         rewards = rewards_of(group)
-        return Advantages(
-            advantages=[
-                np.full(s.num_tokens, r - rewards.mean(), np.float32)
-                for s, r in zip(group.samples, rewards, strict=True)
-            ]
-        )
+        found = [
+            np.full(s.num_tokens, r - rewards.mean(), np.float32) for s, r in zip(group.samples, rewards, strict=True)
+        ]
+        return Advantages(advantages=found, returns=found if self._needs.critic else None)
 
     def batch_advantages(self, samples: Sequence[Sample]) -> Sequence[FloatArray]:
         assert samples, "there are no statistics of nothing"

@@ -11,6 +11,7 @@ from interlace.core.types import TerminalEvent
 from interlace.runtime.timeline import KeepAll
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
+from interlace.simulate.workers import zeros
 from tests.support.cost_workers import CostAlgorithm, Costs
 from tests.support.sim_run import Record, Workload, simulate
 
@@ -87,6 +88,12 @@ def test_advantages_that_are_none_are_refused(
     monkeypatch.setattr(CostAlgorithm, "advantages", lambda _self, _group: given)
     with pytest.raises(UserError, match=sentence):
         simulate(Schedule(), WORK)
+
+
+def test_a_critic_without_returns_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CostAlgorithm, "advantages", lambda _self, group: Advantages(advantages=zeros(group.samples)))
+    with pytest.raises(UserError, match="no returns, which its critic is trained towards"):
+        simulate(Schedule(), replace(WORK, needs=Needs(critic=True)))
 
 
 def test_a_batch_s_advantages_are_looked_at_as_a_group_s_are(monkeypatch: pytest.MonkeyPatch) -> None:
