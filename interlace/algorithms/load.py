@@ -7,7 +7,7 @@ from types import ModuleType
 
 from interlace.algorithms.base import Algorithm
 from interlace.core.errors import UserError
-from interlace.core.plugins import builtin_module, builtin_names, load_object
+from interlace.core.plugins import builtin_module, builtin_names, load_object, whole_class
 
 SHARED = ("base", "load", "policy", "advantages", "losses", "off_policy")
 """Modules of this folder that are not algorithms."""
@@ -22,12 +22,8 @@ def create_algorithm(spec: str, settings: Mapping[str, object]) -> Algorithm:
     """spec: a built-in's name, or a user's `package.module:Class`. Raises UserError for an unknown name or setting, and
     for a class that leaves out what every algorithm has.
     """
-    kind = load_object("algorithm", spec) if ":" in spec else _builtin(spec)
-    if not (inspect.isclass(kind) and issubclass(kind, Algorithm)):
-        raise UserError(f"algorithm {spec!r} is not a subclass of interlace.algorithms.base.Algorithm.")
-    if inspect.isabstract(kind):
-        missing = ", ".join(sorted(kind.__abstractmethods__))
-        raise UserError(f"algorithm {spec!r} lacks {missing}: to be defined in the class.")
+    found = load_object("algorithm", spec) if ":" in spec else _builtin(spec)
+    kind = whole_class(f"algorithm {spec!r}", found, Algorithm)  # type: ignore[type-abstract]
     parsed = kind.Settings.parse(settings, where=f"algorithm {spec}")
     try:
         return kind(parsed)

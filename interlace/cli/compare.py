@@ -47,7 +47,7 @@ def compare(
     console, changes = Console(), overrides or []
     if cluster == "sim":
         changes = changes if steps is None else [*changes, f"steps={steps}"]
-        outcomes = _simulated(recipe, changes, schedules, 8 if devices is None else devices, profile)
+        outcomes = _simulated(recipe, changes, schedules, devices or 8, profile)
     elif devices is not None or profile is not None:
         raise UserError(
             "--devices and --profile are of a virtual cluster: add --cluster sim. A real one has cluster.devices=cpu:4."

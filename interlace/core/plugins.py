@@ -1,14 +1,18 @@
 """Finding a part by name: built-ins are modules of a folder, a user's own is `package.module:Name`."""
 
 import importlib
+import inspect
 import pkgutil
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from interlace.core.errors import UserError, nearest
+
+T = TypeVar("T")
 
 
 def builtin_names(package: ModuleType, *, hidden: tuple[str, ...] = ("base",)) -> list[str]:
@@ -61,4 +65,14 @@ def load_callable(kind: str, spec: str) -> Callable[..., object]:
     found = load_object(kind, spec)
     if not callable(found):
         raise UserError(f"{kind} {spec!r} is a {type(found).__name__}, not something that can be called.")
+    return found
+
+
+def whole_class(what: str, found: object, base: type[T]) -> type[T]:
+    """What was found, if it is a subclass of `base` that leaves nothing out. what: named in the UserError otherwise."""
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"{what} is not a subclass of {base.__name__}, of {base.__module__}.")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
+        raise UserError(f"{what} lacks {missing}: to be defined in the class.")
     return found

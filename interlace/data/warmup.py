@@ -1,6 +1,5 @@
 """Warm-up examples: prompts with responses to imitate, drawn by key."""
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from pydantic import Field
 import interlace.data.demonstrations as builtin
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.plugins import builtin_module, load_object
+from interlace.core.plugins import builtin_module, load_object, whole_class
 from interlace.core.random import keyed_random, permutation
 from interlace.core.types import IntArray, Prompt
 from interlace.data.config import Parameter
@@ -95,9 +94,5 @@ def load_demonstrator(config: DemonstrationConfig) -> Demonstrator:
         found = load_object("demonstration style", config.style)
     else:
         found = builtin_module("demonstration style", builtin, config.style).Demonstrator
-    if not (isinstance(found, type) and issubclass(found, Demonstrator)):
-        raise UserError(f"demonstration style {config.style!r} is not a subclass of Demonstrator.")
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise UserError(f"demonstration style {config.style!r} lacks {missing}: to be defined in the class.")
-    return found(found.Settings.parse(config.settings, where=f"demonstrations {config.style}"))
+    kind = whole_class(f"demonstration style {config.style!r}", found, Demonstrator)  # type: ignore[type-abstract]
+    return kind(kind.Settings.parse(config.settings, where=f"demonstrations {config.style}"))

@@ -5,7 +5,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -50,7 +50,7 @@ class _Stretch:
     prefill_s: float
     first_s: float
     reading_s: float
-    seconds: float = 0.0
+    seconds: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.seconds = self.prefill_s + self.steps * self.first_s + self.reading_s * self.steps**2

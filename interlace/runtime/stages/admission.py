@@ -65,7 +65,7 @@ class Admission:
 
     def live_gids(self) -> list[int]:
         """The live groups, in order of admission."""
-        return [gid for gid in self._live if self._is_live(gid)]
+        return [gid for gid in self._live if gid not in self._empty]
 
     def unconsumed_prompts(self) -> list[Prompt]:
         """Prompts that were drawn and not trained on: what a resumed run has to admit again."""
@@ -186,9 +186,6 @@ class Admission:
         step = self._next_slot // self.gate.prompts_per_step
         self._next_slot += num_slots
         return step
-
-    def _is_live(self, gid: int) -> bool:
-        return gid in self._live and gid not in self._empty
 
     def _return_slot(self, ticket: Ticket) -> None:
         del self._live[ticket.gid]
