@@ -1,10 +1,10 @@
 """The base of every configuration: frozen, typed, one default for each field, unknown keys refused by name."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from interlace.core.errors import UserError, nearest
@@ -18,6 +18,19 @@ class Config(BaseModel):
 
     # Infinity and NaN pass bounds such as gt=0, and config.yaml would not bring them back.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, data: Any) -> Any:
+        """YAML reads on, yes and true as true, which would count as 1."""
+        for name, value in data.items() if isinstance(data, Mapping) else ():
+            if isinstance(value, bool) and name in cls.model_fields:
+                types = set(_types(cls.model_fields[name].annotation))
+                if types & {int, float} and bool not in types:
+                    raise ValueError(
+                        f"{name} = {value}: it is a number, and YAML reads yes, no, on and off as true and false"
+                    )
+        return data
 
     @classmethod
     def parse(cls, data: Mapping[str, object], *, where: str = "") -> Self:
@@ -46,32 +59,50 @@ def _told(cls: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
     *sections, last = map(str, detail["loc"] or [""])
     names_a_key = detail["type"] in ("extra_forbidden", "missing")  # whatever it is called
     ends = [last] if last and (names_a_key or not _ALTERNATIVE.fullmatch(last)) else []
-    loc = (*(part for part in sections if not _ALTERNATIVE.fullmatch(part)), *ends)
-    key = ".".join(loc) or cls.__name__
+    found = (*(part for part in sections if not _ALTERNATIVE.fullmatch(part)), *ends)
     if detail["type"] == "extra_forbidden":
-        owner = _owner(cls, loc[:-1])
-        options = owner.model_fields if owner else ()
-        return f"unknown key {key!r}.", nearest(loc[-1], options)
+        place, options = _place(cls, found[:-1])
+        return f"unknown key {'.'.join((*place, last))!r}.", nearest(last, options)
+    loc, options = _place(cls, found)
+    key = ".".join(loc) or cls.__name__
     if detail["type"] == "missing":
         return f"missing key {key!r}.", ""
     # A section that contradicts itself says in which of its keys; the others would bury that.
     is_section = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
     given = key if is_section else f"{key} = {detail['input']!r}"
+    if detail["type"] in ("model_type", "model_attributes_type"):
+        return f"{given}: ", f"Input should be a mapping, with keys of: {', '.join(sorted(options))}."
     return f"{given}: ", f"{detail['msg'].removeprefix('Value error, ')}."
 
 
-def _owner(cls: type[BaseModel], loc: tuple[str, ...]) -> type[BaseModel] | None:
-    for part in loc:
-        field = cls.model_fields.get(part)
-        inner = next(_models(field.annotation), None) if field else None
-        if inner is None:
-            return None
-        cls = inner
-    return cls
+def _place(cls: type[BaseModel], parts: Sequence[str]) -> tuple[tuple[str, ...], Sequence[str]]:
+    """A mistake's place as its keys, without the kind that pydantic adds of a section of several, and the keys there.
+
+    parts: what pydantic calls the place.
+    """
+    keys: list[str] = []
+    here = [cls]
+    for part in parts:
+        of_kind = [one for one in here if any(field.default == part for field in one.model_fields.values())]
+        if part not in _fields(here) and of_kind and len(here) > 1:
+            here = of_kind
+            continue
+        keys.append(part)
+        annotations = [one.model_fields[part].annotation for one in here if part in one.model_fields]
+        here = [one for annotation in annotations for one in _types(annotation) if _is_section(one)]
+    return tuple(keys), _fields(here)
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
+def _fields(sections: Sequence[type[BaseModel]]) -> list[str]:
+    return list(dict.fromkeys(name for one in sections for name in one.model_fields))
+
+
+def _is_section(one: Any) -> bool:
+    return isinstance(one, type) and issubclass(one, BaseModel)
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """All that a field may be."""
+    yield annotation
     for arg in get_args(annotation):
-        yield from _models(arg)
+        yield from _types(arg)

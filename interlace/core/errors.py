@@ -34,6 +34,8 @@ class RemoteError(InterlaceError):
 def nearest(given: str, options: Iterable[str]) -> str:
     """The tail of an unknown-name error: ' Did you mean X?' where an option is close, then the options."""
     names = sorted(options)
-    close = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    # A system's name is written in small letters here.
+    lowered = {name.lower(): name for name in names}
+    close = [given] if given in names else difflib.get_close_matches(given.lower(), lowered, n=1, cutoff=0.5)
+    hint = f" Did you mean {lowered.get(close[0], close[0])!r}?" if close else ""
     return f"{hint} Known: {', '.join(names)}."

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from interlace.core.config import Config, explain
 from interlace.core.errors import UserError, nearest
+from interlace.core.yaml_text import parse_yaml
 from interlace.recipes.config import Recipe, task_of
 from interlace.schedule.vocabulary import lesson
 
@@ -27,22 +28,6 @@ SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
 """Sections that may be written as one word, and what the word stands for."""
 KEPT = ("model", "cluster")
 """Of these the word changes one key and keeps the others; a new algorithm keeps no settings of the old one."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-4 as a number, which YAML 1.1 takes for text, and refuses a key that is written twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is written twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789")
-)
 
 
 def recipe_names() -> list[str]:
@@ -83,7 +68,7 @@ def override_key(override: str) -> str:
 
 def _read(spec: str, path: Path) -> dict[str, Any]:
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        data = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"recipe {spec!r} ({path}) is not YAML: {error}") from None
     if not isinstance(data, dict):
@@ -114,7 +99,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
 def _value(override: str) -> Any:
     text = override.partition("=")[2]
     try:
-        return yaml.load(text, _Loader)
+        return parse_yaml(text)
     except yaml.YAMLError:
         raise UserError(f"the value of the override {override!r} is not YAML: put text in quotes. {FORM}") from None
 

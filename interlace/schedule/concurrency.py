@@ -151,6 +151,8 @@ def create_limit(setting: "Concurrency") -> ConcurrencyLimit:
 
 
 def _named(value: object) -> object:
+    if value == "none":
+        return None
     return {"kind": value} if isinstance(value, str) else value
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from interlace.core.errors import UserError, nearest
+from interlace.core.yaml_text import parse_yaml
 from interlace.schedule.schedule import Schedule
 
 FOLDER = Path(__file__).parent / "presets"
@@ -31,10 +32,10 @@ def preset_path(name: str) -> Path:
 
 
 def load_schedule(name: str, changes: Mapping[str, object] | None = None) -> Schedule:
-    """A preset with some fields changed; nested mappings are merged. Raises UserError naming the key."""
+    """A preset with some fields changed; nested mappings of one kind are merged. Raises UserError naming the key."""
     path = preset_path(name)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        data = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"schedule {name!r} ({path}) is not YAML: {error}") from None
     if not isinstance(data, dict):
@@ -49,5 +50,8 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
-        result[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        result[key] = value
+        # Settings of one kind of tail are nothing to another, which has its own defaults.
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("kind") in (None, old.get("kind")):
+            result[key] = _merged(old, value)
     return result

@@ -21,19 +21,28 @@ Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(g
 """How many samples a stage waits for before it asks for its devices; a number counts samples."""
 
 
+def _is_one(value: Any) -> bool:
+    """A word or a number, which YAML may have made of it: of devices, 0 is as good as 0-3."""
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _devices(value: Any) -> Any:
+    return str(value) if _is_one(value) else value
+
+
 class RolePlacement(Config):
     """Where a role runs."""
 
-    devices: str = "all"
+    devices: Annotated[str, BeforeValidator(_devices)] = "all"
     devices_per_instance: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
     """Devices one instance spans; None is one for rollout and reference, else all of them."""
 
 
-def _placement(value: Any) -> Any:
-    return {"devices": str(value)} if isinstance(value, str | int) else value
+def _role(value: Any) -> Any:
+    return {"devices": value} if _is_one(value) else value
 
 
-RoleDevices: TypeAlias = Annotated[RolePlacement, BeforeValidator(_placement)]
+RoleDevices: TypeAlias = Annotated[RolePlacement, BeforeValidator(_role)]
 
 
 class Placement(Config):
@@ -60,6 +69,11 @@ class Placement(Config):
         return found
 
 
+def _placement(value: Any) -> Any:
+    """One value for every role; a reward model is where the reference is."""
+    return {role: value for role in Placement.model_fields if role != "reward"} if _is_one(value) else value
+
+
 class Granularity(Config):
     """Stage -> granule."""
 
@@ -71,17 +85,22 @@ class Granularity(Config):
 
 def _granularity(value: Any) -> Any:
     """One value for every stage."""
-    return dict.fromkeys(Granularity.model_fields, value) if isinstance(value, str | int) else value
+    return dict.fromkeys(Granularity.model_fields, value) if _is_one(value) else value
+
+
+def _none(value: Any) -> Any:
+    """`none` is what the documents call it, null what YAML does."""
+    return None if value == "none" else value
 
 
 class Schedule(Config):
     """Decides how a flow runs; nothing but schedule/ and runtime/ reads its fields."""
 
-    placement: Placement = Placement()
+    placement: Annotated[Placement, BeforeValidator(_placement)] = Placement()
     granularity: Annotated[Granularity, BeforeValidator(_granularity)] = Granularity()
     max_staleness: float = Field(default=0.0, ge=0)
     """K, in versions: ceil(K) is a hard bound for every sample."""
-    pipeline_depth: float | None = Field(default=None, ge=0)
+    pipeline_depth: Annotated[float | None, BeforeValidator(_none)] = Field(default=None, ge=0)
     """How far generation may run ahead, in versions, 0 ... K; None is K. Less than K leaves room for stragglers."""
     sync_every: int = Field(default=1, ge=1)
     """S, steps a version."""
@@ -95,7 +114,7 @@ class Schedule(Config):
     """What becomes of sequences in flight when weights change."""
     weight_update: Literal["all_at_once", "rolling"] = "all_at_once"
     """rolling: each engine swaps when it can, so engines may serve different versions."""
-    rollout_budget: Annotated[int, Field(ge=1)] | None = None
+    rollout_budget: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_none)] = None
     """Tokens a sequence may grow by in a version (partial rollout); the rest follows after the next publication."""
     dispatch: str = "round_robin"
     """Which engine gets which request: a policy of schedule/dispatch."""

@@ -1,5 +1,6 @@
 """What is done about the long tail of responses: settings of each policy."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field
@@ -49,8 +50,17 @@ class Migrate(Config):
     slower together, however few they are."""
 
 
+_KINDS = ("none", "oversample", "tail_batching", "migrate")
+
+
 def _named(value: object) -> object:
-    return {"kind": value} if isinstance(value, str) else value
+    """A tail that is written as its name, or as YAML's null, as a mapping."""
+    named = {"kind": value or "none"} if value is None or isinstance(value, str) else value
+    if not isinstance(named, Config) and not (isinstance(named, Mapping) and named.get("kind") in _KINDS):
+        raise ValueError(
+            f"write {', '.join(_KINDS)}, or settings with their kind, such as {{kind: migrate, batch: 48}}"
+        )
+    return named
 
 
 Tail: TypeAlias = Annotated[

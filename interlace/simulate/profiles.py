@@ -6,6 +6,7 @@ import yaml
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.profile import Profile
+from interlace.core.yaml_text import parse_yaml
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -30,7 +31,7 @@ def load_profile(spec: str | None) -> Profile:
         measure = " Measure one with `interlace profile RECIPE`, and give the path of its file."
         raise UserError(f"unknown profile {spec!r}.{nearest(spec, profile_names())}{measure}")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"profile {spec!r}: cannot read {path}: {error.strerror}.") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:

@@ -142,7 +142,7 @@ def test_any_recipe_survives_being_written_and_read(
         ("steps=many", ["steps = 'many'", "valid integer"]),
         ("steps=2.5", ["steps = 2.5", "valid integer"]),
         ("optimizer.lr=fast", ["optimizer.lr = 'fast'", "valid number"]),
-        ("optimizer=3", ["optimizer = 3", "dictionary"]),
+        ("optimizer=3", ["optimizer = 3", "mapping, with keys of: betas"]),
         ("steps.x=1", ["'steps' is 3, which has no keys"]),
         ("schedule=none.yaml", ["schedule 'none.yaml': there is no such file"]),
     ],

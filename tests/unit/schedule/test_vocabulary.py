@@ -29,6 +29,15 @@ def test_every_value_that_a_field_takes_has_its_meaning(name: str) -> None:
     assert tuple(WORDS.fields[name].values) == get_args(Schedule.model_fields[name].annotation)
 
 
+def test_a_word_that_is_documented_as_a_value_is_taken() -> None:
+    for name, entry in WORDS.fields.items():
+        for value in filter(str.isidentifier, entry.values):
+            needs = {"batching": "arrival"} if name == "on_straggler" else {}
+            assert Schedule.parse({name: value, **needs}), (name, value)
+        if "none" in entry.values:
+            assert Schedule.parse({name: "none"}) == Schedule.parse({name: None}) == Schedule()
+
+
 def test_an_alias_is_no_field_and_says_where_it_belongs() -> None:
     for name, found in WORDS.aliases.items():
         assert name not in Schedule.model_fields
