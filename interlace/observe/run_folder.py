@@ -144,6 +144,8 @@ class RunFolder:
         if not self.path.is_dir() or (holds_files and not self.config.exists()):
             raise UserError(f"{self.path} is not a run folder (it has no config.yaml), so it is not overwritten.")
         try:
+            if self.path.is_symlink():
+                raise OSError("it is a symbolic link")  # what rmtree says of one differs between versions of Python
             shutil.rmtree(self.path)
         except OSError as error:
             raise UserError(
