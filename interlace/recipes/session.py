@@ -196,6 +196,7 @@ class _Session:
         write_transcripts(self._folder.samples, result.step, result.ended)
         self._say_failures(result)
         self._say_lost_minibatches(result)
+        self._say_idle_weights(result)
         evaluation: Metrics = {}
         self._after = None
         if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:
@@ -232,6 +233,19 @@ class _Session:
                     f"step {result.step}: {lost:.0f} of the {role}'s minibatches had a loss or a gradient that is not "
                     f"a finite number, and were dropped; {role}/skipped_minibatches counts them",
                 )
+
+    def _say_idle_weights(self, result: StepResult) -> None:
+        """Of the first step that was scored: what parts a function of the user's own returns, only it can show."""
+        weights = self._recipe.reward.shaping.weights
+        parts = {name for entry in result.ended for name in entry.sample.reward_parts}
+        if "weights" in self._told or not any(entry.sample.reward is not None for entry in result.ended):
+            return
+        self._told.add("weights")
+        if idle := [name for name in weights if name not in parts]:
+            self._progress.say(
+                f"step {result.step}: reward.shaping.weights names {', '.join(idle)}, and no reward has a part "
+                f"of that name: its weight changes nothing. Parts are: {', '.join(sorted(parts)) or 'none'}"
+            )
 
     def _say_once(self, kind: str, text: str) -> None:
         if kind not in self._told:

@@ -92,6 +92,14 @@ class RewardConfig(Config):
                 f"shaping.weights = {dict(self.shaping.weights)}, and reward {self.name!r} gives a verdict, which has "
                 "no parts to weigh; set what it counts as, correct and incorrect"
             )
+        never = [name for name in self.shaping.weights if name in (*TAKEN, *self.shaping.added)]
+        if self.name == MODEL:
+            never = [name for name in self.shaping.weights if name != MODEL]
+        if never:
+            raise ValueError(
+                f"shaping.weights names {never[0]!r}, and reward {self.name!r} has no part of that name. A reward "
+                f"model's is {MODEL!r}, your own function's are as it returns them; what shaping adds has settings"
+            )
         return self
 
     def is_right(self, result: RewardResult) -> bool:

@@ -135,6 +135,18 @@ def test_a_reward_that_raises_fails_its_sample_not_the_run(root: Path) -> None:
     assert told[1].startswith(f"step 1: {first} of ") and str(root / "flaky" / "samples") in told[1]
 
 
+def parted(prompt: str, response: str, answer: str, metadata: object) -> dict[str, float]:
+    return {"right": float(response == answer), "short": -0.01 * len(response)}
+
+
+def test_a_run_says_once_which_weights_are_of_no_part(root: Path) -> None:
+    reward = ["reward.name=tests.e2e.test_training:parted", "reward.tag=null", "reward.answer_format=text"]
+    heard = Said()
+    run(root, "idle-weights", [*reward, "reward.shaping.weights={right: 2, brief: 3}", "steps=2"], progress=heard)
+    (line,) = [line for line in heard.lines if "reward.shaping.weights" in line]
+    assert line.startswith("step 1: reward.shaping.weights names brief,") and line.endswith("Parts are: right, short")
+
+
 def praise(prompt: str, response: str, answer: str, metadata: object) -> bool:
     return True
 

@@ -37,6 +37,21 @@ def test_a_verdict_has_no_parts_to_weigh() -> None:
     RewardConfig.parse({"name": "package.module:function", **weights})
 
 
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"name": "model", "model": "folder"}, "right"),
+        ({"name": "package.module:function"}, "mean"),
+        ({"name": "package.module:function", "shaping": {"overlong_limit": 8}}, "overlong"),
+    ],
+)
+def test_a_weight_of_a_part_that_never_comes_is_refused(given: dict[str, object], part: str) -> None:
+    shaping = {**given.get("shaping", {}), "weights": {part: 2}}  # type: ignore[dict-item]
+    with pytest.raises(UserError, match=f"shaping.weights names '{part}'"):
+        RewardConfig.parse({**given, "shaping": shaping})
+    RewardConfig.parse({"name": "model", "model": "folder", "shaping": {"weights": {"model": 2}}})
+
+
 def test_a_number_is_the_reward_and_parts_add_up() -> None:
     assert (returning(0.25).reward, returning(0.25).parts) == (0.25, {})
     assert (returning(1).reward, returning(1).parts) == (1.0, {})
