@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from interlace.algorithms.base import Needs
@@ -20,6 +20,12 @@ from interlace.schedule.schedule import Schedule
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts
 
 MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]
+Between = Callable[[PolicyRun], Awaitable[object]]
+"""Done at each step boundary, as an evaluation is."""
+
+
+async def nothing(_run: PolicyRun) -> None:
+    pass
 
 
 def on_sim(devices: tuple[Device, ...], schedule: Schedule) -> SimCluster:
@@ -71,8 +77,9 @@ class Workload:
 
 
 class _Observer:
-    def __init__(self, record: Record, stop_after: int | None) -> None:
-        self._record, self._stop_after = record, stop_after
+    def __init__(self, record: Record, stop_after: int | None, between: Between) -> None:
+        self._record, self._stop_after, self._between = record, stop_after, between
+        self.run: PolicyRun
 
     async def on_step(self, result: StepResult) -> bool:
         record = self._record
@@ -81,6 +88,7 @@ class _Observer:
         trained = {e.sample.prompt.uid for e in result.ended if e.event == TerminalEvent.TRAINED}
         record.trained.append(sorted(trained))
         record.staleness.append(result.metrics["sched/staleness_max"])
+        await self._between(self.run)
         return result.step != self._stop_after
 
 
@@ -91,12 +99,14 @@ def simulate(
     stop_after: int | None = None,
     recorder: Recorder | None = None,
     make_cluster: MakeCluster = on_sim,
+    between: Between = nothing,
 ) -> Record:
     """Runs to the end on the virtual clock."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_run(schedule, work, stop_after, recorder or NoRecorder(), make_cluster))
+        main = _run(schedule, work, stop_after, recorder or NoRecorder(), make_cluster, between)
+        return loop.run_until_complete(main)
     finally:
         loop.on_stall = lambda: True
         loop.close()
@@ -120,7 +130,12 @@ def check(record: Record, work: Workload, bound: int) -> None:
 
 
 async def _run(
-    schedule: Schedule, work: Workload, stop_after: int | None, recorder: Recorder, make_cluster: MakeCluster
+    schedule: Schedule,
+    work: Workload,
+    stop_after: int | None,
+    recorder: Recorder,
+    make_cluster: MakeCluster,
+    between: Between,
 ) -> Record:
     devices = tuple(
         Device(index=i, pool="cpu", pool_index=i, memory_bytes=work.device_memory) for i in range(work.num_devices)
@@ -146,7 +161,8 @@ async def _run(
     record = Record(cluster=cluster)
     algorithm = CostAlgorithm(work.costs, work.needs, work.refill_rounds)
     prompts = CountedPrompts(work.num_prompts)
-    run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, _Observer(record, stop_after))
+    observer = _Observer(record, stop_after, between)
+    run = observer.run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer)
 
     async def main() -> None:
         await run.start()

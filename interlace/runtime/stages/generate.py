@@ -122,7 +122,7 @@ class Generator:
             )
             for request, future in zip(requests, futures, strict=True)
         ]
-        self._dispatch(jobs)
+        self._deal(jobs, self._drivers)  # whatever tail is gathered meanwhile
         return [await self._cluster.waits.wait_for(future, who="evaluation", what="a response") for future in futures]
 
     def _answered(self, future: "asyncio.Future[Response]", response: Response) -> None:
@@ -165,9 +165,12 @@ class Generator:
             self._driver_of.pop(request_id).cancel(request_id)
 
     def _dispatch(self, jobs: Sequence[Job]) -> None:
+        self._deal(jobs, self._kept)
+
+    def _deal(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
         if not jobs:
             return
-        ready = [driver for driver in self._kept if driver.starts_new] or self._kept
+        ready = [driver for driver in drivers if driver.starts_new] or drivers
         chosen = self._policy.assign([job.expected_tokens for job in jobs], [driver.load for driver in ready])
         for job, engine in zip(jobs, chosen, strict=True):
             self._driver_of[job.request.id] = ready[engine]

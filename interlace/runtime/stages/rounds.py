@@ -58,8 +58,8 @@ class Rounds:
         self.is_open = True
         if self._is_long_due():
             return self._draw(self._prompts_per_step, self._samples_per_prompt, from_waiting=True)
-        groups = math.ceil(self._prompts_per_step * self._tail.prompts)
-        return self._draw(groups, math.ceil(self._samples_per_prompt * self._tail.responses), from_waiting=False)
+        groups = _times(self._prompts_per_step, self._tail.prompts)
+        return self._draw(groups, _times(self._samples_per_prompt, self._tail.responses), from_waiting=False)
 
     def refill(self) -> Launch:
         """A group in place of one that was dropped, without speculation. Not where `exhausted`."""
@@ -124,3 +124,8 @@ class Rounds:
                 break
             found.append(Launch(prompt=prompt, num_samples=num_samples))
         return found
+
+
+def _times(count: int, factor: float) -> int:
+    """Rounded up, but not for the sake of a last bit: 1.1 times 100 is 110."""
+    return math.ceil(count * factor - 1e-9)

@@ -7,7 +7,7 @@ import pytest
 
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.core.errors import UserError
-from interlace.core.types import TerminalEvent
+from interlace.core.types import Request, SamplingParams, TerminalEvent
 from interlace.runtime.timeline import KeepAll
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
@@ -133,6 +133,13 @@ def test_oversampling_takes_what_finishes_first_and_the_rest_is_surplus() -> Non
     assert lengths(eager) < lengths(plain), "the price: short samples are favoured"
 
 
+def test_a_round_launches_as_many_as_its_factor_says() -> None:
+    """100 x 1.1 is 110.00000000000001 to a computer."""
+    work = replace(WORK, prompts_per_step=100, samples_per_prompt=2, num_steps=1)
+    record = simulate(Schedule.parse({"tail": {"kind": "oversample", "prompts": 1.1}}), work)
+    assert record.num_opened == 110 * 2
+
+
 def test_tail_batching_trains_the_prompts_that_were_too_slow_later() -> None:
     tail = {"kind": "tail_batching", "prompts": 1.5, "responses": 1.5, "max_age": 4}
     record = simulate(Schedule.parse({"tail": tail}), replace(LONG_TAILED, num_steps=24))
@@ -169,6 +176,18 @@ def test_survivors_are_gathered_where_that_frees_devices_that_somebody_waits_for
     end = max(span.end_s for span in spans)
     engines = {span.group for span in spans if span.end_s > 0.9 * end}
     assert not is_gathered or len(engines) == 1
+
+
+def test_an_evaluation_after_a_gathered_tail_has_all_engines() -> None:
+    schedule = Schedule.parse({"tail": {"kind": "migrate", "remaining_share": 0.3}, **APART})
+    recorder = KeepAll()
+    asked = [Request(uid=f"e{n}", sample_index=0, prompt_ids=[0], params=SamplingParams()) for n in range(8)]
+    work = replace(LONG_TAILED, num_steps=1)
+    simulate(schedule, work, recorder=recorder, between=lambda run: run.complete(asked))
+    aborted = [span for span in recorder.spans if span.operation == "abort"]
+    assert aborted, "the tail was gathered"
+    trained = next(span for span in recorder.spans if span.operation == "optimizer_step")
+    assert len({s.group for s in recorder.spans if s.operation == "serve" and s.start_s > trained.end_s}) == 2
 
 
 def test_a_budget_splits_a_long_response_over_versions() -> None:
