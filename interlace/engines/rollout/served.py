@@ -71,22 +71,6 @@ class LiveRequests:
             finish_reason=reason,
         )
 
-    def resumed(self, name: str) -> Request:
-        """The request as it would be submitted anew, with what it has."""
-        progress = self._live[name]
-        old = progress.request
-        return Request(
-            uid=old.uid,
-            sample_index=old.sample_index,
-            attempt=old.attempt,
-            serial=old.serial,
-            prompt_ids=old.prompt_ids,
-            params=old.params,
-            generated_ids=tuple(progress.token_ids),
-            generated_logprobs=tuple(progress.logprobs),
-            generated_versions=tuple(progress.versions),
-        )
-
 
 def request_seed(seed: int, request: Request) -> int:
     """A serving engine's seed is per request, not per position: a resumed request needs one of its own."""

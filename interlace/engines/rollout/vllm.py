@@ -118,12 +118,8 @@ class VLLMEngine:
         self._engine.apply_model(load)
         self._version = version
         if mode == "recompute":
-            names = self._live.names
-            self._engine.abort_request(names)
-            for name in names:
-                request = self._live.resumed(name)
-                self._live.end(name, FinishReason.ABORTED)
-                self.submit(request)
+            for partial in self.abort():
+                self.submit(partial.resumed)
 
     def onload(self) -> None:
         if self._asleep:
@@ -132,12 +128,11 @@ class VLLMEngine:
 
     def offload(self, kv: SwitchMode = "offload") -> None:  # noqa: ARG002 - there is one way
         """Weights go to the host, the KV cache goes: what runs is computed anew after onload(), whatever `kv` asks."""
-        requests = [self._live.resumed(name) for name in self._live.names]
-        self.abort()
+        partials = self.abort()
         self._engine.sleep(level=1)
         self._asleep = True
-        for request in requests:
-            self.submit(request)
+        for partial in partials:
+            self.submit(partial.resumed)
 
     def memory(self) -> EngineMemory:
         return EngineMemory()
