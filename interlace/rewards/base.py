@@ -4,10 +4,11 @@ A built-in is a module of this folder with a function `score` of the type Reward
 import stand in its tuple `PRELOAD`, so that worker processes share one import.
 """
 
+import asyncio
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -26,11 +27,14 @@ HIDDEN = ("base", "classifier", "scorer", "shaping")
 """Modules of this folder that are no rewards."""
 
 Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
-RewardFn: TypeAlias = Callable[[str, str, str, Mapping[str, JSON]], Score]
+RewardFn: TypeAlias = Callable[[str, str, str, Mapping[str, JSON]], Score | Awaitable[Score]]
 """Called as fn(prompt, response, answer, metadata). A bool is a verdict and becomes `correct` or `incorrect`; a number
-is the reward itself; a mapping's values are the reward's named parts, and their sum is the reward."""
+is the reward itself; a mapping's values are the reward's named parts, and their sum is the reward. One that waits for
+somebody else, a judge or a sandbox, may be an `async def`."""
 TAKEN = ("mean", "std", "max", "min")
 """Parts cannot be called so: a step's metrics already have these of the reward itself. Nor as what shaping adds."""
+FAILURES = (Exception, SystemExit)
+"""A reward function that raises fails its sample, not the run; one that runs what a model wrote may well exit."""
 LARGEST = float(np.finfo(np.float32).max)
 """Beyond it a reward is infinite to whatever is made of it."""
 
@@ -70,9 +74,9 @@ class RewardConfig(Config):
     """characters: what is scored is handed on as a JSON list of its characters, for scorers that want a list."""
     workers: int = Field(default=1, ge=0)
     """Processes that score. 0 scores in the run's own process, without a time limit: for functions that are quick
-    whatever a model writes."""
+    whatever a model writes. An `async def` is awaited in the run's own process: so many calls at once, at least one."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """A sample whose scoring takes longer fails, and its worker process is replaced."""
+    """A sample whose scoring takes longer fails; its worker process is replaced, its `async def` cancelled."""
     shaping: ShapingConfig = ShapingConfig()
     """Penalties for the form of a response, and weights of the reward's parts."""
 
@@ -136,10 +140,13 @@ def load_reward(name: str) -> RewardFn:
     return found
 
 
+def is_async(function: RewardFn) -> bool:
+    """Whether it is an `async def`, or an object that is called as one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
 def _own_reward(name: str) -> RewardFn:
     found = load_callable("reward", name)
-    if inspect.iscoroutinefunction(found):
-        raise UserError(f"reward {name!r} is `async def`, and nothing awaits it: write `def`. It has its own process.")
     try:
         inspect.signature(found).bind("prompt", "response", "answer", {})
     except TypeError as error:
@@ -165,9 +172,32 @@ def evaluate(function: RewardFn, config: RewardConfig, request: ScoreRequest) ->
     try:
         score = function(request.prompt, response, request.answer, request.metadata)
         return _result(score, config)
-    # A reward function that raises fails its sample, not the run; one that runs what a model wrote may well exit.
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        return RewardResult(failure=f"{type(error).__name__}: {_message(error)}")
+    except FAILURES as error:
+        return _failure(error)
+
+
+async def evaluate_async(function: RewardFn, config: RewardConfig, request: ScoreRequest) -> RewardResult:
+    """As evaluate(), within the time limit."""
+    response = _scored_text(request.response, config)
+    if response is None:
+        return _result(False, config)
+    limit = asyncio.timeout(config.timeout_s)
+    try:
+        async with limit:
+            score = function(request.prompt, response, request.answer, request.metadata)
+            score = await score if isinstance(score, Awaitable) else score
+        return _result(score, config)
+    except FAILURES as error:
+        return timed_out(config) if limit.expired() else _failure(error)
+
+
+def timed_out(config: RewardConfig) -> RewardResult:
+    """What a sample gets whose scoring took too long."""
+    return RewardResult(failure=f"timed out after {config.timeout_s:g} s")
+
+
+def _failure(error: BaseException) -> RewardResult:
+    return RewardResult(failure=f"{type(error).__name__}: {_message(error)}")
 
 
 def _scored_text(response: str, config: RewardConfig) -> str | None:
@@ -181,7 +211,7 @@ def _scored_text(response: str, config: RewardConfig) -> str | None:
     return json.dumps(list(text)) if config.answer_format == "characters" else text
 
 
-def _result(score: Score, config: RewardConfig) -> RewardResult:
+def _result(score: Score | Awaitable[Score], config: RewardConfig) -> RewardResult:
     if isinstance(score, bool | np.bool_):  # numpy's comparisons give its own
         return RewardResult(reward=config.correct if score else config.incorrect, parts={"accuracy": float(score)})
     if isinstance(score, Mapping):

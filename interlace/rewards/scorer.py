@@ -1,4 +1,4 @@
-"""Scores samples in processes of their own, each call under a real time limit."""
+"""Scores samples in processes of their own, or by awaiting; each call under a real time limit."""
 
 import asyncio
 import importlib
@@ -11,7 +11,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from interlace.core.types import RewardResult, Sample
-from interlace.rewards.base import RewardConfig, RewardFn, ScoreRequest, evaluate, load_reward, preload_modules
+from interlace.rewards.base import (
+    RewardConfig,
+    RewardFn,
+    ScoreRequest,
+    evaluate,
+    evaluate_async,
+    is_async,
+    load_reward,
+    preload_modules,
+    timed_out,
+)
 from interlace.rewards.shaping import shaped
 
 if TYPE_CHECKING:
@@ -25,6 +35,9 @@ class Scorer:
         """Raises UserError where there is no such reward."""
         self._config = config
         self._function = load_reward(config.name)
+        self._is_async = is_async(self._function)
+        self._turns = asyncio.Semaphore(max(1, config.workers))
+        """Of an `async def`."""
         self._pool: ProcessPool | None = None
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
@@ -43,6 +56,8 @@ class Scorer:
             )
             for sample in samples
         ]
+        if self._is_async:
+            return list(await asyncio.gather(*(self._awaited(request) for request in requests)))
         if not self._config.workers:
             return [evaluate(self._function, self._config, request) for request in requests]
         pool = self._started()
@@ -60,13 +75,17 @@ class Scorer:
             self._pool.join()
             self._pool = None
 
+    async def _awaited(self, request: ScoreRequest) -> RewardResult:
+        async with self._turns:
+            return await evaluate_async(self._function, self._config, request)
+
     async def _outcome(self, future: Any) -> RewardResult:
         from pebble import ProcessExpired
 
         try:
             result: RewardResult = await asyncio.wrap_future(future)
         except ScoreTimeout:
-            return RewardResult(failure=f"timed out after {self._config.timeout_s:g} s")
+            return timed_out(self._config)
         except ProcessExpired as error:
             return RewardResult(failure=f"the reward function ended its process (exit code {error.exitcode})")
         return result

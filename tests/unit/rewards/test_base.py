@@ -156,7 +156,6 @@ def test_unknown_rewards_name_the_known() -> None:
         load_reward("interlace.core.types:JSON")
 
 
-@pytest.mark.parametrize(("name", "reason"), [("awaited", "write `def`"), ("of_a_batch", "too many positional")])
-def test_a_function_that_no_response_could_be_scored_by_is_refused(name: str, reason: str) -> None:
-    with pytest.raises(UserError, match=f"{name}.*{reason}"):
-        load_reward(f"tests.support.reward_functions:{name}")
+def test_a_function_that_no_response_could_be_scored_by_is_refused() -> None:
+    with pytest.raises(UserError, match=r"of_a_batch.*too many positional"):
+        load_reward("tests.support.reward_functions:of_a_batch")

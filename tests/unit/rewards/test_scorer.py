@@ -80,6 +80,15 @@ def test_a_reason_is_text_that_a_file_takes_whatever_was_raised(workers: int) ->
     ]
 
 
+def test_an_async_function_is_awaited_so_many_at_once_as_it_has_workers() -> None:
+    with scorer(f"{FUNCTIONS}:judged", workers=4) as made:
+        results = scored(made, samples("a", "bb", "raise", "a", "bbb"))
+    assert [result.reward for result in results] == [1.0, 2.0, 0.0, 1.0, 3.0]
+    assert [result.failure for result in results if result.failure] == ["KeyError: 'no such thing'"]
+    with scorer(f"{FUNCTIONS}:judged", workers=3, timeout_s=0.2) as made:
+        assert {result.failure for result in scored(made, samples("a", "b", "c"))} == {"timed out after 0.2 s"}
+
+
 def test_a_limit_holds_for_each_sample_and_not_for_the_wait_before_it() -> None:
     with scorer(f"{FUNCTIONS}:moody", timeout_s=0.4) as made:
         results = scored(made, samples("hang", "hang", "hang", "fine"))
