@@ -51,7 +51,7 @@ class TrainStage:
         self._group, self._recompute_proximal = group, recompute_proximal
         self._granule_groups = math.ceil(granule / samples_per_prompt)
         self._minibatches = minibatches
-        self._whole_batch = whole_batch or minibatches > 1 or recompute_proximal
+        self._whole_batch = whole_batch or minibatches > 1
         self._flush = False
         self._waiting_for: Batch | None = None
         self._position = 0
@@ -64,8 +64,7 @@ class TrainStage:
             # A batch all of whose groups were dropped is still a step: its one empty minibatch is counted as skipped.
             parts = [_samples(part) for part in slices(batch.groups, self._minibatches)] or [[]]
             async with self._group.hold("train"):
-                if self._recompute_proximal:
-                    parts = [await self._with_proximal(part) for part in parts]
+                parts = [await self._with_proximal(part) for part in parts]
                 for part in parts:
                     await self._group.accumulate(part)
                     await self._group.optimizer_step()
@@ -91,12 +90,15 @@ class TrainStage:
             is_last = batch.closed
             async with self._group.hold("train"):
                 if part:
-                    await self._group.accumulate(_samples(part))
+                    await self._group.accumulate(await self._with_proximal(_samples(part)))
                 if is_last:
                     await self._group.optimizer_step()
                     return
 
     async def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
+        """Before the step's first update, so under the weights at its start."""
+        if not self._recompute_proximal:
+            return samples
         logprobs = await self._group.logprobs(samples)
         return [replace(sample, proximal_logprobs=found) for sample, found in zip(samples, logprobs, strict=True)]
 

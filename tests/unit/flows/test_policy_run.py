@@ -190,6 +190,19 @@ def test_an_evaluation_after_a_gathered_tail_has_all_engines() -> None:
     assert len({s.group for s in recorder.spans if s.operation == "serve" and s.start_s > trained.end_s}) == 2
 
 
+def test_with_one_minibatch_proximal_log_probs_wait_for_no_more_than_their_granule() -> None:
+    """The weights are those of the start of the step until its one update."""
+    schedule = Schedule.parse({**APART, "granularity": "group"})
+    recorder = KeepAll()
+    work = replace(LONG_TAILED, num_steps=1, needs=Needs(proximal_logprobs=True))
+    simulate(schedule, work, recorder=recorder)
+    wanted = ("logprobs", "accumulate", "optimizer_step")
+    actor = [span.operation for span in recorder.spans if span.role == "actor" and span.operation in wanted]
+    assert actor[:4] == ["logprobs", "accumulate", "logprobs", "accumulate"] and actor.count("optimizer_step") == 1
+    generated = max(span.end_s for span in recorder.spans if span.operation == "serve")
+    assert min(span.start_s for span in recorder.spans if span.operation == "accumulate") < generated
+
+
 def test_a_budget_splits_a_long_response_over_versions() -> None:
     fields = {"max_staleness": 3, "pipeline_depth": 1, "batching": "arrival", "on_update": "abort_resume"}
     schedule = Schedule.parse({**fields, "rollout_budget": 30})
