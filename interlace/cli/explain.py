@@ -1,5 +1,6 @@
 """What a word of a schedule means: a field, one of its values, another system's word, or a preset."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from interlace.core.errors import UserError, nearest
+from interlace.core.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
     from interlace.schedule.vocabulary import Alias, FieldMeaning, Vocabulary
@@ -26,7 +28,9 @@ def explanation(word: str) -> str:
         return "\n".join(_field(name, words))
     if name in words.aliases:
         return "\n".join(_aliases(name, words))
-    owners = [field for field, entry in words.fields.items() if name in entry.values]
+    owners = [field for field, entry in words.fields.items() if name in entry.values or word in entry.values]
+    owners = owners or [field for field, entry in words.fields.items() if _has_setting(entry, name)]
+    owners = owners or [part for part in word.split(".") if part in words.fields]  # granularity.actor
     if owners:
         return "\n\n".join("\n".join(_field(owner, words)) for owner in owners)
     values = [value for entry in words.fields.values() for value in entry.values if value.isidentifier()]
@@ -41,7 +45,8 @@ def _field(name: str, words: "Vocabulary") -> Iterator[str]:
     entry = words.fields[name]
     yield f"schedule.{name}, a field of a schedule"
     yield from _meaning(entry)
-    yield f"default: {entry.default or _shown(Schedule().model_dump(mode='json')[name])}"
+    default = Schedule().model_dump(mode="json")[name]
+    yield f"default: {entry.default or ('none' if default is None else _shown(default))}"
     users: dict[str, list[str]] = {}
     for preset in preset_names():
         value = load_schedule(preset).model_dump(mode="json")[name]
@@ -54,6 +59,13 @@ def _field(name: str, words: "Vocabulary") -> Iterator[str]:
         yield f"elsewhere: {', '.join(foreign)}"
     if entry.counts_versions:
         yield words.staleness
+
+
+def _has_setting(entry: "FieldMeaning", name: str) -> bool:
+    """Whether one of its values is written with such a key, as `{kind: migrate, batch: 48}` is."""
+    return name.isidentifier() and any(
+        re.search(rf"\{{.*\b{re.escape(name)}: ", text) for text in (entry.meaning, *entry.values.values())
+    )
 
 
 def _meaning(entry: "FieldMeaning") -> Iterator[str]:
@@ -90,7 +102,7 @@ def _preset(path: Path) -> Iterator[str]:
     yield f"{spec}, a preset"
     yield from (line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
     meanings = vocabulary().fields
-    for name, given in (yaml.safe_load(text) or {}).items():
+    for name, given in (parse_yaml(text) or {}).items():
         yield f"  {name}: {_shown(given)}"
         meaning = meanings[name].values.get(str(fields[name])) if isinstance(fields[name], str) else None
         if meaning:

@@ -74,6 +74,10 @@ def test_a_preset_is_shown_as_a_file_that_gives_the_same_schedule(name: str, tmp
         ("--partial-rollout", ["a word of verl", "a word of slime", "rollout_budget"]),
         ("actor.max_lag", ["a word of PipelineRL", "unit: samples", "K x P x S x n samples"]),
         ("abort_resume", ["schedule.on_update", "stopped and submitted again"]),
+        ("max_age", ["schedule.tail, a field", "rounds at the latest"]),
+        ("granularity.actor", ["schedule.granularity, a field", "rounded up"]),
+        ("0-75%", ["schedule.placement, a field"]),
+        ("rollout_budget", ["default: none"]),
         ("areal", ["a preset", "https://arxiv.org/abs/2505.24298", "max_staleness: 4", "docs/presets/areal.md"]),
     ],
 )
