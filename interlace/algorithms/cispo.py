@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import NonNegativeFloat
+
 from interlace.algorithms.grpo import GRPO
 from interlace.algorithms.losses import Surrogate, importance_ratio
 from interlace.algorithms.policy import OwnSurrogateSettings
@@ -16,9 +18,9 @@ if TYPE_CHECKING:
 class CISPOSettings(OwnSurrogateSettings):
     """Weights are cut at 1 + clip_high; there is no lower bound."""
 
-    clip_low: float = 1.0
+    clip_low: NonNegativeFloat = 1.0
     """1 leaves the weight without a lower bound."""
-    clip_high: float = 4.0
+    clip_high: NonNegativeFloat = 4.0
 
 
 class CISPO(GRPO):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pydantic import NonNegativeFloat
+
 from interlace.algorithms.grpo import GRPO
 from interlace.algorithms.losses import Surrogate, clipped_surrogate, sequence_mean
 from interlace.algorithms.policy import GroupSettings
@@ -17,8 +19,8 @@ class GSPOSettings(GroupSettings):
     """Clip range of the paper, section 5.1: the geometric mean of a sequence's ratios stays close to 1."""
 
     aggregation: Aggregation = "seq_mean_token_mean"
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
+    clip_low: NonNegativeFloat = 3e-4
+    clip_high: NonNegativeFloat = 4e-4
 
 
 class GSPO(GRPO):

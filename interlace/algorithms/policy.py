@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from interlace.algorithms.advantages import kl_penalty
 from interlace.algorithms.base import Algorithm, AlgorithmConfig, Needs, rewards_of
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class PolicySettings(AlgorithmConfig):
     """Settings of every policy-gradient algorithm."""
 
-    clip_low: float = Field(default=0.2, ge=0)
+    clip_low: NonNegativeFloat = 0.2
     """The importance ratio counts down to 1 - clip_low ..."""
-    clip_high: float = Field(default=0.2, ge=0)
+    clip_high: NonNegativeFloat = 0.2
     """... and up to 1 + clip_high."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Bounds the loss of tokens with negative advantage at this many times their advantage."""

@@ -57,6 +57,9 @@ def test_a_users_own() -> None:
         ("policy", {}, "unknown algorithm"),
         ("grpo", {"clip_hgh": 1}, "Did you mean 'clip_high'"),
         ("grpo", {"clip_high": -1}, "clip_high = -1"),
+        ("dapo", {"clip_high": -1}, "clip_high = -1"),
+        ("gspo", {"clip_low": -1}, "clip_low = -1"),
+        ("cispo", {"clip_high": -1}, "clip_high = -1"),
         # What an algorithm's own loss would pass over is no setting of it.
         *((name, {"dual_clip": 3}, "dual_clip = 3 bounds PPO's clipped loss") for name in ("cispo", "sapo", "dppo")),
         ("dppo", {"clip_high": 0.28}, "set max_loss and max_gain"),
