@@ -69,13 +69,23 @@ def to_prompts(
     for row, text in zip(rows, dressed, strict=True):
         _check_characters(row, text)
     # A chat template writes the special tokens itself.
-    ids = tokenizer(dressed, add_special_tokens=not chat)["input_ids"]
+    ids = tokenizer(dressed, add_special_tokens=False)["input_ids"] if chat else _with_specials(dressed, tokenizer)
     for row, tokens in zip(rows, ids, strict=True):
         if not tokens:
             raise UserError(f"{row.origin}: the prompt is empty.")
     return [
         Prompt(uid=row.uid, token_ids=np.array(tokens, np.int32), text=text, answer=row.answer, metadata=row.metadata)
         for row, text, tokens in zip(rows, texts, ids, strict=True)
+    ]
+
+
+def _with_specials(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
+    """Token ids with those that the tokenizer puts around a text, but not the end of one that is to be continued."""
+    plain, ids = (tokenizer(list(texts), add_special_tokens=specials)["input_ids"] for specials in (False, True))
+    end = tokenizer.eos_token_id
+    return [
+        tokens[:-1] if tokens[-1:] == [end] and tokens[-len(bare) :] != bare else tokens
+        for bare, tokens in zip(plain, ids, strict=True)
     ]
 
 
@@ -92,4 +102,13 @@ def _dress(text: str, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase |
     messages = [{"role": "user", "content": text}]
     if style.system is not None:
         messages.insert(0, {"role": "system", "content": style.system})
-    return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    from jinja2 import TemplateError  # what transformers renders with
+
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except TemplateError as error:
+        asked = " with task.format.system" if style.system is not None else ""
+        raise UserError(
+            f"the tokenizer's chat template cannot be applied{asked}: {error}. Change that, or set "
+            "task.format.chat_template=false."
+        ) from None

@@ -2,7 +2,7 @@
 
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,6 +153,12 @@ def _model_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":
             f"model {config.path!r} is not a causal language model: its configuration says {what}. "
             "Give one that AutoModelForCausalLM loads."
         )
+    if quantization := getattr(found, "quantization_config", None):
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization.quant_method
+        raise UserError(
+            f"model {config.path!r} has quantized weights ({method}), which cannot be trained. Give the model that it "
+            "was made from, or a copy that was dequantized and saved anew."
+        )
     return found
 
 
@@ -161,6 +167,8 @@ def read_config(origin: Origin, config: ModelConfig, *, what: str) -> "Pretraine
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    if origin.is_local and (absent := _no_config(Path(origin.location))):
+        raise UserError(f"{what} {config.path!r} has no readable configuration: {absent}")
     try:
         found: PretrainedConfig = AutoConfig.from_pretrained(
             origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code
@@ -176,6 +184,19 @@ def read_config(origin: Origin, config: ModelConfig, *, what: str) -> "Pretraine
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(f"{what} {config.path!r} has a configuration that contradicts itself: {reason}") from error
     return found
+
+
+def _no_config(path: Path) -> str | None:
+    """Why there is no configuration, and where there may be one; None where there is."""
+    if path.is_file():
+        return f"it is a file, and no .gguf one. Give its folder, {str(path.parent)!r}."
+    if (path / "config.json").is_file():
+        return None
+    if (path / "adapter_config.json").is_file():
+        return "it is an adapter alone. Give a model that it was merged into (peft's merge_and_unload)."
+    within = [*path.glob("*/config.json"), *path.glob("*/*/config.json")]  # such as a run's checkpoints/step_10
+    newest = max(within, key=lambda file: file.stat().st_mtime).parent if within else None
+    return "there is no config.json in it." + (f" Did you mean {str(newest)!r}?" if newest else "")
 
 
 def _check_vocabulary(
@@ -202,7 +223,10 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
 
     Raises UserError where it cannot be loaded, or some of its weights would be random.
     """
+    from pickle import UnpicklingError
+
     import torch
+    from safetensors import SafetensorError
 
     try:
         loaded: Any = kind.from_pretrained(
@@ -211,10 +235,17 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
             local_files_only=origin.is_local,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below, by name
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError, UnpicklingError, ImportError) as error:
         raise UserError(f"{what} {config.path!r} cannot be loaded: {first_line(error)}") from error
     model: PreTrainedModel = loaded[0]
+    if mismatched := sorted(loaded[1]["mismatched_keys"]):
+        name, given, wanted = mismatched[0]
+        raise UserError(
+            f"{what} {config.path!r} has {len(mismatched)} weights of other sizes than its config.json says, such as "
+            f"{name}: {list(given)} instead of {list(wanted)}. They do not belong together: take both of one model."
+        )
     if missing := sorted(loaded[1]["missing_keys"]):
         raise UserError(
             f"{what} {config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
@@ -234,6 +265,12 @@ def _tokenizer(origin: Origin, config: ModelConfig) -> "PreTrainedTokenizerBase"
         raise UserError(
             f"{origin.location!r} has no readable tokenizer: {first_line(error)} Set model.tokenizer to one."
         ) from error
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        # What transformers makes of some models' folders without tokenizer: no text has a token, or all are <unk>.
+        raise UserError(
+            f"{origin.location!r} has no readable tokenizer: its vocabulary is empty, as where its files are missing. "
+            "Set model.tokenizer to one."
+        )
     for kind, given in (("pad_token", config.pad_token), ("eos_token", config.eos_token)):
         if given is not None and given not in tokenizer.get_vocab():
             raise UserError(f"model.{kind} = {given!r} is not in the tokenizer's vocabulary; name one of its tokens.")

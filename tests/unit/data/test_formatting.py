@@ -1,6 +1,7 @@
 """How a row is put to the model."""
 
 import pytest
+from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 
 from interlace.core.errors import UserError
@@ -65,6 +66,21 @@ def test_the_chat_template_is_applied_where_there_is_one() -> None:
     assert dressed(PromptFormat(chat_template=False), template=TEMPLATE) == "Sort."
     assert dressed(PromptFormat(), template=None) == "Sort."
     assert dressed(PromptFormat(system="Be brief."), template=None) == "Be brief.\n\nSort."
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('No system role') }}", "{% for m in messages %}{{ m }"])
+def test_a_chat_template_that_fails_says_why(template: str) -> None:
+    with pytest.raises(UserError, match=r"cannot be applied with task.format.system: (No system|unexpected)"):
+        dressed(PromptFormat(system="Be brief."), template=template)
+
+
+def test_a_prompt_is_not_ended_by_a_tokenizer_that_ends_texts() -> None:
+    tokenizer = build_tokenizer(256)
+    around = processors.TemplateProcessing(single="<pad> $A <eos>", special_tokens=[("<pad>", 0), ("<eos>", 1)])
+    tokenizer._tokenizer.post_processor = around
+    texts = ["Sort.", "Sort.<eos>"]  # the second one's end is the user's own
+    prompts = to_prompts([row(), row()], texts, PromptFormat(), tokenizer)
+    assert [tokenizer.decode(prompt.token_ids) for prompt in prompts] == ["<pad>Sort.", "<pad>Sort.<eos>"]
 
 
 def test_an_empty_prompt_is_an_error() -> None:

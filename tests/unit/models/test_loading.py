@@ -28,6 +28,11 @@ def edit(file: Path, **changes: object) -> None:
     file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
 
 
+def make(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
 def refusal(path: Path | str, *, only_load: bool = False, **settings: str) -> str:
     """The message; also of check_model, which runs before any work."""
     config = ModelConfig(path=str(path), **settings)  # type: ignore[arg-type]
@@ -57,7 +62,17 @@ def test_what_is_not_a_causal_language_model(folder: Path, tmp_path: Path) -> No
     edit(folder / "config.json", architectures=["LlamaForSequenceClassification"], model_type="llama")
     assert "says LlamaForSequenceClassification" in refusal(folder)
     (folder / "config.json").unlink()
-    assert "has no readable" in refusal(folder)
+    assert "has no readable configuration: there is no config.json in it." in refusal(folder)
+
+
+def test_a_path_beside_the_model(folder: Path) -> None:
+    """Its folder is named: of a run, of a file in it; and what an adapter is."""
+    run = folder.parent / "run"
+    folder.rename(make(run / "checkpoints") / "step_1")
+    assert f"Did you mean '{run}/checkpoints/step_1'?" in refusal(run)
+    assert f"Give its folder, '{run}/checkpoints/step_1'" in refusal(run / "checkpoints/step_1/model.safetensors")
+    (run / "adapter_config.json").write_text("{}")
+    assert "it is an adapter alone" in refusal(run)
 
 
 def test_a_configuration_that_lacks_what_its_own_keys_need(folder: Path) -> None:
@@ -85,6 +100,15 @@ def test_a_folder_without_tokenizer(folder: Path) -> None:
     assert "has no readable tokenizer" in refusal(folder)
 
 
+def test_a_folder_whose_tokenizer_would_be_made_up(folder: Path) -> None:
+    """transformers makes an empty one for some architectures, in which every text is <unk> or no token at all."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    for kind in ("gemma2", "qwen2"):
+        edit(folder / "config.json", model_type=kind, architectures=[f"{kind.title()}ForCausalLM"])
+        assert "has no readable tokenizer: its vocabulary is empty" in refusal(folder)
+
+
 def test_another_models_tokenizer(folder: Path) -> None:
     edit(folder / "config.json", vocab_size=100)
     assert "the tokenizer has 258 tokens" in refusal(folder)
@@ -93,6 +117,24 @@ def test_another_models_tokenizer(folder: Path) -> None:
 def test_missing_weights_are_not_made_up(folder: Path) -> None:
     edit(folder / "config.json", num_hidden_layers=4)
     assert "lacks 9 weights (model.layers.3." in refusal(folder, only_load=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a"])
+def test_weights_that_were_not_fetched(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    assert f"model '{folder}' cannot be loaded: Error while deserializing" in refusal(folder, only_load=True)
+
+
+def test_weights_of_another_size_than_the_configuration_says(folder: Path) -> None:
+    edit(folder / "config.json", intermediate_size=128)
+    message = refusal(folder, only_load=True)
+    assert "has 9 weights of other sizes than its config.json says, such as model.layers.0.mlp.down_proj" in message
+    assert "[64, 256] instead of [64, 128]" in message
+
+
+def test_quantized_weights(folder: Path) -> None:
+    edit(folder / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "has quantized weights (gptq), which cannot be trained" in refusal(folder)
 
 
 def test_weights_are_held_in_the_asked_type(folder: Path) -> None:
