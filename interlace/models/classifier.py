@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 from interlace.models.config import ModelConfig
-from interlace.models.loading import TINY, Origin, find_origin, load_tokenizer, load_whole, read_config
+from interlace.models.loading import (
+    TINY,
+    Origin,
+    check_vocabulary,
+    find_origin,
+    load_tokenizer,
+    load_whole,
+    read_config,
+)
 from interlace.models.size import context_length
 
 if TYPE_CHECKING:
@@ -29,8 +37,8 @@ class LoadedClassifier:
 def check_classifier(config: ModelConfig) -> None:
     """Raises what load_classifier would raise for a user's mistake, without reading weights."""
     # The configuration first: transformers reads it for the tokenizer too, and would blame that.
-    _classifier_config(find_origin(config), config)
-    load_tokenizer(config)
+    found = _classifier_config(find_origin(config), config)
+    check_vocabulary(config, found, load_tokenizer(config))
 
 
 def empty_classifier(config: ModelConfig) -> "PreTrainedModel":
@@ -52,6 +60,7 @@ def load_classifier(config: ModelConfig) -> LoadedClassifier:
 
     origin = find_origin(config)
     found, tokenizer = _classifier_config(origin, config), load_tokenizer(config)
+    check_vocabulary(config, found, tokenizer)
     model = load_whole(AutoModelForSequenceClassification, origin, config, what="reward model", whole="with its head")
     model.config.get_text_config().pad_token_id = model.config.pad_token_id = tokenizer.pad_token_id
     return LoadedClassifier(model=model.eval(), tokenizer=tokenizer, context=context_length(found))

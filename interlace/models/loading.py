@@ -56,7 +56,7 @@ def check_model(config: ModelConfig) -> None:
         return
     # The configuration first: transformers reads it for the tokenizer too, and would blame that.
     model_config = _model_config(find_origin(config), config)
-    _check_vocabulary(config, model_config, load_tokenizer(config))
+    check_vocabulary(config, model_config, load_tokenizer(config))
 
 
 def empty_model(config: ModelConfig) -> "PreTrainedModel":
@@ -93,7 +93,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
         origin = find_origin(config)
         # The configuration first: transformers reads it for the tokenizer too, and would blame that.
         model_config, tokenizer = _model_config(origin, config), load_tokenizer(config)
-        _check_vocabulary(config, model_config, tokenizer)
+        check_vocabulary(config, model_config, tokenizer)
         model = _model(origin, config)
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, stop_token_ids=_stop_tokens(model, tokenizer))
 
@@ -199,9 +199,10 @@ def _no_config(path: Path) -> str | None:
     return "there is no config.json in it." + (f" Did you mean {str(newest)!r}?" if newest else "")
 
 
-def _check_vocabulary(
+def check_vocabulary(
     config: ModelConfig, model_config: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase"
 ) -> None:
+    """Raises UserError where the tokenizer has tokens that the model has no embedding for."""
     size = getattr(model_config.get_text_config(), "vocab_size", None)
     # Tokens that were added later and that no prompt uses do no harm, so they are not counted.
     needed = max(tokenizer.vocab_size, tokenizer.pad_token_id + 1, tokenizer.eos_token_id + 1)

@@ -94,6 +94,17 @@ def test_another_head_is_refused(tmp_path: Path) -> None:
             refuse(config)
 
 
+def test_another_models_tokenizer_is_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForSequenceClassification.from_pretrained(path)
+    model.resize_token_embeddings(tokenizer.vocab_size - 1)
+    model.save_pretrained(path)
+    for refuse in (check_classifier, load_classifier):
+        with pytest.raises(UserError, match=r"embeddings: they do not belong together"):
+            refuse(RewardConfig.parse({"name": "model", "model": path}).model)
+
+
 def test_a_language_model_is_no_reward_model(tmp_path: Path) -> None:
     write_model(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
