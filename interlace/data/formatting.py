@@ -51,7 +51,8 @@ def _fill(value: JSON, style: PromptFormat) -> str:
     items = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     filled = []
     for item in items:
-        text = json.dumps(item) if isinstance(item, bool) else str(item)  # `true`, as an answer is
+        # What is no text is written as in the file, not in Python's words.
+        text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False, default=str)
         for old, new in style.replace.items():
             text = text.replace(old, new)
         filled.append(text)

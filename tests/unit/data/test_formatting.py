@@ -34,8 +34,9 @@ def test_a_template_names_the_prompt_and_columns() -> None:
     assert render(row(level=2, numbers=["1.0", "22.0"]), style) == "{Q} Sort. two: 1 twotwo"
 
 
-def test_true_is_written_as_in_the_file() -> None:
-    assert render(row(sorted=True, kept=[False, 1]), PromptFormat(template="{sorted} {kept}")) == "true false1"
+def test_values_are_written_as_in_the_file() -> None:
+    values = row(sorted=True, kept=[False, 1, None, 2.5], options={"ü": None})
+    assert render(values, PromptFormat(template="{sorted} {kept} {options}")) == 'true false1null2.5 {"ü": null}'
 
 
 def test_a_template_that_names_what_is_not_there() -> None:
