@@ -9,6 +9,7 @@ from rich.console import Console
 
 from interlace.cli.explain import explanation
 from interlace.cli.listing import listing
+from interlace.core.errors import UserError
 from interlace.schedule.presets import load_schedule, preset_names, preset_path
 
 
@@ -26,6 +27,8 @@ def presets(
     ] = None,
 ) -> None:
     """List the shipped schedules, or show one whole. `schedule=NAME` picks one, `schedule.FIELD=VALUE` changes it."""
+    if name is not None and explain is not None:
+        raise UserError("NAME and --explain: give one of them, a preset is explained by --explain NAME.")
     if explain is not None:
         print("\n".join(_wrapped(line, Console().width) for line in explanation(explain).splitlines()))
     elif name is None:

@@ -22,7 +22,7 @@ def preset_path(name: str) -> Path:
     """The file of a shipped preset, or of a user's own, given as a path that ends in .yaml. Raises UserError."""
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
-            raise UserError(f"schedule {name!r}: there is no such file.")
+            raise UserError(f"schedule {name!r}: there is no such file (looked in {Path(name).parent.resolve()}).")
         return Path(name)
     if name not in preset_names():
         raise UserError(

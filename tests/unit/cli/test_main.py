@@ -95,6 +95,19 @@ def test_a_word_of_ones_own_preset_is_explained_by_its_file(tmp_path: Path) -> N
     assert "Half a version ahead." in done.stdout and "max_staleness: 0.5" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["areal", "--explain=tail"], "NAME and --explain: give one of them"),
+        (["nowhere/mine.yaml"], f"there is no such file (looked in {Path('nowhere').resolve()})"),
+    ],
+)
+def test_what_presets_cannot_show_is_a_sentence(words: list[str], sentence: str) -> None:
+    done = CliRunner().invoke(app, ["presets", *words])
+    assert done.exit_code == 2
+    assert sentence in done.stderr
+
+
 def test_what_the_output_cannot_show_is_spelled_out_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
