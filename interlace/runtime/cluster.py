@@ -193,16 +193,18 @@ class Cluster(ABC):
     async def start_trace(self, make: MakeTracer) -> None:
         """Starts recording in every process, beside what runs there; workers launched later are not in it."""
         self._tracer, self._traced = make(), [process for process in self.processes if process.is_open]
-        await asyncio.gather(
-            asyncio.to_thread(self._tracer.start), *(process.start_trace(make) for process in self._traced)
-        )
+        with self.waits.operation(who="trace", what="start"):
+            await asyncio.gather(
+                asyncio.to_thread(self._tracer.start), *(process.start_trace(make) for process in self._traced)
+            )
 
     async def stop_trace(self) -> dict[str, bytes]:
         """Ends it. Returns what was recorded, by process: `controller`, and workers that have one of their own."""
         tracer, self._tracer = self._tracer, None
         traced = [process for process in self._traced if process.is_open]
-        traces = await asyncio.gather(*(process.stop_trace() for process in traced))
-        own = {"controller": await asyncio.to_thread(tracer.stop)} if tracer else {}
+        with self.waits.operation(who="trace", what="stop"):
+            traces = await asyncio.gather(*(process.stop_trace() for process in traced))
+            own = {"controller": await asyncio.to_thread(tracer.stop)} if tracer else {}
         return own | {process.name: trace for process, trace in zip(traced, traces, strict=True)}
 
     async def shutdown(self) -> None:

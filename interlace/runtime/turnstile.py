@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from interlace.runtime.group import Ran, Rank
@@ -18,20 +18,21 @@ class Turnstile:
     MAX_TURNS = 1000
     """Turns of the event loop after which a result goes through all the same: somebody may be busy for good."""
 
-    def __init__(self) -> None:
-        """Made on a running event loop."""
-        self._loop = asyncio.get_running_loop()
-        # The callbacks that are ready. asyncio does not say otherwise whether there are any; a loop that keeps them
-        # elsewhere seems to be at rest, and a result then waits for one turn only.
-        self._ready: Sequence[object] = getattr(self._loop, "_ready", ())
+    def __init__(self, on_rest: Callable[[], None] = lambda: None) -> None:
+        """Made on a running event loop. on_rest: told once results have passed and all they set off is at rest."""
+        self._loop, self._on_rest = asyncio.get_running_loop(), on_rest
+        # The callbacks that are ready. asyncio does not say otherwise whether there are any; of a loop that keeps them
+        # elsewhere nobody knows whether it rests, and a result then waits for one turn only.
+        self._ready: Sequence[object] | None = getattr(self._loop, "_ready", None)
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._num_turns = 0
+        self._num_turns, self._is_looking = 0, False
 
     async def passed(self) -> None:
         """Returns when it is one's turn: first come, first served."""
         turn = self._loop.create_future()
         self._waiting.append(turn)
-        if len(self._waiting) == 1:
+        if not self._is_looking:
+            self._is_looking = True
             self._loop.call_soon(self._look)
         await turn
 
@@ -39,11 +40,15 @@ class Turnstile:
         self._num_turns += 1
         if not self._ready or self._num_turns > self.MAX_TURNS:
             self._num_turns = 0
+            if not self._waiting:
+                self._is_looking = False
+                if self._ready is not None and not self._ready:
+                    self._on_rest()
+                return
             turn = self._waiting.popleft()
             if not turn.done():  # whoever waited may be gone
                 turn.set_result(None)
-        if self._waiting:
-            self._loop.call_soon(self._look)
+        self._loop.call_soon(self._look)
 
 
 class OneByOne:

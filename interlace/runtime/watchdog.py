@@ -27,13 +27,22 @@ class Watchdog:
 
     def resolve_or_raise(self) -> bool:
         """At a stall: asks the resolvers in order until one moved something. HangError where none did."""
-        self.num_stalls += 1
-        if not any(resolver() for resolver in self._resolvers):
+        if not self._resolved():
             raise HangError(f"nothing can go on; this is a bug.\n{self._waits.graph()}")
         return True
 
+    def at_rest(self) -> None:
+        """The controller has done all that there was to do: where no operation is out, that is a stall, or the end."""
+        if self._waits.num_running == 0:
+            self._resolved()
+
+    def _resolved(self) -> bool:
+        found = any(resolver() for resolver in self._resolvers)
+        self.num_stalls += found
+        return found
+
     async def run(self) -> None:
-        """Looks now and then, for ever. Raises HangError."""
+        """Looks now and then, for what at_rest() was not told of, for ever. Raises HangError."""
         seen, since, quiet_looks = -1, self._clock.now(), 0
         while True:
             await self._clock.sleep(self.LOOK_EVERY_S)

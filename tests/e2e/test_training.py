@@ -12,6 +12,7 @@ from interlace.core.training import LossInputs, LossOutputs
 from interlace.models.tiny import build_tokenizer
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
+from interlace.runtime.watchdog import Watchdog
 from tests.support.chrome_trace import check_trace, counters_of, events_of
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, run, samples
 
@@ -118,6 +119,14 @@ def flaky(prompt: str, response: str, answer: str, metadata: object) -> float:
     if len(response) % 3 == 0:
         raise RuntimeError(f"no score for {len(response)} characters")
     return float(len(response))
+
+
+def test_a_stall_is_resolved_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where all that is left was cut off, and the trainer waits for it."""
+    monkeypatch.setattr(Watchdog, "LOOK_EVERY_S", 1e6)
+    report = run(root, "cut", ["schedule=kimi-partial-rollout", "schedule.rollout_budget=3"])
+    assert report.done_steps == 4
+    assert max(row["num_tokens"] for row in samples(root, "cut")) > 6  # type: ignore[type-var]
 
 
 def test_a_reward_that_raises_fails_its_sample_not_the_run(root: Path) -> None:

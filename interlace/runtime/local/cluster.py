@@ -94,7 +94,7 @@ class LocalCluster(Cluster):
 
     def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
-        self._turnstile = Turnstile()
+        self._turnstile = Turnstile(self.watchdog.at_rest)
         self._folder: SharedFolder | None = None
         self._shared: SharedArrays | None = None
 

@@ -36,7 +36,7 @@ class RayCluster(Cluster):
         self._reservation = session.reserve(seats)
         self._after_workers.callback(session.close)
         self._after_workers.callback(session.release, self._reservation)
-        self._turnstile = Turnstile()
+        self._turnstile = Turnstile(self.watchdog.at_rest)
         self._folder = shared_folder()
         self._shared = SharedArrays(self._folder.path, passes_on=True) if self._folder else None
         if self._folder:

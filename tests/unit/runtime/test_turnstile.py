@@ -36,6 +36,26 @@ def test_what_a_result_sets_off_comes_to_rest_before_the_next_is_there(
     assert [len(list(steps)) for _, steps in groupby(log)] == [20] * 8, "though all eight ended at the same moment"
 
 
+def test_rest_is_told_once_all_results_have_passed_and_nothing_is_left_to_do() -> None:
+    log: list[str] = []
+
+    async def body() -> None:
+        turnstile = Turnstile(lambda: log.append("rest"))
+
+        async def follow(name: str) -> None:
+            await turnstile.passed()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            log.append(name)
+
+        for names in (["a", "b"], ["c"]):
+            await asyncio.gather(*(follow(name) for name in names))
+        await asyncio.sleep(0.01)
+
+    asyncio.run(body())
+    assert log == ["a", "b", "c", "rest"]
+
+
 def test_who_is_never_at_rest_holds_nobody_up_for_good() -> None:
     async def body() -> None:
         async def spin() -> None:
