@@ -12,7 +12,7 @@ from rich.text import Text
 
 from interlace.cli.libraries import hush_libraries
 from interlace.cli.train import ROOT
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def compare(
     from interlace.observe.jsonl import to_line
     from interlace.observe.progress import open_progress
     from interlace.observe.stop import StopSignal
-    from interlace.recipes.compare import load_variants, run_variants, write_comparison
+    from interlace.recipes.compare import Comparison, load_variants, run_variants, write_comparison
 
     hush_libraries()
     console, changes = Console(), overrides or []
     if cluster == "sim":
         changes = changes if steps is None else [*changes, f"steps={steps}"]
-        outcomes = _simulated(recipe, changes, schedules, devices or 8, profile)
+        found = Comparison(outcomes=_simulated(recipe, changes, schedules, devices or 8, profile))
     elif devices is not None or profile is not None:
         raise UserError(
             "--devices and --profile are of a virtual cluster: add --cluster sim. A real one has cluster.devices=cpu:4."
@@ -60,16 +60,19 @@ def compare(
             open_progress(console, num_steps=num_steps, quiet=as_json) as progress,
             StopSignal(lambda: progress.say("Stopping at the end of this step. Ctrl-C again stops at once.")) as stop,
         ):
-            outcomes = run_variants(variants, ROOT, Path(recipe).stem, progress=progress, stop=stop)
-    if not outcomes:
-        return
-    report = write_comparison(outcomes)
-    if as_json:
-        rows = [outcome.row(outcomes[0]) for outcome in outcomes]
-        print(to_line({"recipe": recipe, "report": str(report), "schedules": rows}), end="")
-    else:
-        show_comparison(console, outcomes)
-        console.print(f"All of them, laid over each other: {report}", markup=False, highlight=False, soft_wrap=True)
+            found = run_variants(variants, ROOT, Path(recipe).stem, progress=progress, stop=stop)
+    outcomes, failed = found.outcomes, found.failed
+    if outcomes:
+        report = write_comparison(outcomes)
+        if as_json:
+            rows = [outcome.row(outcomes[0]) for outcome in outcomes]
+            print(to_line({"recipe": recipe, "report": str(report), "schedules": rows}), end="")
+        else:
+            show_comparison(console, outcomes)
+            console.print(f"All of them, laid over each other: {report}", markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        reasons = "\n".join(f"schedule {name} failed: {reason}" for name, reason in failed.items())
+        raise InterlaceError(f"{len(failed)} of the schedules failed.\n{reasons}")
 
 
 def _simulated(

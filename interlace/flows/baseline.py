@@ -40,7 +40,8 @@ class GreedyBaseline:
         self._rewards: dict[int, float] = {}
 
     def admitted(self, wave: Sequence[Sample]) -> None:
-        """Starts one for each group of a wave."""
+        """Starts one for each group of a wave. Those of groups that were dropped are nobody's any more."""
+        self._rewards = {gid: reward for gid, reward in self._rewards.items() if self._admission.ticket(gid)}
         for sample in wave:
             if sample.key.index == 0:
                 self._cluster.spawn(self._measure(sample), name=f"baseline {sample.key.gid}")

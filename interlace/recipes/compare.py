@@ -1,9 +1,10 @@
 """One recipe under several schedules in turn, on the same seeds."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from traceback import format_exception_only
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
@@ -13,6 +14,7 @@ from interlace.observe.progress import ProgressView
 from interlace.observe.report.page import write_report
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, default_name
+from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
 from interlace.recipes.check import check_recipe
 from interlace.recipes.config import Recipe
@@ -118,21 +120,37 @@ def load_variants(spec: str, overrides: Sequence[str], schedules: str, steps: in
     return variants
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What came of several schedules."""
+
+    outcomes: Sequence[Outcome]
+    """Of those that trained any step, in order."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Schedules whose runs ended with an error, and the error."""
+
+
 def run_variants(
     variants: Mapping[str, Recipe], root: Path, stem: str, *, progress: ProgressView, stop: StopSignal
-) -> list[Outcome]:
+) -> Comparison:
     """Trains each in turn, in a folder of its own; ends early where `stop` is requested."""
     outcomes: list[Outcome] = []
+    failed: dict[str, str] = {}
     for name, recipe in variants.items():
         folder = RunFolder.create(root, default_name(root, f"{stem}-{Path(name).stem}"))
         folder.write_config(recipe)
         progress.say(f"schedule {name}: {folder.path}")
-        report = train(recipe, folder, resume=False, progress=progress, stop=stop)
+        try:
+            report = train(recipe, folder, resume=False, progress=progress, stop=stop)
+        except Exception as error:  # noqa: BLE001 - what one schedule trips over takes nothing from the others
+            failed[name] = "".join(format_exception_only(error)).strip()
+            progress.say(f"schedule {name} failed by {brief(failed[name])}")
+            continue
         if report.done_steps:
             outcomes.append(Outcome.of(name, RunData.read(folder)))
         if stop.requested:
             break
-    return outcomes
+    return Comparison(outcomes=outcomes, failed=failed)
 
 
 def write_comparison(outcomes: Sequence[Outcome]) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from interlace.core.errors import InterlaceError
 from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
@@ -81,6 +82,8 @@ class _Session:
         self._after: Evaluation | None = None
         self._books = Ledger()
         self._told: set[str] = set()
+        self._has_scored = False
+        """Any sample, in this process."""
         self._cluster: Cluster
         self._logger: MetricsLoggers
         self._groups: RoleGroups
@@ -195,6 +198,7 @@ class _Session:
         self._done_steps = result.step
         write_transcripts(self._folder.samples, result.step, result.ended)
         self._say_failures(result)
+        self._has_scored |= any(entry.sample.reward is not None for entry in result.ended)
         self._say_lost_minibatches(result)
         self._say_idle_weights(result)
         evaluation: Metrics = {}
@@ -209,6 +213,7 @@ class _Session:
             metrics["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(result.step, metrics)
         self._progress.step(result.step, metrics)
+        self._refuse_failures(result)
         if state:
             self._saver.write(state)
         return not self._stop.requested
@@ -221,6 +226,15 @@ class _Session:
                 "failures",
                 f"step {result.step}: {len(failed)} of {len(result.ended)} samples failed, the first by "
                 f"{brief(failed[0])}; all reasons, of later steps too, are in {self._folder.samples}",
+            )
+
+    def _refuse_failures(self, result: StepResult) -> None:
+        """Of the first step: hours of steps without any sample would end as if something had been learned."""
+        failed = [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]
+        if failed and not self._has_scored:
+            raise InterlaceError(
+                f"step {result.step}: all {len(failed)} samples failed, so there is nothing to train on. The first "
+                f"failed by {brief(failed[0])}; all reasons are in {self._folder.samples}."
             )
 
     def _say_lost_minibatches(self, result: StepResult) -> None:

@@ -74,7 +74,8 @@ class RewardConfig(Config):
     """characters: what is scored is handed on as a JSON list of its characters, for scorers that want a list."""
     workers: int = Field(default=1, ge=0)
     """Processes that score. 0 scores in the run's own process, without a time limit: for functions that are quick
-    whatever a model writes. An `async def` is awaited in the run's own process: so many calls at once, at least one."""
+    whatever a model writes, and never end their process, which would be the run's. An `async def` is awaited in the
+    run's own process: so many calls at once, at least one."""
     timeout_s: float = Field(default=10.0, gt=0)
     """A sample whose scoring takes longer fails; its worker process is replaced, its `async def` cancelled."""
     shaping: ShapingConfig = ShapingConfig()

@@ -45,6 +45,19 @@ def test_two_schedules_side_by_side(tmp_path: Path) -> None:
     assert result.stdout.strip().endswith("report.html")
 
 
+def test_a_schedule_that_fails_takes_nothing_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "astray.py").write_text(
+        "from interlace.schedule.dispatch import DispatchPolicy\n\n\nclass Astray(DispatchPolicy):\n"
+        "    def assign(self, expected_tokens, loads):\n        raise RuntimeError('no engine will do')\n"
+    )
+    (tmp_path / "astray.yaml").write_text("dispatch: astray:Astray\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = [*SMALL, "warmup=null", "evaluation.num_prompts=1", "evaluation.samples_per_prompt=0", "steps=1"]
+    code, out, err = compare("quickstart", *settings, "--schedules", "astray.yaml,verl-colocated", "--json")
+    assert code == 1 and "schedule astray.yaml failed: RuntimeError: no engine will do" in err
+    assert [row["schedule"] for row in json.loads(out)["schedules"]] == ["verl-colocated"]
+
+
 def test_a_report_of_what_is_no_run_is_refused() -> None:
     result = CliRunner().invoke(app, ["report", "nowhere"])
     assert result.exit_code == 2 and "'nowhere' is no run" in result.stderr

@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig
 
 from interlace.algorithms.grpo import GRPO
+from interlace.core.errors import InterlaceError
 from interlace.core.training import LossInputs, LossOutputs
 from interlace.models.tiny import build_tokenizer
 from interlace.observe.progress import QuietProgress
@@ -142,6 +143,17 @@ def test_a_reward_that_raises_fails_its_sample_not_the_run(root: Path) -> None:
     assert [line.partition(":")[0] for line in told] == ["evaluation before", "step 1", "evaluation after"]
     first = sum(row["step"] == 1 for row in failed)
     assert told[1].startswith(f"step 1: {first} of ") and str(root / "flaky" / "samples") in told[1]
+
+
+def unreachable(prompt: str, response: str, answer: str, metadata: object) -> float:
+    raise ConnectionError("the judge does not answer")
+
+
+def test_a_run_whose_first_samples_all_fail_ends_there(root: Path) -> None:
+    reward = ["reward.name=tests.e2e.test_training:unreachable", "reward.tag=null", "reward.answer_format=text"]
+    with pytest.raises(InterlaceError, match=r"step 1: all \d+ samples failed, .*the judge does not answer"):
+        run(root, "unreachable", reward)
+    assert [line["samples/trained"] for line in metrics(root, "unreachable")] == [0]
 
 
 def parted(prompt: str, response: str, answer: str, metadata: object) -> dict[str, float]:

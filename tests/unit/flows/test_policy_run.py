@@ -1,5 +1,6 @@
 """What the policy flow promises of its steps, on the virtual clock."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.core.errors import UserError
-from interlace.core.types import Request, SamplingParams, TerminalEvent
+from interlace.core.types import Request, Sample, SamplingParams, TerminalEvent
+from interlace.flows.baseline import GreedyBaseline
 from interlace.runtime.timeline import KeepAll
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
@@ -64,6 +66,18 @@ def test_the_end_of_the_data_ends_the_run_with_a_short_batch() -> None:
 def test_a_greedy_baseline_is_measured_for_each_group() -> None:
     record = simulate(Schedule(), replace(WORK, needs=Needs(greedy_baseline=True)))
     assert [len(step) for step in record.trained] == [4] * 5
+
+
+def test_no_greedy_baseline_of_a_dropped_group_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    admitted, held = GreedyBaseline.admitted, [0]
+
+    def counted(self: GreedyBaseline, wave: Sequence[Sample]) -> None:
+        admitted(self, wave)
+        held.append(len(self._rewards) - len(self._admission.live_gids()))
+
+    monkeypatch.setattr(GreedyBaseline, "admitted", counted)
+    simulate(Schedule(), replace(WORK, costs=Costs(filter_share=0.5), needs=Needs(greedy_baseline=True), num_steps=9))
+    assert max(held) == 0
 
 
 def test_every_failed_sample_says_why_also_where_its_greedy_baseline_failed() -> None:
