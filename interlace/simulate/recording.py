@@ -65,7 +65,8 @@ class Recording:
     """Of each rank, in order of their beginnings."""
     completion_order: Sequence[SampleKey]
     uids: Mapping[int, str]
-    """Group -> its prompt."""
+    """Group -> its prompt. Of a run that goes on, groups that ended in a step that is recorded: samples are written
+    before the timeline, and may be steps ahead of it."""
     rewards: Mapping[SampleKey, RewardResult]
     """Of samples, and of greedy baselines whose scoring failed."""
 
@@ -94,7 +95,7 @@ class Recording:
             is_whole=is_whole,
             calls=calls,
             completion_order=_completion_order([call for of_rank in calls.values() for call in of_rank]),
-            uids={int(row["group"]): str(row["uid"]) for row in rows},
+            uids={int(row["group"]): str(row["uid"]) for row in rows if is_whole or row["step"] <= steps[-1]},
             rewards={
                 **{SampleKey(int(row["group"]), int(row["index"])): _reward(row) for row in rows},
                 **{SampleKey(int(row["group"]), GREEDY_INDEX): NOT_SCORED for row in rows if _has_no_baseline(row)},

@@ -154,6 +154,20 @@ def test_ranks_of_a_group_meet_for_torch_distributed() -> None:
     run(body)
 
 
+def test_devices_that_somebody_else_has_are_told_by_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    from interlace.recipes.clusters.ray import open_cluster
+    from interlace.recipes.config import ClusterConfig
+    from interlace.runtime.ray import session
+
+    async def body(cluster: Cluster) -> None:
+        monkeypatch.setattr(session, "RESERVE_WITHIN_S", 0.0)
+        second = ClusterConfig(backend="ray", devices=f"cpu:{len(cluster.devices)}")
+        with pytest.raises(UserError, match=r"free now: 0 CPUs\. Ask for fewer"):
+            open_cluster(second, Schedule())
+
+    run(body)
+
+
 @pytest.mark.slow  # starts a second Ray of two nodes
 def test_a_running_cluster_of_two_nodes_is_joined_and_left() -> None:
     done = subprocess.run(

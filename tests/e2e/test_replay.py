@@ -53,6 +53,15 @@ def test_a_run_that_was_stopped_or_killed_is_gone_through_as_far_as_it_came(tmp_
     assert_replays(tmp_path, "run")
 
 
+def test_a_run_that_goes_on_is_gone_through_as_far_as_its_timeline_came(tmp_path: Path) -> None:
+    """Its samples are written at once, so those of later steps may be there."""
+    run(tmp_path, "run", ["steps=8"])
+    timeline = tmp_path / "run" / "timeline.json"
+    text = timeline.read_text()
+    timeline.write_text(text[: text.index('"name":"step 5"')].rpartition(",\n")[0])
+    assert_replays(tmp_path, "run")
+
+
 def test_a_resumed_run_whose_beginning_is_gone_says_so(tmp_path: Path) -> None:
     few = ["steps=3", "checkpoint_every=1", "keep_checkpoints=1"]
     run(tmp_path, "run", few, stop_after=1)

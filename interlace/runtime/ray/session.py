@@ -46,7 +46,7 @@ class RaySession:
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(
                 f"cluster.address = {address!r}: cannot join a Ray cluster there: {error}. Start one with `ray start "
-                "--head`, or leave cluster.address out to have one started for the run."
+                f"--head`, or leave cluster.address out to have one started for the run.{_token_hint(error)}"
             ) from error
         return cls(is_own=True)
 
@@ -67,9 +67,11 @@ class RaySession:
         group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
         if not group.wait(RESERVE_WITHIN_S):
             remove_placement_group(group)
+            resources = ray.available_resources()
+            free = " and ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in sorted({*bundles[0], *bundles[-1]}))
             raise UserError(
                 f"the Ray cluster has not had {len(seats)} free devices within {RESERVE_WITHIN_S:.0f} s; free now: "
-                f"{ray.available_resources()}. Ask for fewer (cluster.devices), or end what else runs there."
+                f"{free}. Ask for fewer (cluster.devices), or end what else runs there."
             )
         return group
 
@@ -81,6 +83,14 @@ class RaySession:
         """Ends or leaves the Ray that open() started or joined."""
         if self._is_own:
             ray.shutdown()
+
+
+def _token_hint(error: Exception) -> str:
+    """`ray start` asks for a token wherever one is kept; Ray gives it to no address of its own accord but `auto`."""
+    answered = isinstance(error, ConnectionError) and error.errno is None  # somebody listens there
+    if not answered or "RAY_AUTH_MODE" in os.environ:
+        return ""
+    return " One that was started where ~/.ray/auth_token is asks for that token: set RAY_AUTH_MODE=token."
 
 
 def _knock(address: str) -> None:

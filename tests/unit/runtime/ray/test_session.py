@@ -54,6 +54,21 @@ def test_an_address_where_nobody_listens_is_refused_without_waiting_for_ray(init
     assert init.count == 0
 
 
+def test_an_address_that_may_ask_for_a_token_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a token is kept `ray start` asks for it, and Ray gives it to no host:port: all it says is this."""
+
+    def fails(**_given: Any) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster at 192.0.2.2:6379")
+
+    monkeypatch.setattr(ray, "init", fails)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(UserError, match=r"Failed to connect .* set RAY_AUTH_MODE=token"):
+            RaySession.open(address, MACHINE)
+
+
 @pytest.mark.parametrize("init", [9], indirect=True)
 def test_a_ray_that_does_not_start_says_what_to_do(init: Starts) -> None:
     with pytest.raises(InterlaceError, match=r"did not start .* timed out during startup.*cluster=local"):
