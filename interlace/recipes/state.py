@@ -1,5 +1,6 @@
 """What a checkpoint holds beside weights and optimizer: where the run stands."""
 
+import json
 from pathlib import Path
 
 from interlace.core.config import Config
@@ -27,8 +28,12 @@ class RunState(Config):
 
     @classmethod
     def read(cls, folder: Path) -> "RunState":
-        """Raises UserError where the folder is not a checkpoint."""
+        """Raises UserError where the folder is not a checkpoint, or another version's."""
         path = folder / STATE_FILE
         if not path.is_file():
             raise UserError(f"{folder} is no checkpoint to resume from: {STATE_FILE} is missing.")
-        return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        try:
+            found = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path} is damaged: {error}. Delete {folder} to resume from the one before.") from None
+        return cls.parse(found, where=str(path))

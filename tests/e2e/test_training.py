@@ -1,6 +1,7 @@
 """Whole runs of the quick start at toy size: what a user is promised of a run."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig
 
 from interlace.algorithms.grpo import GRPO
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.core.training import LossInputs, LossOutputs
 from interlace.models.tiny import build_tokenizer
 from interlace.observe.progress import QuietProgress
@@ -85,6 +86,17 @@ def test_a_run_without_a_step_left_keeps_its_timeline(root: Path) -> None:
     before = timeline.read_bytes()
     assert run(root, "whole", resume=True).done_steps == 4
     assert timeline.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("damaged", "reason"), [("state.json", "state.json is damaged"), ("optimizer/.metadata", "no readable optimizer")]
+)
+def test_a_damaged_checkpoint_is_named(root: Path, damaged: str, reason: str) -> None:
+    name = f"damaged{Path(damaged).name}"
+    shutil.copytree(root / "whole", root / name)
+    (root / name / "checkpoints" / "step_4" / damaged).write_text("")
+    with pytest.raises(UserError, match=rf"{reason}.*Delete .*step_4 to resume"):
+        run(root, name, ["steps=5"], resume=True)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "prime"])

@@ -11,11 +11,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Protocol
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+
+from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,9 +57,14 @@ class HostCopy:
 
 
 def read_optimizer(optimizer: Optimizer, folder: Path, ranks: Ranks) -> None:
-    """Restores what was written beside a model, by however many ranks. On all ranks."""
+    """Restores what was written beside a model, by however many ranks. On all ranks. Raises UserError without it."""
     reader = FileSystemReader(folder / OPTIMIZER_FOLDER)
-    state = optimizer.empty_state(reader.read_metadata().state_dict_metadata)
+    try:
+        metadata = reader.read_metadata()
+    except (OSError, EOFError, UnpicklingError) as error:
+        what = f"{folder} has no readable optimizer state ({type(error).__name__}: {error})"
+        raise UserError(f"{what}. Delete {folder} to resume from the checkpoint before.") from None
+    state = optimizer.empty_state(metadata.state_dict_metadata)
     with _knowing_that_it_is_alone():
         load(state, storage_reader=reader, process_group=ranks.background, no_dist=ranks.is_alone)
     optimizer.load_state_dict(state)
