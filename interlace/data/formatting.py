@@ -82,12 +82,12 @@ def to_prompts(
 
 def _with_specials(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
     """Token ids with those that the tokenizer puts around a text, but not the end of one that is to be continued."""
-    plain, ids = (tokenizer(list(texts), add_special_tokens=specials)["input_ids"] for specials in (False, True))
-    end = tokenizer.eos_token_id
-    return [
-        tokens[:-1] if tokens[-1:] == [end] and tokens[-len(bare) :] != bare else tokens
-        for bare, tokens in zip(plain, ids, strict=True)
-    ]
+    ids: list[list[int]] = tokenizer(list(texts))["input_ids"]
+    for place, tokens in enumerate(ids):
+        if tokens[-1:] == [tokenizer.eos_token_id]:
+            bare = tokenizer(texts[place], add_special_tokens=False)["input_ids"]
+            ids[place] = tokens if tokens[-len(bare) :] == bare else tokens[:-1]  # the writer's own stays
+    return ids
 
 
 def _check_characters(row: Row, text: str) -> None:
