@@ -198,7 +198,7 @@ class _Session:
         self._done_steps = result.step
         write_transcripts(self._folder.samples, result.step, result.ended)
         self._say_failures(result)
-        self._has_scored |= any(entry.sample.reward is not None for entry in result.ended)
+        self._has_scored = self._has_scored or any(entry.sample.reward is not None for entry in result.ended)
         self._say_lost_minibatches(result)
         self._say_idle_weights(result)
         evaluation: Metrics = {}
@@ -220,8 +220,7 @@ class _Session:
 
     def _say_failures(self, result: StepResult) -> None:
         """Of the first step that has any: a reward that fails for all samples looks like a run that learns nothing."""
-        failed = [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]
-        if failed:
+        if failed := _failures(result):
             self._say_once(
                 "failures",
                 f"step {result.step}: {len(failed)} of {len(result.ended)} samples failed, the first by "
@@ -230,8 +229,7 @@ class _Session:
 
     def _refuse_failures(self, result: StepResult) -> None:
         """Of the first step: hours of steps without any sample would end as if something had been learned."""
-        failed = [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]
-        if failed and not self._has_scored:
+        if not self._has_scored and (failed := _failures(result)):
             raise InterlaceError(
                 f"step {result.step}: all {len(failed)} samples failed, so there is nothing to train on. The first "
                 f"failed by {brief(failed[0])}; all reasons are in {self._folder.samples}."
@@ -250,12 +248,11 @@ class _Session:
 
     def _say_idle_weights(self, result: StepResult) -> None:
         """Of the first step that was scored: what parts a function of the user's own returns, only it can show."""
-        weights = self._recipe.reward.shaping.weights
-        parts = {name for entry in result.ended for name in entry.sample.reward_parts}
-        if "weights" in self._told or not any(entry.sample.reward is not None for entry in result.ended):
+        if "weights" in self._told or not self._has_scored:
             return
         self._told.add("weights")
-        if idle := [name for name in weights if name not in parts]:
+        parts = {name for entry in result.ended for name in entry.sample.reward_parts}
+        if idle := [name for name in self._recipe.reward.shaping.weights if name not in parts]:
             self._progress.say(
                 f"step {result.step}: reward.shaping.weights names {', '.join(idle)}, and no reward has a part "
                 f"of that name: its weight changes nothing. Parts are: {', '.join(sorted(parts)) or 'none'}"
@@ -285,3 +282,8 @@ class _Session:
             stream=self._stream.state(unfinished),
             before=self._before,
         )
+
+
+def _failures(result: StepResult) -> list[str]:
+    """Why samples failed, one reason each."""
+    return [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]
