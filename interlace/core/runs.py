@@ -41,7 +41,7 @@ class Runs(Sequence[N], Generic[N]):
     @property
     def values(self) -> tuple[N, ...]:
         """Of each run, in order."""
-        return tuple(value for value, _ in self._pieces)
+        return tuple([value for value, _ in self._pieces])
 
     def __len__(self) -> int:
         return self._length

@@ -1,7 +1,7 @@
 """The numbers of one step, under the names people know."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from math import fsum
 
 from interlace.core.types import Metrics, Sample, TerminalEvent
@@ -54,10 +54,11 @@ class StepMeter:
         drawn = {"staleness mean": staleness_mean, "staleness max": staleness_max, "samples in flight": num_in_flight}
         timeline.end_step(StepRecord(step=batch.step + 1, start_s=self._start_s, end_s=end_s, counts=drawn))
         samples = [sample for sample, event in ended if event in SCORED]
-        num_tokens = sum(sample.num_total_tokens for sample in samples)
+        num_tokens = sum([sample.num_total_tokens for sample in samples])
         step_s = max(end_s - self._start_s, 1e-9)
-        num_trained = sum(sample.num_tokens for sample, event in ended if event == TerminalEvent.TRAINED)
-        ledger = self._accountant.step(records, num_trained, sum(s.num_tokens for s, _ in ended) - num_trained)
+        num_trained = sum([sample.num_tokens for sample, event in ended if event == TerminalEvent.TRAINED])
+        num_lost = sum([sample.num_tokens for sample, event in ended if event != TerminalEvent.TRAINED])
+        ledger = self._accountant.step(records, num_trained, num_lost)
         self._num_steps += 1
         self._ledger = self._ledger.plus(ledger)
         counts = Counter(event for _, event in ended)
@@ -95,31 +96,27 @@ class StepMeter:
         return records.end_s
 
     def _timing(self, spans: Sequence[Span], step_s: float, end_s: float) -> Metrics:
-        def union(chosen: list[Span]) -> float:
+        calls: dict[tuple[str, str], list[Span]] = {}
+        for span in spans:
+            calls.setdefault((span.group, span.operation), []).append(span)
+
+        def union(*wanted: tuple[str, Container[str]]) -> float:
+            chosen: list[Span] = []
+            for (_, operation), mine in calls.items():
+                if any(operation in operations and role in ("", mine[0].role) for role, operations in wanted):
+                    chosen += mine
             return busy_seconds(chosen, self._start_s, end_s)
 
-        roles: dict[str, list[Span]] = {}
-        sync: list[Span] = []
-        switch: list[Span] = []
-        for span in spans:
-            apart = (
-                sync if span.operation in SYNC_OPERATIONS else switch if span.operation in SWITCH_OPERATIONS else None
-            )
-            (roles.setdefault(span.role, []) if apart is None else apart).append(span)
-
-        def of(role: str, operations: tuple[str, ...] | None = None) -> list[Span]:
-            mine = roles.get(role, [])
-            return [span for span in mine if span.operation in operations] if operations else mine
-
+        own = {operation for _, operation in calls}.difference(SYNC_OPERATIONS, SWITCH_OPERATIONS)
         return {
             "timing_s/step": step_s,
-            "timing_s/rollout": union(of("rollout")),
-            "timing_s/reward": union(of("reward")),
-            "timing_s/reference": union(of("reference") + of("actor", ("base_logprobs",))),
-            "timing_s/values": union(of("critic", ("values", "process_rewards"))),
-            "timing_s/train": union(of("actor", TRAINING_OPERATIONS) + of("critic", TRAINING_OPERATIONS)),
-            "timing_s/weight_sync": union(sync),
-            "timing_s/switch": union(switch),
+            "timing_s/rollout": union(("rollout", own)),
+            "timing_s/reward": union(("reward", own)),
+            "timing_s/reference": union(("reference", own), ("actor", ("base_logprobs",))),
+            "timing_s/values": union(("critic", ("values", "process_rewards"))),
+            "timing_s/train": union(("actor", TRAINING_OPERATIONS), ("critic", TRAINING_OPERATIONS)),
+            "timing_s/weight_sync": union(("", SYNC_OPERATIONS)),
+            "timing_s/switch": union(("", SWITCH_OPERATIONS)),
         }
 
     def _busy(self, spans: Sequence[Span], end_s: float) -> float:
@@ -145,7 +142,7 @@ def _lengths(samples: Sequence[Sample]) -> Metrics:
     lengths = [sample.num_tokens for sample in samples]
     if not lengths:
         return {}
-    cut = sum(sample.finish_reason == "length" for sample in samples)
+    cut = sum([sample.finish_reason == "length" for sample in samples])
     return {
         "response_length/mean": sum(lengths) / len(lengths),
         "response_length/max": max(lengths),

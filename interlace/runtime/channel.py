@@ -129,9 +129,11 @@ class Channel(Generic[K, R]):
         if key not in self._rows:
             return False
         # Removed first: what a tombstone sets off may end the same row again.
+        unread = self._unread[key]
         record = self._remove(key, event)
         for cursor in self._cursors:
-            cursor._bury(key, record, event)
+            if unread & cursor.bit:
+                cursor._bury(key, record, event)
         return True
 
     def end_unwritten(self, key: K, column: str, event: TerminalEvent) -> bool:
@@ -218,7 +220,7 @@ class Channel(Generic[K, R]):
 def with_columns(record: R, values: Mapping[str, object]) -> R:
     """A copy with other values. dataclasses.replace does the same in many times the time, at every put."""
     copy: R = object.__new__(type(record))
-    object.__setattr__(copy, "__dict__", {**vars(record), **values})  # past the lock of a frozen record
+    object.__setattr__(copy, "__dict__", {**record.__dict__, **values})  # past the lock of a frozen record
     return copy
 
 
@@ -322,16 +324,15 @@ class Cursor(Generic[K, R]):
         del self._above[key]
         if self.on_ready:
             self._leased[key] = None
-            self.on_ready(self._channel.record(key))
+            self.on_ready(self._channel._rows[key])
         else:
             self._ready[key] = None
-        self.changed.fire()
+            self.changed.fire()
 
     def _bury(self, key: K, record: R, event: TerminalEvent) -> None:
-        if key in self._above:
-            del self._above[key]
-        self._ready.pop(key, None)
-        self._leased.pop(key, None)
+        for held in (self._above, self._ready, self._leased):
+            if key in held:
+                del held[key]
         if self.on_tombstone:
             self.on_tombstone(record, event)
         self.changed.fire()

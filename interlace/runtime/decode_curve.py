@@ -1,5 +1,7 @@
 """How fast an engine decodes at which batch, as far as it has shown: what too small a batch is, is measured."""
 
+from dataclasses import dataclass
+
 from interlace.runtime.timeline import Served
 
 UNDERFILLED_SHARE = 0.5
@@ -16,34 +18,47 @@ class DecodeCurve:
     """
 
     def __init__(self) -> None:
-        self._tokens: dict[int, int] = {}
-        self._seconds: dict[int, float] = {}
-        self._calls: dict[int, int] = {}
-        self._rates: dict[int, float] = {}
-        """Tokens/s, of those with calls enough."""
+        self._seen: dict[int, _Seen] = {}
+        self._too_small: set[int] | None = None
+        """Sizes that are underfilled; None where calls came since it was found."""
 
     def observe(self, call: Served) -> None:
         """Learns from a call that mostly decoded; one that mostly read prompts says little of the batch."""
         seconds = call.span.end_s - call.span.start_s
         if seconds <= 0 or call.num_new_tokens <= call.num_prompt_tokens + call.num_repeated_tokens:
             return
-        size = _size(call.batch)
-        self._tokens[size] = self._tokens.get(size, 0) + call.num_new_tokens
-        self._seconds[size] = self._seconds.get(size, 0.0) + seconds
-        self._calls[size] = self._calls.get(size, 0) + 1
-        if self._calls[size] >= MIN_CALLS:
-            self._rates[size] = self._tokens[size] / self._seconds[size]
+        size = call.batch.bit_length()
+        if size not in self._seen:
+            self._seen[size] = _Seen()
+        seen = self._seen[size]
+        seen.num_tokens += call.num_new_tokens
+        seen.seconds += seconds
+        seen.num_calls += 1
+        self._too_small = None
 
     def tokens_per_s(self, batch: int) -> float | None:
         """At batches of about this size; None where there was none."""
-        size = _size(batch)
-        return self._tokens[size] / self._seconds[size] if size in self._calls else None
+        seen = self._seen.get(batch.bit_length())
+        return seen.tokens_per_s if seen else None
 
     def is_underfilled(self, batch: int) -> bool:
         """Whether a batch decodes at less than the share of the best; no where nothing is known of it."""
-        rate = self.tokens_per_s(batch)
-        return rate is not None and rate < UNDERFILLED_SHARE * max(self._rates.values(), default=0.0)
+        if self._too_small is None:
+            best = max([seen.tokens_per_s for seen in self._seen.values() if seen.num_calls >= MIN_CALLS], default=0.0)
+            self._too_small = {
+                size for size, seen in self._seen.items() if seen.tokens_per_s < UNDERFILLED_SHARE * best
+            }
+        return batch.bit_length() in self._too_small
 
 
-def _size(batch: int) -> int:
-    return batch.bit_length()
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """Calls of about one batch size."""
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+    num_calls: int = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds

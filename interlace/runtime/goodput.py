@@ -154,13 +154,16 @@ class Accountant:
     def _split_generation(self, seconds: dict[str, float], served: Sequence[Served], window: Interval) -> None:
         """Divides what a device served among the bins of generation, by the calls that ended in the window."""
         whole = repeated = underfilled = 0.0
+        start_s, end_s = window
         for call in served:
-            call_s = min(call.span.end_s, window[1]) - max(call.span.start_s, window[0])
+            span = call.span
+            low, high = span.start_s, span.end_s
+            call_s = (high if high < end_s else end_s) - (low if low > start_s else start_s)
             tokens = call.num_new_tokens + call.num_prompt_tokens + call.num_repeated_tokens
             again = call_s * call.num_repeated_tokens / tokens if tokens else 0.0
             whole += call_s
             repeated += again
-            if self._curves[call.span.group].is_underfilled(call.batch):
+            if self._curves[span.group].is_underfilled(call.batch):
                 underfilled += call_s - again
         served_s = seconds["generate"]
         if whole > 0:

@@ -1,9 +1,8 @@
 """A rollout engine that only costs time: continuous batching, advanced from event to event, never token by token."""
 
 import heapq
-import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -97,9 +96,9 @@ class SimulatedEngine(Worker):
         self._running: dict[str, _Sequence] = {}
         self._ends: list[tuple[int, int, _Sequence]] = []
         """(step, number of the stint, its sequence): a heap; stints that ended before are passed over."""
-        self._prompts: dict[str, int] = {}
+        self._prompts: Counter[str] = Counter()
         """Of those that run, each with the number of its sequences."""
-        self._numbers = itertools.count(1)
+        self._num_stints = 0
         self._step = 0
         self._num_cached = 0
         """Tokens in the KV cache."""
@@ -129,7 +128,8 @@ class SimulatedEngine(Worker):
                 self._admit()
             if not self._running:
                 break
-            self._preempt(tally)
+            if self._is_too_full:
+                self._preempt(tally)
             await self._decode(tally, until_s - loop.now_s if responses else math.inf)
             responses += self._finished()
             if responses and loop.now_s >= until_s:
@@ -211,28 +211,34 @@ class SimulatedEngine(Worker):
 
     def _admit(self) -> None:
         """Starts what fits. A prompt is computed unless another sample of it runs."""
-        while self._waiting and len(self._running) < self._costs.max_running:
-            sequence = self._waiting[0]
-            if self._running and self._num_cached + sequence.context + self._reserve > self._capacity:
+        waiting, running = self._waiting, self._running
+        while waiting and len(running) < self._costs.max_running:
+            sequence = waiting[0]
+            if running and self._num_cached + sequence.context + self._reserve > self._capacity:
                 return
-            self._waiting.popleft()
-            shared = not sequence.done and sequence.request.uid in self._prompts
-            self._due_s += 0.0 if shared else sequence.context * self._costs.prefill_token_s / self._speed
+            waiting.popleft()
+            if sequence.done or sequence.request.uid not in self._prompts:
+                self._due_s += sequence.context * self._costs.prefill_token_s / self._speed
             self._begin(sequence)
 
     def _begin(self, sequence: _Sequence) -> None:
-        sequence.began, sequence.number = self._step, next(self._numbers)
+        self._num_stints += 1
+        sequence.began, sequence.number = self._step, self._num_stints
         self._running[sequence.request.id] = sequence
-        uid = sequence.request.uid
-        self._prompts[uid] = self._prompts.get(uid, 0) + 1
+        self._prompts[sequence.request.uid] += 1
         self._num_cached += sequence.context
         heapq.heappush(self._ends, (self._step + max(1, sequence.limit - sequence.done), sequence.number, sequence))
 
+    @property
+    def _is_too_full(self) -> bool:
+        """Whether the cache has no room for another step."""
+        num_running = len(self._running)
+        return self._num_cached + num_running > self._capacity and num_running > 1
+
     def _preempt(self, tally: "_Tally") -> None:
         """Takes the youngest out until another step fits; the cache of what is left is enough then."""
-        running = self._running
-        while self._num_cached + len(running) > self._capacity and len(running) > 1:
-            sequence = self._stop(next(reversed(running.values())))
+        while self._is_too_full:
+            sequence = self._stop(next(reversed(self._running.values())))
             self._waiting.appendleft(sequence)
             tally.num_preemptions += 1
             self._num_preemptions += 1
@@ -261,7 +267,8 @@ class SimulatedEngine(Worker):
 
     def _stretch(self, most: int, num_running: int, num_cached: int, prefill_s: float) -> "_Stretch":
         """At most so many steps: as many as the cache has room for, and one in any case."""
-        steps = max(1, min(most, (self._capacity - num_cached) // num_running)) if num_running > 1 else max(1, most)
+        room = (self._capacity - num_cached) // num_running
+        steps = max(1, room if room < most and num_running > 1 else most)
         reading = self._costs.context_token_s * num_running / 2
         first = self._step_s(num_running) + self._costs.context_token_s * (num_cached - num_running / 2)
         return _Stretch(steps, num_running, prefill_s, first / self._speed, reading / self._speed)

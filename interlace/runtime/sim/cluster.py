@@ -25,17 +25,19 @@ class InlineRank:
         """Made on the loop that it runs on, a VirtualLoop."""
         self._worker, self._context, self._loop = worker, context, virtual_loop()
         self._turn = asyncio.Lock()
-        self._turns: dict[str, AbstractAsyncContextManager[None]] = {}
-        """What the operations called so far run under."""
+        self._operations: dict[str, tuple[Callable[..., Any], AbstractAsyncContextManager[None]]] = {}
+        """Those called so far, each with what it runs under."""
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """A coroutine function may sleep, which is its cost."""
         try:
-            if method not in self._turns:
-                self._turns[method] = turn_of(self._worker, method, self._turn)
-            async with self._turns[method]:
+            if method not in self._operations:
+                turn = turn_of(self._worker, method, self._turn)
+                self._operations[method] = getattr(self._worker, method), turn
+            operation, turn = self._operations[method]
+            async with turn:
                 start_s = self._loop.now_s
-                result = getattr(self._worker, method)(*args, **kwargs)
+                result = operation(*args, **kwargs)
                 value = await result if isinstance(result, CoroutineType) else result
                 return Ran(value, start_s, self._loop.now_s)
         except UserError:

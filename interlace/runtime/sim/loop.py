@@ -128,20 +128,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _advance(self) -> None:
         """To the next timer or alarm; where there is none, a stall."""
-        timers = self._scheduled
-        while timers and timers[0][2].done():
-            heapq.heappop(timers)
-        if not timers:
-            if not self.on_stall():
-                raise HangError("nothing is ready and nothing is timed on the virtual clock")
-            return
-        self.now_s = max(self.now_s, timers[0][0])
-        if self.now_s > self._max_seconds:
-            raise HangError(f"the virtual clock passed {self._max_seconds:.0f} s")
-        while timers and timers[0][0] <= self.now_s:
-            due = heapq.heappop(timers)[2]
-            if not due.done():
-                due.set_result(None)
+        timers, is_stalled = self._scheduled, True
+        while timers and (is_stalled or timers[0][0] <= self.now_s):
+            when, _, due = heapq.heappop(timers)
+            if due.done():
+                continue
+            if when > self.now_s:
+                self.now_s = when
+                if when > self._max_seconds:
+                    raise HangError(f"the virtual clock passed {self._max_seconds:.0f} s")
+            is_stalled = False
+            due.set_result(None)
+        if is_stalled and not self.on_stall():
+            raise HangError("nothing is ready and nothing is timed on the virtual clock")
 
 
 def virtual_loop() -> VirtualLoop:

@@ -1,6 +1,7 @@
 """A point of the flow that needs whole groups: selection, advantages."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from interlace.core.types import Sample, SampleGroup, TerminalEvent
 from interlace.runtime.stages.admission import Admission
@@ -16,8 +17,7 @@ class GroupStage:
         """min_samples: a group with fewer survivors is dropped as `filtered`: one alone has no group advantage."""
         self._name, self._admission = name, admission
         self._min_samples, self._on_group = min_samples, on_group
-        self._arrived: dict[int, dict[int, Sample]] = {}
-        self._num_ended: dict[int, int] = {}
+        self._gathered: dict[int, _Gathered] = {}
 
     def attach(self, stream: Stream) -> None:
         """Starts collecting."""
@@ -26,34 +26,45 @@ class GroupStage:
         cursor.on_tombstone = self._sample_ended
 
     def _sample_arrived(self, sample: Sample) -> None:
-        self._arrived.setdefault(sample.key.gid, {})[sample.key.index] = sample
-        self._complete_if_last(sample.key.gid)
+        gid, index = sample.key
+        gathered = self._gathered.get(gid) or self._begin(gid)
+        gathered.samples[index] = sample
+        self._one_less(gid, gathered)
 
     def _sample_ended(self, sample: Sample, _event: TerminalEvent) -> None:
-        key = sample.key
-        if self._admission.ticket(key.gid) is None:
+        gid, index = sample.key
+        if self._admission.ticket(gid) is None:
             # The whole group has ended or is in training: nothing to count any more.
-            self._forget(key.gid)
+            if gid in self._gathered:
+                del self._gathered[gid]
             return
-        self._arrived.get(key.gid, {}).pop(key.index, None)
-        self._num_ended[key.gid] = self._num_ended.get(key.gid, 0) + 1
-        self._complete_if_last(key.gid)
+        gathered = self._gathered.get(gid) or self._begin(gid)
+        if gathered.samples.pop(index, None) is None:
+            self._one_less(gid, gathered)
 
-    def _complete_if_last(self, gid: int) -> None:
-        ticket = self._admission.ticket(gid)
+    def _begin(self, gid: int) -> "_Gathered":
+        gathered = self._gathered[gid] = _Gathered(num_missing=self._admission.size_of(gid))
+        return gathered
+
+    def _one_less(self, gid: int, gathered: "_Gathered") -> None:
+        gathered.num_missing -= 1
+        if gathered.num_missing:
+            return
+        del self._gathered[gid]
+        ticket, samples = self._admission.ticket(gid), gathered.samples
         if ticket is None:
-            self._forget(gid)
             return
-        arrived = self._arrived.get(gid, {})
-        if len(arrived) + self._num_ended.get(gid, 0) < self._admission.size_of(gid):
-            return
-        self._forget(gid)
-        if len(arrived) < self._min_samples:
+        if len(samples) < self._min_samples:
             self._admission.retire(gid, TerminalEvent.FILTERED)
             return
-        samples = tuple(arrived[index] for index in sorted(arrived))
-        self._on_group(SampleGroup(gid=gid, step=ticket.step, samples=samples))
+        ordered = tuple([samples[index] for index in sorted(samples)])
+        self._on_group(SampleGroup(gid=gid, step=ticket.step, samples=ordered))
 
-    def _forget(self, gid: int) -> None:
-        self._arrived.pop(gid, None)
-        self._num_ended.pop(gid, None)
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Gathered:
+    """What is here of a group."""
+
+    num_missing: int
+    """Samples that have neither arrived nor ended."""
+    samples: dict[int, Sample] = field(default_factory=dict)
