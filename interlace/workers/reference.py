@@ -27,4 +27,4 @@ class ReferenceWorker(ResidentWorker):
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.model.state_dict().values())
+        return self._engine.num_weight_bytes

@@ -55,6 +55,11 @@ class PackedEngine:
     def model(self) -> PreTrainedModel:
         return self.packed.model
 
+    @property
+    def num_weight_bytes(self) -> int:
+        """Of the whole model, tied tensors once."""
+        return sum(tensor.nbytes for tensor in named_weights(self.model).values())
+
     def relocate(self, move: Move) -> None:
         """Replaces parameters, their gradients and buffers by their copies. Whoever holds a parameter still does.
 
@@ -190,11 +195,6 @@ class TrainedEngine(PackedEngine, ABC):
         Of several ranks the first gets whole copies, the others nothing.
         """
         return self._ranks.gather_on_first(self._own_weights())
-
-    @property
-    def num_weight_bytes(self) -> int:
-        """Of the whole model, tied tensors once."""
-        return sum(tensor.nbytes for tensor in named_weights(self.model).values())
 
     @property
     def num_trained_bytes(self) -> int:
