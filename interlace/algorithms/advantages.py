@@ -90,8 +90,7 @@ def token_rewards(sample: Sample, kl_coefficient: float) -> FloatArray:
     """
     if sample.reward is None:
         raise ValueError(f"sample {sample.key} has no reward")
-    penalty_L = kl_penalty(sample, kl_coefficient)
-    rewards = -(penalty_L if sample.loss_mask is None else penalty_L[sample.loss_mask])
+    rewards = -trained_only(kl_penalty(sample, kl_coefficient), sample)
     if len(rewards):
         rewards[-1] += sample.reward
     return rewards
@@ -104,6 +103,11 @@ def kl_penalty(sample: Sample, kl_coefficient: float) -> FloatArray:
     if sample.ref_logprobs is None:
         raise ValueError(f"sample {sample.key} has no reference log-probs")
     return np.float32(kl_coefficient) * (sample.logprobs - sample.ref_logprobs)
+
+
+def trained_only(values_L: FloatArray, sample: Sample) -> FloatArray:
+    """[trained tokens] from [L]."""
+    return values_L if sample.loss_mask is None else values_L[sample.loss_mask]
 
 
 def at_trained_tokens(values: FloatArray, sample: Sample) -> FloatArray:

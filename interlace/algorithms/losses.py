@@ -70,17 +70,10 @@ def kl_divergence(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstim
 
 def sequence_mean(values_T: Tensor, inputs: LossInputs) -> Tensor:
     """[N] mean over each sample's trained tokens; 0 where it has none."""
-    weights_T = inputs.mask_T.to(values_T.dtype)
-    sums_N = values_T.new_zeros(inputs.num_samples).index_add(0, inputs.sample_T, values_T * weights_T)
-    return sums_N / _counts(inputs, weights_T)
+    return sequence_sum(values_T, inputs) / sequence_sum(torch.ones_like(values_T), inputs).clamp(min=1)
 
 
 def sequence_sum(values_T: Tensor, inputs: LossInputs) -> Tensor:
     """[N] sum over each sample's trained tokens."""
     weights_T = inputs.mask_T.to(values_T.dtype)
     return values_T.new_zeros(inputs.num_samples).index_add(0, inputs.sample_T, values_T * weights_T)
-
-
-def _counts(inputs: LossInputs, weights_T: Tensor) -> Tensor:
-    ones_N = weights_T.new_zeros(inputs.num_samples).index_add(0, inputs.sample_T, weights_T)
-    return ones_N.clamp(min=1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from interlace.algorithms.advantages import kl_penalty
+from interlace.algorithms.advantages import kl_penalty, trained_only
 from interlace.algorithms.base import Algorithm, AlgorithmConfig, Needs, rewards_of
 from interlace.algorithms.losses import KLEstimator, Surrogate, clipped_surrogate, importance_ratio, kl_divergence
 from interlace.algorithms.off_policy import OffPolicyConfig
@@ -16,7 +16,7 @@ from interlace.core.training import LossInputs, LossOutputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from interlace.core.types import BoolArray, FloatArray, Sample, SampleGroup
+    from interlace.core.types import FloatArray, SampleGroup
 
 
 class PolicySettings(AlgorithmConfig):
@@ -54,7 +54,7 @@ class PolicyAlgorithm(Algorithm):
     def rewards(self, group: SampleGroup) -> FloatArray:
         """[G] rewards, less the KL penalty summed over each sample's trained tokens."""
         coefficient = self.settings.kl_reward_coefficient
-        penalties = [kl_penalty(sample, coefficient)[_trained(sample)].sum() for sample in group.samples]
+        penalties = [trained_only(kl_penalty(sample, coefficient), sample).sum() for sample in group.samples]
         return rewards_of(group) - np.array(penalties, np.float32)
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
@@ -129,7 +129,3 @@ class GroupAlgorithm(PolicyAlgorithm):
     def keeps(self, group: SampleGroup) -> bool:
         rewards = {sample.reward for sample in group.samples}
         return len(rewards) > 1 or not self.settings.drop_zero_variance
-
-
-def _trained(sample: Sample) -> BoolArray | slice:
-    return slice(None) if sample.loss_mask is None else sample.loss_mask

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from interlace.algorithms.advantages import at_trained_tokens, generalized, token_rewards, whitened
+from interlace.algorithms.advantages import at_trained_tokens, generalized, token_rewards, trained_only, whitened
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
 
@@ -48,7 +48,7 @@ class PPO(PolicyAlgorithm):
         """(advantages, returns), [L] each; the return is what the critic should have said: advantage + value."""
         if sample.values is None:
             raise ValueError(f"sample {sample.key} has no values: PPO needs a critic")
-        values = sample.values if sample.loss_mask is None else sample.values[sample.loss_mask]
+        values = trained_only(sample.values, sample)
         rewards = token_rewards(sample, self.settings.kl_reward_coefficient)
         advantages = generalized(rewards, values, gamma=self.settings.gamma, lam=self.settings.lam)
         return at_trained_tokens(advantages, sample), at_trained_tokens(advantages + values, sample)

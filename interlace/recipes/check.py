@@ -1,7 +1,6 @@
 """Everything that can be known to be wrong with a recipe before work starts, and the numbers that follow from it."""
 
-from dataclasses import dataclass, fields
-from importlib.util import find_spec
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -28,12 +27,7 @@ from interlace.rewards.base import load_reward
 from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-SERVED_NEEDS = (
-    "reference", "critic", "process_reward", "greedy_baseline", "proximal_logprobs", "batch_statistics",
-)  # fmt: skip
-"""What of the needs that an algorithm can declare a run has workers for."""
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +87,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     _check_evaluation(recipe, len(prompts.heldout))
     _check_warmup(recipe, prompts, tokenizer)
     size = model_size(model)
-    num_lora = _check_lora(recipe, model)
+    num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
     longest = _longest_prompt(recipe, prompts, size)
     samples = recipe.prompts_per_step * recipe.samples_per_prompt
     max_tokens_per_step = samples * (longest + recipe.sampling.max_new_tokens)
@@ -140,13 +134,6 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
     _check_rewards(recipe, algorithm)
     if algorithm.needs.critic and algorithm.needs.process_reward:
         raise UserError(f"algorithm {name!r} needs a critic and a process reward model; a run has a place for one.")
-    missing = [need.name for need in fields(Needs) if getattr(algorithm.needs, need.name)]
-    missing = [need for need in missing if need not in SERVED_NEEDS]
-    if missing:
-        raise UserError(
-            f"algorithm {name!r} with these settings needs {', '.join(missing)}, for which a run has no worker yet. "
-            "Take another algorithm, or settings that do without."
-        )
 
 
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
@@ -179,14 +166,6 @@ def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokeniz
             f"reference.model = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
             "be of other tokens. Take a reference of the same family."
         )
-
-
-def _check_lora(recipe: Recipe, model: "PreTrainedModel") -> int | None:
-    if recipe.actor.lora is None:
-        return None
-    if find_spec("peft") is None:
-        raise UserError("actor.lora needs peft, which is not installed: pip install 'interlace[lora]'.")
-    return num_lora_parameters(model, recipe.actor.lora)
 
 
 def _check_minibatches(recipe: Recipe) -> None:

@@ -150,9 +150,13 @@ def create_limit(setting: "Concurrency") -> ConcurrencyLimit:
     return FixedLimit(math.inf if setting is None else setting)
 
 
+def none_as_null(value: object) -> object:
+    """`none` is what the documentation calls it, null what YAML does."""
+    return None if value == "none" else value
+
+
 def _named(value: object) -> object:
-    if value == "none":
-        return None
+    value = none_as_null(value)
     return {"kind": value} if isinstance(value, str) else value
 
 

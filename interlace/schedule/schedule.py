@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.schedule.concurrency import Concurrency
+from interlace.schedule.concurrency import Concurrency, none_as_null
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.placement import Device, cut, resolve
 from interlace.schedule.tail import NoTail, Oversample, Tail, TailBatching
@@ -88,11 +88,6 @@ def _granularity(value: Any) -> Any:
     return dict.fromkeys(Granularity.model_fields, value) if _is_one(value) else value
 
 
-def _none(value: Any) -> Any:
-    """`none` is what the documents call it, null what YAML does."""
-    return None if value == "none" else value
-
-
 class Schedule(Config):
     """Decides how a flow runs; nothing but schedule/ and runtime/ reads its fields."""
 
@@ -100,7 +95,7 @@ class Schedule(Config):
     granularity: Annotated[Granularity, BeforeValidator(_granularity)] = Granularity()
     max_staleness: float = Field(default=0.0, ge=0)
     """K, in versions: ceil(K) is a hard bound for every sample."""
-    pipeline_depth: Annotated[float | None, BeforeValidator(_none)] = Field(default=None, ge=0)
+    pipeline_depth: Annotated[float | None, BeforeValidator(none_as_null)] = Field(default=None, ge=0)
     """How far generation may run ahead, in versions, 0 ... K; None is K. Less than K leaves room for stragglers."""
     sync_every: int = Field(default=1, ge=1)
     """S, steps a version."""
@@ -114,7 +109,7 @@ class Schedule(Config):
     """What becomes of sequences in flight when weights change."""
     weight_update: Literal["all_at_once", "rolling"] = "all_at_once"
     """rolling: each engine swaps when it can, so engines may serve different versions."""
-    rollout_budget: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_none)] = None
+    rollout_budget: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(none_as_null)] = None
     """Tokens a sequence may grow by in a version (partial rollout); the rest follows after the next publication."""
     dispatch: str = "round_robin"
     """Which engine gets which request: a policy of schedule/dispatch."""

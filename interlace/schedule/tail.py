@@ -1,7 +1,7 @@
 """What is done about the long tail of responses: settings of each policy."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field
 
@@ -50,7 +50,8 @@ class Migrate(Config):
     slower together, however few they are."""
 
 
-_KINDS = ("none", "oversample", "tail_batching", "migrate")
+AnyTail: TypeAlias = NoTail | Oversample | TailBatching | Migrate
+_KINDS = [policy.model_fields["kind"].default for policy in get_args(AnyTail)]
 
 
 def _named(value: object) -> object:
@@ -63,6 +64,4 @@ def _named(value: object) -> object:
     return named
 
 
-Tail: TypeAlias = Annotated[
-    Annotated[NoTail | Oversample | TailBatching | Migrate, Discriminator("kind")], BeforeValidator(_named)
-]
+Tail: TypeAlias = Annotated[Annotated[AnyTail, Discriminator("kind")], BeforeValidator(_named)]

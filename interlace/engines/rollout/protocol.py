@@ -1,7 +1,7 @@
 """What a rollout engine is: token-in, token-out, with the verbs of serving engines."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -49,8 +49,8 @@ class EngineReport:
     reason: str
     """Why, or why not."""
     attention: str
-    """How attention is served, e.g. 'slots/sdpa', or the plain fallback and what forced it."""
-    notes: tuple[str, ...] = field(default=())
+    """How attention is served, e.g. 'slots, c++ kernel, c++ decoder', or the plain fallback and what forced it."""
+    notes: tuple[str, ...] = ()
 
 
 class RolloutEngine(Protocol):

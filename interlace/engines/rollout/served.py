@@ -1,11 +1,12 @@
-"""Book-keeping shared by the adapters of serving engines: what each live request has so far."""
+"""What the adapters of serving engines share: the book-keeping of live requests, and the plain verbs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
-from interlace.core.types import Completion, FinishReason, Request
+from interlace.core.types import Completion, FinishReason, Metrics, Request
+from interlace.engines.rollout.protocol import EngineMemory, EngineReport
 
 
 @dataclass(slots=True, eq=False)
@@ -28,10 +29,9 @@ class LiveRequests:
     def __contains__(self, name: str) -> bool:
         return name in self._live
 
-    @property
-    def names(self) -> list[str]:
-        """Ids, in order of submission."""
-        return list(self._live)
+    def named(self, ids: Sequence[str] | None) -> list[str]:
+        """Those of these ids that are live, each once; None: all, in order of submission."""
+        return list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
 
     def add(self, request: Request) -> None:
         """Raises UserError for an empty prompt and for raw log-probs, ValueError where the id is live."""
@@ -70,6 +70,33 @@ class LiveRequests:
             versions=tuple(progress.versions),
             finish_reason=reason,
         )
+
+
+class ServedEngine:
+    """An adapter's part of the rollout protocol that is the same whichever engine serves."""
+
+    name: str
+    """As a report calls it."""
+    reason: str
+    """Why samples depend on what shares their batch."""
+
+    def __init__(self, seed: int) -> None:
+        self._live, self._seed, self._version = LiveRequests(), seed, 0
+        self._paused = False
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def memory(self) -> EngineMemory:
+        return EngineMemory()
+
+    def metrics(self) -> Metrics:
+        return {"num_running": float(len(self._live))}
+
+    def report(self) -> EngineReport:
+        notes = ("an update is not atomic", "bytes are not reported")
+        return EngineReport(invariant=False, reason=self.reason, attention=self.name, notes=notes)
 
 
 def request_seed(seed: int, request: Request) -> int:

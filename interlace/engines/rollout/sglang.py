@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from interlace.core.errors import InterlaceError, UserError
-from interlace.core.types import Completion, FinishReason, Metrics, Request
-from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
-from interlace.engines.rollout.served import LiveRequests, finish_reason, request_seed
+from interlace.core.types import Completion, FinishReason, Request
+from interlace.engines.rollout.protocol import StepOutput, SwitchMode, UpdateMode
+from interlace.engines.rollout.served import ServedEngine, finish_reason, request_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,8 +20,11 @@ Arrival = tuple[str, list[tuple[float, int]], str | Exception | None]
 """Request id, all (log-prob, token) pairs of this submission so far, and why it ended: an exception where it failed."""
 
 
-class SGLangEngine:
+class SGLangEngine(ServedEngine):
     """One SGLang engine. Log-probs are those at the sampling temperature."""
+
+    name = "sglang"
+    reason = "deterministic kernels are on, but not verified, and noise depends on where a request was resumed"
 
     def __init__(
         self, model: str | Path, *, max_running: int = 64, memory_share: float = 0.8, dtype: str = "auto", seed: int = 0
@@ -44,13 +47,9 @@ class SGLangEngine:
         self._loop: asyncio.AbstractEventLoop = self._engine.loop
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._live, self._seed, self._version = LiveRequests(), seed, 0
+        super().__init__(seed)
         self._finished: list[Completion] = []
-        self._paused = self._offloaded = False
-
-    @property
-    def version(self) -> int:
-        return self._version
+        self._offloaded = False
 
     def submit(self, request: Request) -> None:
         self._live.add(request)
@@ -67,7 +66,7 @@ class SGLangEngine:
         """Nothing to do: a step waits for the next token and no longer."""
 
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
-        wanted = self._live.names if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
+        wanted = self._live.named(ids)
         manager = self._engine.tokenizer_manager
         if wanted and self._paused:
             self._control(None)  # a paused scheduler ends nothing
@@ -154,20 +153,6 @@ class SGLangEngine:
     def _submit_all(self, requests: Sequence[Request]) -> None:
         for request in requests:
             self.submit(request)
-
-    def memory(self) -> EngineMemory:
-        return EngineMemory()
-
-    def metrics(self) -> Metrics:
-        return {"num_running": float(len(self._live))}
-
-    def report(self) -> EngineReport:
-        return EngineReport(
-            invariant=False,
-            reason="deterministic kernels are on, but not verified, and noise depends on where a request was resumed",
-            attention="sglang",
-            notes=("an update is not atomic", "bytes are not reported"),
-        )
 
     async def _follow(self, request: Request) -> None:
         """Puts all that SGLang sends of a request among the arrivals, an exception too: step() waits for arrivals."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, FinishReason, Metrics, Request
-from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
+from interlace.core.types import Completion, FinishReason, Request
+from interlace.engines.rollout.protocol import StepOutput, SwitchMode, UpdateMode
 from interlace.engines.rollout.saved_weights import SavedWeights
-from interlace.engines.rollout.served import LiveRequests, finish_reason, request_seed
+from interlace.engines.rollout.served import ServedEngine, finish_reason, request_seed
 
 if TYPE_CHECKING:
     import vllm
@@ -26,8 +26,11 @@ class _LoadsWeights(Protocol):
     def load_weights(self, weights: "Iterable[tuple[str, Tensor]]") -> object: ...
 
 
-class VLLMEngine:
+class VLLMEngine(ServedEngine):
     """One vLLM engine, stepped by its caller. Log-probs are those after temperature and truncation."""
+
+    name = "vllm"
+    reason = "vLLM's kernels depend on the batch, and its noise on where a request was resumed"
 
     def __init__(
         self, model: str | Path, *, max_running: int = 64, memory_share: float = 0.9, dtype: str = "auto", seed: int = 0
@@ -54,12 +57,8 @@ class VLLMEngine:
             async_scheduling=False,  # a pass that was begun before an update would be told of after it
         )
         self._engine = vllm.LLMEngine.from_engine_args(arguments)
-        self._live, self._seed, self._version = LiveRequests(), seed, 0
-        self._paused = self._asleep = False
-
-    @property
-    def version(self) -> int:
-        return self._version
+        super().__init__(seed)
+        self._asleep = False
 
     def submit(self, request: Request) -> None:
         self._live.add(request)
@@ -86,7 +85,7 @@ class VLLMEngine:
         """Nothing to do: a step is one forward pass."""
 
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
-        wanted = self._live.names if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
+        wanted = self._live.named(ids)
         self._engine.abort_request(wanted)
         return tuple(self._live.end(name, FinishReason.ABORTED) for name in wanted)
 
@@ -133,20 +132,6 @@ class VLLMEngine:
         self._asleep = True
         for partial in partials:
             self.submit(partial.resumed)
-
-    def memory(self) -> EngineMemory:
-        return EngineMemory()
-
-    def metrics(self) -> Metrics:
-        return {"num_running": float(len(self._live))}
-
-    def report(self) -> EngineReport:
-        return EngineReport(
-            invariant=False,
-            reason="vLLM's kernels depend on the batch, and its noise on where a request was resumed",
-            attention="vllm",
-            notes=("an update is not atomic", "bytes are not reported"),
-        )
 
     def _send(self, request: Request) -> None:
         self._engine.add_request(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -186,11 +187,9 @@ class _Dropout(nn.Module):
 
 def _inject(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig, dict[str, Any]]:
     """(peft's settings, the adapter's layers by the name of the layer they stand in for)."""
-    try:
-        import peft
-    except ModuleNotFoundError as error:
-        raise UserError("actor.lora needs peft, which is not installed: pip install 'interlace[lora]'.") from error
     targets = _targets(model, config)
+    import peft
+
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     settings = peft.LoraConfig(
@@ -211,6 +210,8 @@ def _inject(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig
 
 def _targets(model: nn.Module, config: LoraConfig) -> dict[str, nn.Linear | Conv1D]:
     """Linear layers by their full name."""
+    if find_spec("peft") is None:
+        raise UserError("actor.lora needs peft, which is not installed: pip install 'interlace[lora]'.")
     from transformers.pytorch_utils import Conv1D
 
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}

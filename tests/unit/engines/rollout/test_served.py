@@ -21,7 +21,7 @@ def test_tokens_of_all_submissions_add_up() -> None:
     live.add(request())
     live.extend("a#0#0#-1", [5, 6], [-0.5, -0.25], version=0)
     live.extend("a#0#0#-1", [7], [-1.0], version=1)
-    assert live.num_sent("a#0#0#-1") == 3 and len(live) == 1 and live.names == ["a#0#0#-1"]
+    assert live.num_sent("a#0#0#-1") == 3 and len(live) == 1 and live.named(None) == ["a#0#0#-1"]
     partial = live.end("a#0#0#-1", FinishReason.ABORTED)
     resumed = partial.resumed
     assert (resumed.generated_ids, resumed.generated_logprobs, resumed.generated_versions) == (
