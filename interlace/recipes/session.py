@@ -237,7 +237,7 @@ class _Session:
 
     def _say_lost_minibatches(self, result: StepResult) -> None:
         """Likewise: those that the settings drop are no accident."""
-        for role in ("actor", "critic"):
+        for role in ("actor", "critic", "process_reward"):
             lost, norm = (result.metrics.get(f"{role}/{name}", 0.0) for name in ("skipped_minibatches", "grad_norm"))
             if lost and not math.isfinite(norm + result.metrics.get(f"{role}/loss", 0.0)):
                 self._say_once(
