@@ -44,9 +44,8 @@ def compare(
     from interlace.recipes.compare import Comparison, load_variants, run_variants, write_comparison
 
     hush_libraries()
-    console, changes = Console(), overrides or []
+    console, changes = Console(), [*(overrides or []), *([] if steps is None else [f"steps={steps}"])]
     if cluster == "sim":
-        changes = changes if steps is None else [*changes, f"steps={steps}"]
         found = Comparison(outcomes=_simulated(recipe, changes, schedules, devices or 8, profile))
     elif devices is not None or profile is not None:
         raise UserError(
@@ -54,7 +53,7 @@ def compare(
         )
     else:
         chosen = [f"cluster={cluster}"] if cluster else []
-        variants = load_variants(recipe, [*changes, *chosen], schedules, steps)
+        variants = load_variants(recipe, [*changes, *chosen], schedules)
         num_steps = next(iter(variants.values())).steps
         with (
             open_progress(console, num_steps=num_steps, quiet=as_json) as progress,

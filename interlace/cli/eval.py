@@ -1,13 +1,12 @@
 """`interlace eval`: held-out accuracy of a run or a model."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from interlace.cli.libraries import hush_libraries
-from interlace.cli.train import ROOT
+from interlace.cli.report import find_run
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "R
     from interlace.recipes.check import check_recipe
     from interlace.recipes.load import load_recipe
 
-    run = _run_folder(run_or_model)
+    run = find_run(run_or_model)
     if recipe is None and run is None:
         raise UserError(
             f"{run_or_model!r} is no run, so it has no recipe of its own: name one whose held-out prompts are to be "
@@ -60,16 +59,6 @@ def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "R
     if not derived.num_heldout_prompts:
         raise UserError("the recipe's task holds out no prompts to evaluate on: set its heldout_size.")
     return settings
-
-
-def _run_folder(spec: str) -> "RunFolder | None":
-    from interlace.observe.run_folder import RunFolder
-
-    for path in (Path(spec), ROOT / spec):
-        folder = RunFolder(path=path)
-        if folder.config.is_file():
-            return folder
-    return None
 
 
 def _checkpoint(run: "RunFolder", settings: "Recipe") -> "ModelConfig":

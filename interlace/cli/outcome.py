@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from interlace.observe.tables import AccuracyRow, AnswerRow, accuracy_table, answers_table
+from interlace.observe.step_line import printable
+from interlace.observe.tables import AccuracyRow, AnswerRow, accuracy_table, answers_table, verdict
 
 if TYPE_CHECKING:
     from interlace.observe.run_folder import RunFolder
@@ -41,9 +42,9 @@ def _answers(before: "Evaluation", after: "Evaluation") -> list[AnswerRow]:
         AnswerRow(
             prompt=old.prompt,
             answer=old.right_answer,
-            before=_shown(old.response),
+            before=printable(old.response, keep="\n"),
             before_correct=old.correct,
-            after=_shown(now[old.uid].response),
+            after=printable(now[old.uid].response, keep="\n"),
             after_correct=now[old.uid].correct,
         )
         for old in before.answers
@@ -57,10 +58,8 @@ def evaluation_tables(recipe: "Recipe", evaluation: "Evaluation") -> list[Table]
     for heading in ("prompt", "right answer", "answer"):
         answers.add_column(heading, overflow="fold")
     for answer in evaluation.answers:
-        mark, style = ("✓", "green") if answer.correct else ("✗", "red")
-        answers.add_row(
-            Text(answer.prompt), Text(answer.right_answer), Text(f"{mark} {_shown(answer.response)}", style)
-        )
+        shown = verdict(printable(answer.response, keep="\n"), answer.correct)
+        answers.add_row(Text(answer.prompt), Text(answer.right_answer), shown)
     accuracy = Table(title="Held-out accuracy", title_justify="left")
     for heading in ("decoding", "prompts", "accuracy"):
         accuracy.add_column(heading)
@@ -90,11 +89,3 @@ def written_paths(folder: "RunFolder", report: "TrainReport") -> Table:
         if path is not None and path.exists():
             table.add_row(Text(what), Text(str(path)))
     return table
-
-
-def _shown(response: str) -> str:
-    """A response may hold anything, escape sequences that a terminal obeys included: those are spelled out."""
-    return "".join(
-        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
-        for letter in response
-    )

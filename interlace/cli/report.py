@@ -33,9 +33,15 @@ def report(
 
 def run_folder(spec: str) -> "RunFolder":
     """A run by its name or folder. Raises UserError where there is none."""
+    found = find_run(spec)
+    if found is None:
+        raise UserError(f"{spec!r} is no run: neither {spec} nor {ROOT / spec} holds a config.yaml.")
+    return found
+
+
+def find_run(spec: str) -> "RunFolder | None":
+    """A run by its name or folder; None where there is none."""
     from interlace.observe.run_folder import RunFolder
 
-    for path in (Path(spec), ROOT / spec):
-        if (path / "config.yaml").is_file():
-            return RunFolder(path=path)
-    raise UserError(f"{spec!r} is no run: neither {spec} nor {ROOT / spec} holds a config.yaml.")
+    folders = (RunFolder(path=path) for path in (Path(spec), ROOT / spec))
+    return next((folder for folder in folders if folder.config.is_file()), None)

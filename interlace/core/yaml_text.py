@@ -1,9 +1,13 @@
 """Settings that people write, as YAML: what YAML 1.1 reads otherwise than it was meant is read so, or refused."""
 
 import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from interlace.core.errors import UserError, nearest
 
 
 class _Loader(yaml.SafeLoader):
@@ -29,3 +33,36 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str) -> Any:
     """What the text says. Raises yaml.YAMLError."""
     return yaml.load(text, _Loader)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class YamlFiles:
+    """Shipped files, by their names, and a user's own, by their paths."""
+
+    kind: str
+    """What each holds, for messages: recipe, schedule."""
+    folder: Path
+
+    def names(self) -> list[str]:
+        """The shipped ones, sorted."""
+        return sorted(path.stem for path in self.folder.glob("*.yaml"))
+
+    def path(self, spec: str) -> Path:
+        """The file of a shipped one, or of a user's own, given as a path that ends in .yaml. Raises UserError."""
+        if spec.endswith((".yaml", ".yml")):
+            if not Path(spec).is_file():
+                looked_in = Path(spec).parent.resolve()
+                raise UserError(f"{self.kind} {spec!r}: there is no such file (looked in {looked_in}).")
+            return Path(spec)
+        if spec not in self.names():
+            own = "Your own is written as a path to a YAML file."
+            raise UserError(f"unknown {self.kind} {spec!r}.{nearest(spec, self.names())} {own}")
+        return self.folder / f"{spec}.yaml"
+
+    def read(self, spec: str) -> Any:
+        """What the file says. Raises UserError where there is none or it is not YAML."""
+        path = self.path(spec)
+        try:
+            return parse_yaml(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UserError(f"{self.kind} {spec!r} ({path}) is not YAML: {error}") from None

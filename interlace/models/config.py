@@ -1,6 +1,6 @@
 """Which model, and how it is held."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -28,3 +28,8 @@ class ModelConfig(Config):
     """Run the model code that a hub repository ships."""
     cache_dir: str = "~/.cache/interlace"
     """Where converted GGUF files are kept."""
+
+
+def by_path(value: Any) -> Any:
+    """A model that is written as its path alone, as a mapping."""
+    return {"path": value} if isinstance(value, str) else value

@@ -84,14 +84,6 @@ class Checkpoints:
             shutil.rmtree(doomed)
 
 
-def step_of(checkpoint: Path) -> int:
-    """The step of a checkpoint folder. Raises UserError where its name is not one's."""
-    match = _STEP.fullmatch(checkpoint.name)
-    if match is None:
-        raise UserError(f"{checkpoint} is not a checkpoint: its name is not step_N.")
-    return int(match[1])
-
-
 def _sync(folder: Path) -> None:
     """Forces the files to disk, so that after a power cut a folder with a final name is whole."""
     for path in folder.rglob("*"):

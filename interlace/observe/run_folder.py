@@ -15,7 +15,6 @@ process.json       which process trains it, while one does
 
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,18 +101,6 @@ class RunFolder:
             raise UserError(
                 f"cannot write {self.config}: {error.strerror}. A run needs a folder of its own."
             ) from error
-
-    def read_config(self) -> Mapping[str, object]:
-        """What write_config wrote. Raises UserError where it is not there or not a mapping."""
-        try:
-            data = yaml.safe_load(self.config.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"cannot read {self.config}: {error.strerror}. Is {self.path} a run folder?") from error
-        except yaml.YAMLError as error:
-            raise UserError(f"{self.config} is not YAML: {error}") from error
-        if not isinstance(data, dict):
-            raise UserError(f"{self.config} holds no settings. Is {self.path} a run folder?")
-        return data
 
     def truncate_after(self, step: int) -> None:
         """Drops metrics and samples of later steps, which a resumed run writes again; -1 drops all of them."""

@@ -78,7 +78,11 @@ def duration(seconds: float) -> str:
 
 
 def brief(text: str) -> str:
-    """The first line of a text of any kind, at most 200 letters; what a terminal would obey is spelled out."""
+    """The first line of a text of any kind, printable, at most 200 letters of it."""
     start = text.partition("\n")[0][:200]
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
-    return shown if start == text else f"{shown} ..."
+    return printable(start) if start == text else f"{printable(start)} ..."
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Control characters, which a terminal would obey, are spelled out. keep: those that stay."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

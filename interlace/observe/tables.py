@@ -83,7 +83,7 @@ def answers_table(rows: Sequence[AnswerRow]) -> Table:
     for heading in ("prompt", "right answer", "before", "after"):
         table.add_column(heading, overflow="fold")
     for row in rows:
-        before, after = _verdict(row.before, row.before_correct), _verdict(row.after, row.after_correct)
+        before, after = verdict(row.before, row.before_correct), verdict(row.after, row.after_correct)
         table.add_row(Text(row.prompt), Text(row.answer), before, after)
     return table
 
@@ -105,6 +105,6 @@ def goodput_table(ledger: Ledger) -> Table:
     return table
 
 
-def _verdict(response: str, correct: bool) -> Text:
+def verdict(response: str, correct: bool) -> Text:
     """A mark as well as a colour, since some read without colour."""
     return Text(f"{'✓' if correct else '✗'} {response}", style="green" if correct else "red")

@@ -110,10 +110,8 @@ def under_each(spec: str, overrides: Sequence[str], schedules: str) -> dict[str,
     return {name: load_recipe(spec, [f"schedule={name}", *overrides]) for name in named}
 
 
-def load_variants(spec: str, overrides: Sequence[str], schedules: str, steps: int | None) -> dict[str, Recipe]:
-    """As under_each(), with so many steps, and all checked. Raises UserError."""
-    if steps is not None:
-        overrides = [*overrides, f"steps={steps}"]
+def load_variants(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
+    """As under_each(), and all checked. Raises UserError."""
     variants = under_each(spec, overrides, schedules)
     for recipe in variants.values():
         check_recipe(recipe)

@@ -1,6 +1,6 @@
 """The `Recipe`: one experiment, whole. Every section is the configuration of the part it configures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_serializer, model_validator
@@ -15,7 +15,7 @@ from interlace.data.config import DataConfig
 from interlace.data.warmup import DemonstrationConfig
 from interlace.engines.train.lora import LoraConfig
 from interlace.engines.train.optimizer import OptimizerConfig
-from interlace.models.config import ModelConfig
+from interlace.models.config import ModelConfig, by_path
 from interlace.recipes import clusters
 from interlace.rewards.base import RewardConfig
 from interlace.schedule.presets import load_schedule
@@ -36,7 +36,7 @@ class AlgorithmChoice(Config):
     @classmethod
     def _flat(cls, data: object) -> object:
         """Raises UserError for an unknown name or setting."""
-        flat = _named("algorithm", "name", data)
+        flat = _as_mapping("algorithm", data)
         if "settings" in flat:
             return flat
         name = _text("algorithm.name", flat.pop("name", DEFAULT_ALGORITHM))
@@ -59,7 +59,7 @@ class ScheduleChoice(Config):
     @classmethod
     def _flat(cls, data: object) -> object:
         """Raises UserError for an unknown preset or field."""
-        flat = _named("schedule", "preset", data)
+        flat = _as_mapping("schedule", data)
         if "resolved" in flat:
             return flat
         preset = _text("schedule.preset", flat.pop("preset", DEFAULT_SCHEDULE))
@@ -139,14 +139,10 @@ class ActorConfig(TrainedConfig):
         return self
 
 
-def _model(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
-
-
 class ReferenceConfig(Config):
     """The policy that KL is measured to, where the algorithm needs one."""
 
-    model: Annotated[ModelConfig, BeforeValidator(_model)] | None = None
+    model: Annotated[ModelConfig, BeforeValidator(by_path)] | None = None
     """Another than the initial policy; it must share its vocabulary."""
 
 
@@ -197,33 +193,36 @@ class LoggingConfig(Config):
     """Whether timeline.json is written. The goodput ledger does not depend on it."""
 
 
-def _reward(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-def _cluster(value: Any) -> Any:
-    return {"backend": value} if isinstance(value, str) else value
-
-
-def _task(value: Any) -> Any:
-    return task_of(value) if isinstance(value, str) else value
-
-
-def task_of(name: str) -> dict[str, object]:
-    """A task written as one word: a data file, or the name of a reasoning-gym dataset."""
+def _task(name: str) -> dict[str, object]:
+    """A data file, or the name of a reasoning-gym dataset."""
     return {"reasoning_gym": {"name": name}} if name.isidentifier() else {"files": {"train": name}}
+
+
+SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
+    "model": by_path,
+    "task": _task,
+    "algorithm": lambda name: {"name": name},
+    "schedule": lambda name: {"preset": name},
+    "cluster": lambda name: {"backend": name},
+    "reward": lambda name: {"name": name},
+}
+"""Sections that may be written as one word, and what the word stands for."""
+
+
+def _spelled_out(section: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: SHORT[section](value) if isinstance(value, str) else value)
 
 
 class Recipe(Config):
     """One experiment. A *step* is one turn of the loop; a *version* is one publication of weights."""
 
-    model: Annotated[ModelConfig, BeforeValidator(_model)]
-    task: Annotated[DataConfig, BeforeValidator(_task)]
+    model: Annotated[ModelConfig, _spelled_out("model")]
+    task: Annotated[DataConfig, _spelled_out("task")]
     """Prompts to train on and held-out ones."""
-    reward: Annotated[RewardConfig, BeforeValidator(_reward)]
+    reward: Annotated[RewardConfig, _spelled_out("reward")]
     algorithm: AlgorithmChoice = Field(default_factory=lambda: AlgorithmChoice.model_validate({}))
     schedule: ScheduleChoice = Field(default_factory=lambda: ScheduleChoice.model_validate({}))
-    cluster: Annotated[ClusterConfig, BeforeValidator(_cluster)] = ClusterConfig()
+    cluster: Annotated[ClusterConfig, _spelled_out("cluster")] = ClusterConfig()
     steps: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=SEED_END)
     """Of sampling, of the order of prompts, and of warm-up."""
@@ -251,13 +250,13 @@ class Recipe(Config):
     logging: LoggingConfig = LoggingConfig()
 
 
-def _named(kind: str, key: str, data: object) -> dict[str, Any]:
-    """A part written as its name or as a mapping, as a mapping."""
+def _as_mapping(section: str, data: object) -> dict[str, Any]:
     if isinstance(data, str):
-        return {key: data}
+        return SHORT[section](data)
     if isinstance(data, Mapping):
         return dict(data)
-    raise UserError(f"{kind} = {data!r}: write a name, or a mapping with `{key}` and what is to be changed.")
+    [key] = SHORT[section]("")
+    raise UserError(f"{section} = {data!r}: write a name, or a mapping with `{key}` and what is to be changed.")
 
 
 def _text(key: str, value: object) -> str:

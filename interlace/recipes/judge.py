@@ -8,7 +8,7 @@ from interlace.flows.run import StepResult
 from interlace.models.loading import load_tokenizer
 from interlace.observe.progress import ProgressView
 from interlace.recipes.assemble import assemble
-from interlace.recipes.clusters.base import back_end
+from interlace.recipes.clusters.base import run_on
 from interlace.recipes.config import Recipe
 from interlace.recipes.evaluation import Evaluation, Evaluator
 from interlace.recipes.launch import Seats, algorithm_of, launch_roles
@@ -17,15 +17,11 @@ from interlace.runtime.cluster import Cluster
 
 def judge(recipe: Recipe, progress: ProgressView) -> Evaluation:
     """Evaluates the recipe's model on its held-out prompts, without its warm-up. The recipe was checked before."""
-    return asyncio.run(_judge(recipe, progress))
 
+    async def evaluate(cluster: Cluster) -> Evaluation:
+        return await _evaluate(cluster, recipe, progress)
 
-async def _judge(recipe: Recipe, progress: ProgressView) -> Evaluation:
-    cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
-    try:
-        return await cluster.run(_evaluate(cluster, recipe, progress))
-    finally:
-        await cluster.shutdown()
+    return asyncio.run(run_on(recipe.cluster, recipe.schedule.resolved, evaluate))
 
 
 async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) -> Evaluation:

@@ -1,7 +1,7 @@
 """From a recipe to the workers of its roles."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,23 +138,15 @@ async def launch_warmup(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
     from interlace.workers.actor import ActorWorker
 
     make, devices = partial(make_warmup_engine, Seat(recipe=recipe, model=recipe.model)), cluster.place("actor")[0]
-    spec = WorkerSpec(
-        name="warmup",
-        factory=partial(ActorWorker, make_engine=make),
-        worker_class=ActorWorker,
-        devices=devices,
-        num_ranks=num_ranks(recipe, "actor", devices),
-        stage=STAGES["actor"],
-    )
-    return await cluster.launch(spec)
+    return await cluster.launch(replace(_spec(recipe, ("actor", 0), devices, ActorWorker, make), name="warmup"))
 
 
-async def launch_actor(cluster: Cluster, seats: Seats, number: int, devices: tuple[Device, ...]) -> WorkerGroup[Any]:
-    """One more instance of the actor, on devices of its own choice: to measure what it makes of them."""
+async def launch_second_actor(cluster: Cluster, seats: Seats, devices: tuple[Device, ...]) -> WorkerGroup[Any]:
+    """Another instance of the actor, on these devices: to measure what it makes of them."""
     from interlace.workers.actor import ActorWorker
 
     make = partial(make_actor_engine, Seat(recipe=seats.recipe, model=seats.policy))
-    return await cluster.launch(_spec(seats.recipe, ("actor", number), devices, ActorWorker, make))
+    return await cluster.launch(_spec(seats.recipe, ("actor", 1), devices, ActorWorker, make))
 
 
 async def _launch_all(

@@ -1,7 +1,7 @@
 """Recipes by name or path, with `key=value` overrides."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,47 +9,23 @@ import yaml
 from pydantic import ValidationError
 
 from interlace.core.config import Config, explain
-from interlace.core.errors import UserError, nearest
-from interlace.core.yaml_text import parse_yaml
-from interlace.recipes.config import Recipe, task_of
+from interlace.core.errors import UserError
+from interlace.core.yaml_text import YamlFiles, parse_yaml
+from interlace.recipes.config import SHORT, Recipe
 from interlace.schedule.vocabulary import lesson
 
-FOLDER = Path(__file__).parent
+_RECIPES = YamlFiles(kind="recipe", folder=Path(__file__).parent)
+recipe_names, recipe_path = _RECIPES.names, _RECIPES.path
 FORM = "Overrides are written key=value, such as steps=10 or optimizer.lr=1e-4."
-
-SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
-    "model": lambda name: {"path": name},
-    "task": task_of,
-    "algorithm": lambda name: {"name": name},
-    "schedule": lambda name: {"preset": name},
-    "cluster": lambda name: {"backend": name},
-    "reward": lambda name: {"name": name},
-}
-"""Sections that may be written as one word, and what the word stands for."""
 KEPT = ("model", "cluster")
-"""Of these the word changes one key and keeps the others; a new algorithm keeps no settings of the old one."""
-
-
-def recipe_names() -> list[str]:
-    """The shipped recipes, sorted."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-def recipe_path(spec: str) -> Path:
-    """The file of a shipped recipe, or of a user's own, given as a path that ends in .yaml. Raises UserError."""
-    if spec.endswith((".yaml", ".yml")):
-        if not Path(spec).is_file():
-            raise UserError(f"recipe {spec!r}: there is no such file (looked in {Path(spec).parent.resolve()}).")
-        return Path(spec)
-    if spec not in recipe_names():
-        own = " Your own is written as a path to a YAML file."
-        raise UserError(f"unknown recipe {spec!r}.{nearest(spec, recipe_names())}{own}")
-    return FOLDER / f"{spec}.yaml"
+"""Sections of which one word changes one key and keeps the others; a new algorithm keeps no settings of the old one."""
 
 
 def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of that name or path, overrides applied in order. Raises UserError naming the first mistakes."""
-    data = _read(spec, recipe_path(spec))
+    data = _RECIPES.read(spec)
+    if not isinstance(data, dict):
+        raise UserError(f"recipe {spec!r} holds no settings: write one `key: value` a line.")
     for override in overrides:
         _apply(data, override)
     try:
@@ -64,16 +40,6 @@ def override_key(override: str) -> str:
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
         raise UserError(f"cannot read the override {override!r}. {FORM}")
     return key
-
-
-def _read(spec: str, path: Path) -> dict[str, Any]:
-    try:
-        data = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"recipe {spec!r} ({path}) is not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"recipe {spec!r} ({path}) holds no settings: write one `key: value` a line.")
-    return data
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

@@ -12,11 +12,10 @@ from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.models.loading import load_tokenizer
 from interlace.observe.progress import ProgressView
-from interlace.observe.whole_file import write_whole
 from interlace.recipes.assemble import sampling_of
-from interlace.recipes.clusters.base import back_end
+from interlace.recipes.clusters.base import back_end, run_on
 from interlace.recipes.config import Recipe, ScheduleChoice
-from interlace.recipes.launch import Seats, algorithm_of, launch_actor, launch_roles
+from interlace.recipes.launch import Seats, algorithm_of, launch_roles, launch_second_actor
 from interlace.recipes.profile_fit import medians
 from interlace.recipes.profile_pairs import measure_interference
 from interlace.recipes.profile_rollout import measure_rollout
@@ -37,14 +36,13 @@ from interlace.schedule.schedule import Schedule
 
 PARTS = ("samples", "rollout", "reward", "two devices", "reference", "critic", "actor", "side by side", "whole steps")
 """In the order in which they are measured."""
-BUDGET_S = 45.0
 NO_STEP = 1e-12
 """Learning rate."""
 SHARES = {"rollout": 0.25, "side by side": 0.2, "whole steps": 0.25, "reward": 0.05, "two devices": 0.05}
 """Of the budget, for each part; the others get a tenth. What an algorithm has no need of is not measured."""
 
 
-def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", budget_s: float = BUDGET_S) -> Profile:
+def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", budget_s: float) -> Profile:
     """Measures on the recipe's cluster. The recipe was checked before.
 
     source: what the profile names as its origin. budget_s: seconds of measuring, about: rounds that were begun are
@@ -52,18 +50,12 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     """
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     recipe = standing_still(recipe, apart(devices))
-    profile, steps = asyncio.run(_measure(recipe, progress, source, budget_s))
+
+    async def measure(cluster: Cluster) -> tuple[Profile, StepTimes | None]:
+        return await _Measurement(cluster, recipe, progress, budget_s).measure(source)
+
+    profile, steps = asyncio.run(run_on(recipe.cluster, recipe.schedule.resolved, measure))
     return fitted(profile, steps, recipe, len(devices)) if steps else profile
-
-
-async def _measure(
-    recipe: Recipe, progress: ProgressView, source: str, budget_s: float
-) -> tuple[Profile, StepTimes | None]:
-    cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
-    try:
-        return await cluster.run(_Measurement(cluster, recipe, progress, budget_s).measure(source))
-    finally:
-        await cluster.shutdown()
 
 
 def apart(devices: Sequence[Device]) -> Schedule:
@@ -155,7 +147,7 @@ class _Measurement:
             return NOTHING_KEPT
         budget_s = self._begin("two devices")
         alone, recipe, samples = self._groups.actor, self._recipe, self._samples
-        both = await launch_actor(self._cluster, seats, 1, tuple(devices[:2]))
+        both = await launch_second_actor(self._cluster, seats, tuple(devices[:2]))
         calls = [train_call(group, samples, recipe) for group in (alone, both)]
         alone_s, both_s = await medians(calls, rounds=7, budget_s=budget_s)
         await self._cluster.dismiss(both)
@@ -188,8 +180,3 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def write_profile(profile: Profile, path: Path) -> None:
-    """All of it, or what was there before."""
-    write_whole(path, profile.model_dump_json(indent=1) + "\n")

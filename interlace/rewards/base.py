@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
@@ -20,7 +20,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_callable
 from interlace.core.types import JSON, RewardResult
-from interlace.models.config import ModelConfig
+from interlace.models.config import ModelConfig, by_path
 from interlace.rewards.shaping import TASK, ShapingConfig
 
 HIDDEN = ("base", "classifier", "scorer", "shaping")
@@ -52,16 +52,12 @@ class RewardModelConfig(ModelConfig):
     """Of one forward, padding counted. Changes memory and speed, and at most the last bits of a score."""
 
 
-def _model(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str) else value
-
-
 class RewardConfig(Config):
     """Which function scores responses, and how."""
 
     name: str = "exact"
     """A built-in (exact, math_verify, reasoning_gym), a function of your own as package.module:function, or `model`."""
-    model: Annotated[RewardModelConfig, BeforeValidator(_model)] | None = None
+    model: Annotated[RewardModelConfig, BeforeValidator(by_path)] | None = None
     """Of the reward `model`: its number is the reward. It needs devices: schedule.placement.reward."""
     correct: float = 5.0
     """Reward of a response that a verdict calls right; held-out answers with as much or more, before anything is taken

@@ -270,9 +270,16 @@ class Astray(GRPO):
         return replace(outputs, loss_T=outputs.loss_T * float("nan"))
 
 
-def test_a_run_says_once_that_its_minibatches_are_lost(root: Path) -> None:
-    progress = Said()
-    run(root, "astray", [f"algorithm={__name__}:Astray", "steps=2"], progress=progress)
-    (line,) = [line for line in progress.lines if "not a finite number" in line]
-    assert line.startswith("step 1: 2 of the actor's minibatches"), line
-    assert [line["actor/skipped_minibatches"] for line in metrics(root, "astray")] == [2, 2]
+@pytest.mark.parametrize(
+    ("role", "overrides"),
+    [
+        ("actor", [f"algorithm={__name__}:Astray"]),
+        ("process_reward", ["algorithm=prime", "critic.process_reward_scale=1e38"]),
+    ],
+)
+def test_a_run_says_once_that_its_minibatches_are_lost(root: Path, role: str, overrides: list[str]) -> None:
+    progress, name = Said(), f"astray-{role}"
+    run(root, name, [*overrides, "steps=2"], progress=progress)
+    (line,) = [line for line in progress.lines if f"the {role}'s minibatches" in line]
+    assert line.startswith("step 1: 2 of ") and "not a finite number" in line
+    assert [line[f"{role}/skipped_minibatches"] for line in metrics(root, name)] == [2, 2]

@@ -142,32 +142,32 @@ class SlotStore:
     On a CPU contiguous keys are 2 to 7 times faster to attend to than gathered pages. Growing copies a token once.
     """
 
-    def __init__(self, pool: KVPool, rows: int, num_tokens: int, smallest: int = BLOCK) -> None:
-        self._pool, self._smallest = pool, smallest
+    def __init__(self, pool: KVPool, rows: int, num_tokens: int) -> None:
+        self._pool = pool
         self.page_table = np.zeros((rows, 1), np.int64)
         self.page_shift = ONE_PAGE
         self.capacity = np.zeros(rows, np.int64)
         self._free: dict[int, list[int]] = {}
         self.num_free = 0
         start = 0
-        while num_tokens - start >= smallest:  # largest powers of two first, so that every block is aligned to its size
+        while num_tokens - start >= BLOCK:  # largest powers of two first, so that every block is aligned to its size
             size = 1 << ((num_tokens - start).bit_length() - 1)
             self._free.setdefault(size, []).append(start)
             self.num_free += size
             start += size
         self._roots = {(offset, size) for size, offsets in self._free.items() for offset in offsets}
-        self.longest, self.num_cells = self.longest_in(num_tokens, smallest), self.num_free
+        self.longest, self.num_cells = self.longest_in(num_tokens), self.num_free
 
     @staticmethod
-    def longest_in(num_tokens: int, smallest: int = BLOCK) -> int:
+    def longest_in(num_tokens: int) -> int:
         """The largest power of two: the rest lies in slots of its own."""
-        return 1 << (num_tokens.bit_length() - 1) if num_tokens >= smallest else 0
+        return 1 << (num_tokens.bit_length() - 1) if num_tokens >= BLOCK else 0
 
     def reserve(self, row: int, num_tokens: int) -> bool:
         held = int(self.capacity[row])
         if num_tokens <= held:
             return True
-        size = max(self._smallest, 1 << (num_tokens - 1).bit_length())
+        size = max(BLOCK, 1 << (num_tokens - 1).bit_length())
         offset = self._take(size)
         if offset is None:
             return False

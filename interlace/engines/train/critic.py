@@ -67,10 +67,9 @@ class CriticEngine(TrainedEngine):
         optimizer: OptimizerConfig,
         config: CriticConfig,
         device: str = "cpu",
-        prefix: str = "critic",
         ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix, ranks=ranks)
+        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix="critic", ranks=ranks)
         self.config = config
 
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:

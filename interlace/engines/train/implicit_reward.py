@@ -49,10 +49,11 @@ class ImplicitRewardEngine(TrainedEngine):
         optimizer: OptimizerConfig,
         config: ImplicitRewardConfig,
         device: str = "cpu",
-        prefix: str = "process_reward",
         ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix, ranks=ranks)
+        super().__init__(
+            model, packing=config, optimizer=optimizer, device=device, prefix="process_reward", ranks=ranks
+        )
         self.config = config
 
     def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:

@@ -10,7 +10,7 @@ from interlace.observe.goodput import BINS, PREFIX, USEFUL, ledger_of
 from interlace.observe.report.charts import Series, curves, histogram, shares_bar, stacked_bars
 from interlace.observe.report.gantt import DeviceTimeline, gantt, legend_of
 from interlace.observe.run_data import RunData, Transcript
-from interlace.observe.step_line import number, short
+from interlace.observe.step_line import number, printable, short
 
 CURVES = (
     ("reward/mean", "Reward", "mean of the step's scored samples"),
@@ -252,8 +252,7 @@ def _sample(sample: Transcript) -> str:
 
 def _shown(text: str) -> str:
     cut = f"\n... {len(text) - SHOWN_LETTERS} letters more in samples/" if len(text) > SHOWN_LETTERS else ""
-    printable = "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text[:SHOWN_LETTERS])
-    return escape(printable + cut)
+    return escape(printable(text[:SHOWN_LETTERS], keep="\n\t") + cut)
 
 
 def configurations(entries: Sequence[Entry]) -> str:

@@ -91,11 +91,11 @@ class Plot:
             f'fill="{colour}"><title>{escape(tip)}</title></rect>'
         )
 
-    def path(self, points: Sequence[tuple[float, float]], colour: str, css: str = "curve") -> None:
+    def path(self, points: Sequence[tuple[float, float]], colour: str) -> None:
         """A line through points."""
         if points:
             route = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-            self.parts.append(f'<path class="{css}" stroke="{colour}" d="M{route}"/>')
+            self.parts.append(f'<path class="curve" stroke="{colour}" d="M{route}"/>')
 
     def dot(self, x: float, y: float, colour: str, tip: str) -> None:
         """A point with a tooltip."""

@@ -32,8 +32,12 @@ def back_end(config: ClusterConfig) -> BackEnd:
 
 async def run_flow(flow: Callable[[Cluster], Awaitable[T]], *, backend: str = "local", devices: str = "auto") -> T:
     """Runs a flow of your own on a cluster, and ends what it started. backend, devices: as in a recipe's `cluster`."""
-    config = ClusterConfig(backend=backend, devices=devices)
-    cluster = back_end(config).open_cluster(config, Schedule())
+    return await run_on(ClusterConfig(backend=backend, devices=devices), Schedule(), flow)
+
+
+async def run_on(config: ClusterConfig, schedule: Schedule, flow: Callable[[Cluster], Awaitable[T]]) -> T:
+    """Opens a cluster, runs a flow on it, and ends what was started."""
+    cluster = back_end(config).open_cluster(config, schedule)
     try:
         return await cluster.run(flow(cluster))
     finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.observe.checkpoints import Checkpoints, step_of
+from interlace.observe.checkpoints import Checkpoints
 
 
 def writes(text: str) -> Callable[[Path], None]:
@@ -129,9 +129,3 @@ def test_the_space_asked_for_is_what_is_compared(tmp_path: Path, monkeypatch: py
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Keep 1 or more"):
         Checkpoints(tmp_path, keep=0)
-
-
-def test_a_checkpoint_knows_its_step() -> None:
-    assert step_of(Path("runs/a/checkpoints/step_120")) == 120
-    with pytest.raises(UserError, match="is not a checkpoint"):
-        step_of(Path("runs/a/checkpoints/best"))

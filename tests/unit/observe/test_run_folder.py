@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -79,22 +80,8 @@ def test_resuming_a_run_whose_folders_cannot_be_made_is_refused(tmp_path: Path) 
 def test_config_comes_back_and_keeps_the_order_of_its_fields(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, "a")
     run.write_config(Settings(zeta=5))
-    assert Settings.parse(run.read_config()) == Settings(zeta=5)
+    assert Settings.parse(yaml.safe_load(run.config.read_text())) == Settings(zeta=5)
     assert run.config.read_text().startswith("zeta: 5\nalpha:")
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [(None, "run folder?"), ("", "run folder?"), ("- a\n", "run folder?"), ("a: [\n", "is not YAML")],
-)
-def test_a_config_that_is_none_is_an_error_with_its_path(tmp_path: Path, text: str | None, problem: str) -> None:
-    run = RunFolder.create(tmp_path, "a")
-    if text is not None:
-        run.config.write_text(text)
-    with pytest.raises(UserError) as raised:
-        run.read_config()
-    assert str(run.config) in str(raised.value)
-    assert problem in str(raised.value)
 
 
 def test_truncation_drops_later_metrics_and_samples(tmp_path: Path) -> None:
