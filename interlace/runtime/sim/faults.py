@@ -14,7 +14,7 @@ from interlace.runtime.worker import WorkerContext
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Strikes one call of one operation of a group."""
+    """Strikes one call of one operation of a group, also one that nobody waits for."""
 
     group: str
     operation: str
@@ -50,14 +50,12 @@ class FaultyRank:
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
         """As the rank's own, unless a fault strikes."""
-        number = self._calls[method]
-        self._calls[method] += 1
-        fault = next((each for each in self._faults if each.operation == method and each.call == number), None)
-        if fault and fault.kind == "death":
-            self._death = WorkerDiedError(f"{fault.group} died while it ran {method}(), call {number} (a fault)")
+        fault = self._struck(method)
         if self._death:
             raise self._death
         ran = await self._rank.call(method, args, kwargs)
+        if self._death:  # meanwhile
+            raise self._death
         if fault and fault.kind == "stall":
             await asyncio.sleep(fault.seconds)
             return ran._replace(end_s=ran.end_s + fault.seconds)
@@ -66,10 +64,24 @@ class FaultyRank:
         return ran
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Who is dead hears nothing."""
-        if not self._death:
+        """Likewise; who is dead hears nothing."""
+        fault = self._struck(method)
+        if self._death or (fault and fault.kind == "lost_message"):
+            return
+        if fault:
+            asyncio.get_running_loop().call_later(fault.seconds, self._rank.call_now, method, args)
+        else:
             self._rank.call_now(method, args)
 
     async def close(self) -> None:
         """Ends the worker."""
         await self._rank.close()
+
+    def _struck(self, method: str) -> Fault | None:
+        """Counts a call; the fault that strikes it."""
+        number = self._calls[method]
+        self._calls[method] += 1
+        fault = next((each for each in self._faults if each.operation == method and each.call == number), None)
+        if fault and fault.kind == "death":
+            self._death = WorkerDiedError(f"{fault.group} died while it ran {method}(), call {number} (a fault)")
+        return fault

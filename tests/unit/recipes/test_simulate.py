@@ -109,6 +109,12 @@ def test_the_death_of_a_worker_ends_the_run_by_name() -> None:
         simulated("areal", faults=(fault,))
 
 
+def test_a_worker_may_die_of_a_message_that_nobody_waits_for() -> None:
+    fault = Fault(group="rollout/0", operation="interrupt", kind="death")
+    with pytest.raises(WorkerDiedError, match="rollout/0 died while it ran interrupt"):
+        simulated("areal", faults=(fault,))
+
+
 def test_a_lost_message_is_named_by_the_watchdog() -> None:
     fault = Fault(group="actor/0", operation="accumulate", call=1, kind="lost_message")
     with pytest.raises(HangError, match="actor/0 runs accumulate"):
@@ -123,7 +129,7 @@ def test_a_stall_costs_its_time_and_nothing_else() -> None:
 
 
 OPERATIONS = {
-    "rollout/0": ("serve", "update_weights", "onload"),
+    "rollout/0": ("serve", "update_weights", "onload", "interrupt"),
     "rollout/3": ("serve", "update_weights"),
     "reward": ("score",),
     "actor/0": ("accumulate", "optimizer_step", "export_weights", "onload"),
