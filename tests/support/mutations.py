@@ -137,6 +137,16 @@ def upstream_first() -> Mutation:
     return [(Arbiter, "request", request)]
 
 
+def everybody_is_preempted() -> Mutation:
+    """Whoever holds a device is asked for it by a stage further downstream."""
+
+    def should_yield(self: Arbiter, claim: Claim, reserved: dict[int, Claim]) -> list[str]:
+        holders = [self._holders[device] for device in claim.devices if device not in reserved]
+        return [holder.owner for holder in holders if holder and holder.stage < claim.stage]
+
+    return [(Arbiter, "_should_yield", should_yield)]
+
+
 def devices_before_the_granule() -> Mutation:
     """A stage takes its devices, and then waits for samples."""
 

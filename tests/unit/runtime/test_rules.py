@@ -142,6 +142,14 @@ def downstream_goes_first() -> None:
     assert granted.owner == "actor", "upstream went first"
 
 
+def only_rollout_is_preempted() -> None:
+    arbiter = Arbiter(1, "when_ready")
+    arbiter.request(claim("reference", 0, stage=2))
+    arbiter.decide()
+    arbiter.request(claim("actor", 0, stage=4))
+    assert not arbiter.decide().yields, "inference is interrupted"
+
+
 def a_draining_engine_starts_nothing() -> None:
     train({
         "max_staleness": 1, "batching": "arrival", "on_update": "drain", "placement": SPLIT, "publish": "background",
@@ -261,6 +269,8 @@ RULES = (
     Rule(number=5, holds=wide_claims_get_their_devices, taken_out=mutations.one_device_at_a_time, violation=STUCK),
     Rule(number=5, holds=who_waits_reserves, taken_out=mutations.no_reservations, violation="starves"),
     Rule(number=5, holds=downstream_goes_first, taken_out=mutations.upstream_first, violation="upstream went first"),
+    Rule(number=5, holds=only_rollout_is_preempted, taken_out=mutations.everybody_is_preempted,
+         violation="is interrupted"),
     Rule(number=5, holds=lambda: train({}), taken_out=mutations.devices_before_the_granule, violation=STUCK),
     Rule(number=6, holds=a_draining_engine_starts_nothing, taken_out=mutations.new_sequences_with_old_weights,
          violation="staler than allowed"),
