@@ -154,7 +154,7 @@ class PolicyRun:
         )
         self._batches = stages.batches(self.admission, self.rollout.generator, finish=self._with_batch_statistics)
         self._publisher = stages.publisher(groups.actor, self.rollout.generator)
-        stages.watch_stalls()
+        self._watch_stalls = stages.watch_stalls
 
     @property
     def version(self) -> int:
@@ -223,6 +223,7 @@ class PolicyRun:
         """One batch a step."""
         GroupStage("batches", self.admission, min_samples=1, on_group=self._batches.complete).attach(groups)
         self._cluster.spawn(self._batches.watch(), name="batcher")
+        self._watch_stalls()  # not before: a stage that is not attached has nothing to let go
         self.admission.pump()
         self._meter.start()
         async for batch in self._batches.iterate(self._settings.done_steps, self._settings.num_steps):

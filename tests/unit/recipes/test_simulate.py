@@ -121,6 +121,12 @@ def test_a_lost_message_is_named_by_the_watchdog() -> None:
         simulated("verl-colocated", faults=(fault,))
 
 
+def test_so_is_one_that_is_lost_before_the_flow_began() -> None:
+    fault = Fault(group="actor/0", operation="export_weights", kind="lost_message")
+    with pytest.raises(HangError, match="actor/0 runs export_weights"):
+        simulated("verl-colocated", faults=(fault,))
+
+
 def test_a_stall_costs_its_time_and_nothing_else() -> None:
     fault = Fault(group="rollout/0", operation="serve", call=1, kind="stall", seconds=30)
     usual, late = simulated("verl-colocated"), simulated("verl-colocated", faults=(fault,))
