@@ -203,26 +203,24 @@ class WorkerGroup(Generic[W_co]):
         # Decided here, in the caller's task: who holds the devices has taken them for this call too.
         is_held = self._is_held_here
         call = _Call(method, how, args, kwargs, cause or (self._cause if is_held else ""))
-        on_ranks = self._on_ranks(call)
-        return call, on_ranks if is_held or not how.on_device else self._holding(on_ranks)
+        return call, self._on_ranks(call) if is_held or not how.on_device else self._holding(call)
 
-    async def _holding(self, on_ranks: Coroutine[Any, Any, Any]) -> Any:
+    async def _holding(self, call: _Call) -> Any:
         async with self.hold():
-            return await on_ranks
+            return await self._on_ranks(call)
 
     def _on_ranks(self, call: _Call) -> Coroutine[Any, Any, Any]:
         how = call.how
         if len(self._ranks) == 1 and how.split == "broadcast" and how.collect == "first":
             return self._on_rank(0, call, call.args)
-        order, per_rank = self._split(how, call.args)
-        ranks = [self._on_rank(number, call, args) for number, args in enumerate(per_rank)]
-        return self._collected(how, ranks, order)
+        return self._collected(call)
 
-    @staticmethod
-    async def _collected(how: Operation, ranks: Sequence[Coroutine[Any, Any, Any]], order: list[list[int]]) -> Any:
+    async def _collected(self, call: _Call) -> Any:
+        order, per_rank = self._split(call.how, call.args)
+        ranks = [self._on_rank(number, call, args) for number, args in enumerate(per_rank)]
         # One alone needs no task of its own.
         results = await asyncio.gather(*ranks) if len(ranks) > 1 else [await ranks[0]]
-        return _collect(how, results, order)
+        return _collect(call.how, results, order)
 
     async def _on_rank(self, number: int, call: _Call, args: tuple[Any, ...]) -> Any:
         services = self._services

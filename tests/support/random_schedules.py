@@ -3,6 +3,7 @@
 import random
 
 from interlace.algorithms.base import Needs
+from interlace.runtime.sim.faults import Fault
 from interlace.schedule.schedule import Schedule
 from tests.support.cost_workers import Costs
 from tests.support.sim_run import Workload
@@ -73,4 +74,21 @@ def random_workload(rng: random.Random) -> Workload:
         refill_rounds=rng.choice([10**6, 10**6, 1, 0]),
         num_devices=rng.randint(1, 6),
         device_memory=rng.choice([10, 25, 100]),
+    )
+
+
+def random_fault(rng: random.Random) -> Fault:
+    group, operations = rng.choice([
+        ("rollout/0", ("serve", "update_weights", "abort", "interrupt", "onload")),
+        ("reward", ("score",)),
+        ("reference/0", ("logprobs",)),
+        ("critic/0", ("values", "accumulate")),
+        ("actor/0", ("accumulate", "optimizer_step", "export_weights", "offload")),
+    ])  # fmt: skip
+    return Fault(
+        group=group,
+        operation=rng.choice(operations),
+        call=rng.choice([0, 1, 3, 10, 30]),
+        kind=rng.choice(["stall", "stall", "death", "lost_message"]),
+        seconds=rng.choice([0.1, 3.0, 60.0]),
     )

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.random_schedules import random_schedule, random_workload
+from interlace.core.errors import InterlaceError
+from interlace.runtime.sim.cluster import SimCluster
+from interlace.runtime.sim.faults import struck_by
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+from tests.support.random_schedules import random_fault, random_schedule, random_workload
 from tests.support.sim_run import check, simulate
 
 
@@ -28,6 +33,35 @@ def test_every_schedule_ends_with_each_sample_ended_once_within_its_bound(block:
 def test_many_more_schedules(block: int) -> None:
     for seed in range(1000 + block * 100, 1100 + block * 100):
         run_one(seed)
+
+
+def run_one_with_a_fault(seed: int) -> None:
+    """It ends whole, or with an error that names who is gone or waited for."""
+    rng = random.Random(seed)
+    work = random_workload(rng)
+    schedule, fault = random_schedule(rng, work.num_devices), random_fault(rng)
+
+    def cluster(devices: tuple[Device, ...], schedule: Schedule) -> SimCluster:
+        return SimCluster(devices, schedule, hang_after_s=1e6, around=struck_by([fault]))
+
+    try:
+        record = simulate(schedule, work, make_cluster=cluster)
+    except InterlaceError as error:
+        assert fault.kind != "stall" and fault.group in str(error)
+    else:
+        check(record, work, math.ceil(schedule.max_staleness))
+
+
+def test_whatever_goes_wrong_a_schedule_ends_whole_or_says_why() -> None:
+    for seed in range(100):
+        run_one_with_a_fault(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_so_do_many_more_that_go_wrong(block: int) -> None:
+    for seed in range(1000 + block * 100, 1100 + block * 100):
+        run_one_with_a_fault(seed)
 
 
 @pytest.mark.parametrize(
