@@ -178,6 +178,17 @@ def swaps_not_awaited() -> Mutation:
     return [(Publisher, "__init__", init)]
 
 
+def swaps_awaited() -> Mutation:
+    """`rolling` waits for every engine's swap too."""
+    create = Publisher.__init__
+
+    def init(self: Publisher, *args: Any) -> None:
+        create(self, *args)
+        self._waits_for_swap = True
+
+    return [(Publisher, "__init__", init)]
+
+
 def minibatches_by_arrival() -> Mutation:
     """Minibatches are slices in the order in which groups finished."""
     return [(train, "_in_order", lambda groups: groups)]
