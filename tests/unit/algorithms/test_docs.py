@@ -1,10 +1,11 @@
 """Each algorithm has a page that names what is its own."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from interlace.algorithms import algorithm_names, create_algorithm
+from interlace.algorithms import Needs, algorithm_names, create_algorithm
 from interlace.algorithms.policy import PolicySettings
 
 PAGES = Path(__file__).parents[3] / "docs" / "algorithms"
@@ -28,4 +29,10 @@ def test_the_page_names_every_setting_of_its_own(name: str) -> None:
 def test_the_common_settings_are_in_the_readme() -> None:
     text = (PAGES / "README.md").read_text(encoding="utf-8")
     missing = [key for key in PolicySettings.model_fields if f"`{key}`" not in text]
+    assert not missing
+
+
+def test_the_manual_names_every_need() -> None:
+    (told,) = [line for line in PAGES.with_name("extending.md").read_text().splitlines() if "Declared needs" in line]
+    missing = [field.name for field in fields(Needs) if f"`{field.name}`" not in told]
     assert not missing

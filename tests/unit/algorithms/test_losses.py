@@ -84,6 +84,17 @@ def test_cispo_keeps_every_gradient_under_a_bounded_weight() -> None:
     torch.testing.assert_close(outputs.metrics_T["clip_fraction"], (ratio_T > 2).float())
 
 
+def test_the_plain_policy_gradient_is_a_setting() -> None:
+    inputs = loss_inputs(spread=2.0)
+    for name, low, high, expected_T in (
+        ("cispo", 0, 0, -inputs.advantages_T * inputs.logprobs_T),
+        ("grpo", 1, 1e9, -inputs.advantages_T * (inputs.logprobs_T - inputs.behaviour_logprobs_T).exp()),
+    ):
+        found_T = create_algorithm(name, {"clip_low": low, "clip_high": high}).loss(inputs).loss_T
+        torch.testing.assert_close(found_T, expected_T)
+        torch.testing.assert_close(gradient(found_T, inputs), gradient(expected_T, inputs))
+
+
 def test_sapo_fades_on_both_sides() -> None:
     inputs = loss_inputs()
     found = create_algorithm("sapo", {}).loss(inputs).loss_T
