@@ -216,6 +216,20 @@ def batches_not_awaited() -> Mutation:
     return [(train.TrainStage, "__init__", init)]
 
 
+def proximal_of_the_weights_so_far() -> Mutation:
+    """Proximal log-probs of a minibatch are computed once it is its turn."""
+
+    async def update(self: train.TrainStage, batch: train.Batch) -> None:
+        await self._until_ready(batch, batch.size)
+        async with self._group.hold("train"):
+            for part in train.slices(batch.groups, self._minibatches):
+                await self._group.accumulate(await self._with_proximal(train._samples(part)))
+                await self._group.optimizer_step()
+        batch.metrics.update(await self._group.step_metrics())
+
+    return [(train.TrainStage, "update", update)]
+
+
 def slow_prompts_are_lost() -> Mutation:
     """A prompt whose group was not needed does not come again."""
     return [(Rounds, "too_slow", lambda self, prompt: None)]

@@ -192,6 +192,17 @@ def minibatches_are_slices_in_order_of_admission() -> None:
         assert gids == sorted(gids), "not in order of admission"
 
 
+def proximal_log_probs_come_before_the_first_update() -> None:
+    recorder = KeepAll()
+    needs = Needs(proximal_logprobs=True)
+    train({"placement": SPLIT}, replace(LONG, needs=needs, minibatches=2, num_steps=3), recorder)
+    of_actor = [span for span in recorder.spans if span.group == "actor/0"]
+    for step in range(1, 4):
+        mine = sorted((span for span in of_actor if span.step == step), key=lambda span: span.start_s)
+        made = [span.operation for span in mine if span.operation in ("logprobs", "accumulate")]
+        assert made == ["logprobs", "logprobs", "accumulate", "accumulate"], "of weights that were updated"
+
+
 def slow_prompts_come_again() -> None:
     tail = {"kind": "tail_batching", "prompts": 1.1, "responses": 1, "max_age": 2}
     record = train({"tail": tail}, replace(LONG, num_steps=7))
@@ -293,6 +304,8 @@ RULES = (
          violation="not in order of admission"),
     Rule(number=7, holds=minibatches_are_slices_in_order_of_admission, taken_out=mutations.batches_not_awaited,
          violation="of its own"),
+    Rule(number=7, holds=proximal_log_probs_come_before_the_first_update,
+         taken_out=mutations.proximal_of_the_weights_so_far, violation="of weights that were updated"),
     Rule(number=7, holds=replaced_within_their_step, taken_out=mutations.replacements_for_later_steps,
          violation="staler than allowed|a batch is short|ended early"),
     Rule(number=8, holds=every_prompt_is_asked_until_it_is_trained, taken_out=mutations.slow_prompts_are_lost,
