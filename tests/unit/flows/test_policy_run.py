@@ -155,8 +155,11 @@ def test_a_round_launches_as_many_as_its_factor_says() -> None:
 
 
 def test_tail_batching_trains_the_prompts_that_were_too_slow_later() -> None:
-    tail = {"kind": "tail_batching", "prompts": 1.5, "responses": 1.5, "max_age": 4}
+    tail = {"kind": "tail_batching", "prompts": 1.5, "responses": 2, "max_age": 4}
     record = simulate(Schedule.parse({"tail": tail}), replace(LONG_TAILED, num_steps=24))
+    needed = LONG_TAILED.prompts_per_step * LONG_TAILED.samples_per_prompt
+    launched = {len(result.ended) for result in record.results}
+    assert launched == {3 * needed, needed}, "nothing more is launched in a round of long ones"
     trained = {uid for step in record.trained for uid in step}
     seen = {entry.sample.prompt.uid for result in record.results[:16] for entry in result.ended}
     assert seen <= trained, "none of the first rounds' prompts starved"

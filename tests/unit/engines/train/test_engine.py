@@ -236,6 +236,25 @@ def test_on_policy_samples_have_ratio_one() -> None:
     assert metrics["actor/clip_fraction"] == 0
 
 
+def test_what_is_told_of_importance_ratios_is_their_definition() -> None:
+    engine, samples = policy_engine(), ragged_samples(5)
+    draw = np.random.default_rng(0)
+    gaps = [draw.normal(0, 0.5, sample.num_tokens).astype(np.float32) for sample in samples]
+    found = zip(samples, engine.logprobs(samples), gaps, strict=True)
+    engine.accumulate([sample_with(sample, logprobs - gap) for sample, logprobs, gap in found])
+    metrics = engine.optimizer_step()
+    log_ratio = np.concatenate(gaps)
+    ratio = np.exp(log_ratio)
+    expected = {
+        "ratio_mean": ratio.mean(),
+        "ratio_max": ratio.max(),
+        "ess": ratio.sum() ** 2 / (ratio**2).sum() / len(ratio),
+        "logprob_gap": abs(log_ratio).mean(),
+        "kl": (ratio - 1 - log_ratio).mean(),
+    }
+    assert {name: metrics[f"actor/{name}"] for name in expected} == pytest.approx(expected, rel=1e-3)
+
+
 def test_a_run_resumed_from_its_state_goes_on_identically() -> None:
     samples, config = ragged_samples(6), OptimizerConfig(lr=1e-2, warmup_steps=3)
 
