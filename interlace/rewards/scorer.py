@@ -4,10 +4,12 @@ import asyncio
 import importlib
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as ScoreTimeout
 from functools import cache
+from multiprocessing import forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from interlace.core.types import RewardResult, Sample
@@ -60,13 +62,9 @@ class Scorer:
             return list(await asyncio.gather(*(self._awaited(request) for request in requests)))
         if not self._config.workers:
             return [evaluate(self._function, self._config, request) for request in requests]
-        pool = self._started()
-        # One task a sample costs about 0.1 ms and keeps each limit exact; a batch of samples a task would not.
-        futures = [
-            pool.schedule(_evaluate_here, args=(self._config, request), timeout=self._config.timeout_s)
-            for request in requests
-        ]
-        return list(await asyncio.gather(*(self._outcome(future) for future in futures)))
+        futures = [self._scheduled(request) for request in requests]
+        outcomes = (self._outcome(future, again) for future, again in zip(futures, requests, strict=True))
+        return list(await asyncio.gather(*outcomes))
 
     def close(self) -> None:
         """Ends the processes, with what they are doing. Called twice, it does nothing the second time."""
@@ -79,7 +77,12 @@ class Scorer:
         async with self._turns:
             return await evaluate_async(self._function, self._config, request)
 
-    async def _outcome(self, future: Any) -> RewardResult:
+    def _scheduled(self, request: ScoreRequest) -> Any:
+        # One task a sample costs about 0.1 ms and keeps each limit exact; a batch of samples a task would not.
+        arguments = self._config, request
+        return self._started().schedule(_evaluate_here, args=arguments, timeout=self._config.timeout_s)
+
+    async def _outcome(self, future: Any, again: ScoreRequest | None = None) -> RewardResult:
         from pebble import ProcessExpired
 
         try:
@@ -87,6 +90,9 @@ class Scorer:
         except ScoreTimeout:
             return timed_out(self._config)
         except ProcessExpired as error:
+            # Whoever stops a run may send SIGTERM to all its processes: the step that it ends with needs its scores.
+            if error.exitcode == signal.SIGTERM and again is not None:
+                return await self._outcome(self._scheduled(again))
             return RewardResult(failure=f"the reward function ended its process (exit code {error.exitcode})")
         return result
 
@@ -98,6 +104,7 @@ class Scorer:
             # and never inherits this process's torch threads or memory.
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["interlace.rewards.scorer", *preload_modules(self._config.name)])
+            _start_server()
             self._pool = ProcessPool(
                 max_workers=self._config.workers,
                 context=context,
@@ -107,8 +114,19 @@ class Scorer:
         return self._pool
 
 
+def _start_server() -> None:
+    """Deaf to SIGTERM, which a whole run may get: without it all its workers count as dead, and none can start."""
+    resource_tracker.ensure_running()  # where the server started it, it would undo the next line
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _prepare(name: str) -> None:
     """Imports what a reward needs as a worker process starts, before any time limit runs."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # inherited; what the function starts may be ended
     threading.Thread(target=_end_with_the_run, daemon=True).start()
     _function_here(name)
     for module in preload_modules(name):

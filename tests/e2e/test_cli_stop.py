@@ -26,7 +26,13 @@ def start(folder: Path, *args: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "train", *args]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -56,3 +62,18 @@ def test_a_signal_stops_it_at_a_step_boundary_and_the_run_can_go_on(
         output = resumed.stdout.read()
     assert resumed.returncode == 0, output
     assert len((run / "metrics.jsonl").read_text().splitlines()) == done + 1
+
+
+@pytest.mark.slow
+def test_a_signal_to_all_its_processes_leaves_the_ranks_to_end_the_step(tmp_path: Path) -> None:
+    reward = "cluster.devices=cpu:2", "actor.ranks=2", "reward.workers=2"
+    with start(tmp_path, "quickstart", *SMALL, *reward) as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("step 2/"):
+            assert line, "the run ended by itself"
+        os.killpg(process.pid, signal.SIGTERM)
+        rest = process.stdout.read()
+    assert process.returncode == 0, rest
+    run = tmp_path / "runs" / "quickstart"
+    done = len((run / "metrics.jsonl").read_text().splitlines())
+    assert (run / "checkpoints" / f"step_{done}").is_dir()

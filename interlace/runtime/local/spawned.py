@@ -71,8 +71,9 @@ class SpawnedRank(ProcessRank):
 
 def serve(connection: socket.socket, factory: Factory, context: WorkerContext, folder: Path | None) -> None:
     """What runs in the process."""
-    # The terminal sends Ctrl-C to every process; when to stop is the controller's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The terminal sends Ctrl-C to every process, a scheduler SIGTERM; when to stop is the controller's decision.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     shared = SharedArrays(folder, passes_on=False) if folder else None
     # A controller that is gone without a word has nobody to tell.

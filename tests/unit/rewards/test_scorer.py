@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,12 @@ def test_a_function_that_exits_fails_its_sample_and_not_the_run(workers: int) ->
     with scorer(f"{FUNCTIONS}:moody", workers=workers) as made:
         results = scored(made, samples("a", "quit", "b"))
     assert [result.failure for result in results] == [None, "SystemExit: 4", None]
+
+
+def test_a_sigterm_to_all_processes_of_a_run_costs_it_no_score(tmp_path: Path) -> None:
+    with scorer(f"{FUNCTIONS}:stopped", workers=2) as made:
+        results = scored(made, samples(*[str(tmp_path / "first")] * 8))
+    assert [(result.reward, result.failure) for result in results] == [(1.0, None)] * 8
 
 
 @pytest.mark.parametrize("workers", [0, 1])
