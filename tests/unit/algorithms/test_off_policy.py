@@ -35,6 +35,16 @@ def test_token_weights() -> None:
     torch.testing.assert_close(weights(inputs, correction="mask", low=0.5, high=1.5), ratio_T * inside)
 
 
+@pytest.mark.parametrize("correction", ["truncate", "mask"])
+def test_what_is_truncated_or_masked_is_counted(correction: str) -> None:
+    inputs = three_policies()
+    settings = {"proximal": "recomputed", "correction": correction, "low": 0.5, "high": 1.5}
+    counted_T = create_algorithm("grpo", {"off_policy": settings}).loss(inputs).metrics_T["correction_fraction"]
+    ratio_T = (inputs.proximal_logprobs_T - inputs.behaviour_logprobs_T).exp()
+    torch.testing.assert_close(counted_T, ((ratio_T < 0.5) | (ratio_T > 1.5)).float())
+    assert 0 < counted_T.sum() < len(counted_T)
+
+
 def test_sequence_and_geometric_weights() -> None:
     inputs = three_policies()
     pieces = (inputs.proximal_logprobs_T - inputs.behaviour_logprobs_T).split(LENGTHS)

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from interlace.algorithms import create_algorithm
 from interlace.core.training import Aggregation, LossInputs, LossOutputs
@@ -274,6 +276,24 @@ def test_a_run_resumed_from_its_state_goes_on_identically() -> None:
     assert second.num_updates == 4 and metrics["actor/lr"] == pytest.approx(1e-2)
     for name, tensor in straight.weights().items():
         assert torch.equal(tensor, second.weights()[name]), name
+
+
+def test_a_checkpoint_is_of_the_moment_it_was_copied_however_late_it_is_written(tmp_path: Path) -> None:
+    samples, config = ragged_samples(6), OptimizerConfig(lr=1e-2)
+
+    def engine(model: PreTrainedModel) -> TrainEngine:
+        return TrainEngine(model, loss=sft_loss, optimizer=config, config=TrainConfig())
+
+    straight = engine(tiny_model())
+    update(straight, [samples])
+    copied = straight.copy_to_host(None)
+    update(straight, [samples])
+    copied.write(tmp_path)
+    resumed = engine(AutoModelForCausalLM.from_pretrained(tmp_path))
+    resumed.load_optimizer(tmp_path)
+    assert resumed.num_updates == 1
+    update(resumed, [samples])
+    assert all(torch.equal(tensor, resumed.weights()[name]) for name, tensor in straight.weights().items())
 
 
 def test_samples_that_cannot_be_trained_on_are_named() -> None:

@@ -1,9 +1,13 @@
 """Chunked log-probs and entropy are the definitions, and cost no second table."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from interlace.core.errors import UserError
 from interlace.core.types import LEAST_TEMPERATURE, SamplingParams
@@ -33,6 +37,31 @@ def test_value_and_gradient(seed: int, tokens: int, chunk: int, heat: float) -> 
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(ours.grad, reference.grad, atol=1e-5, rtol=1e-4)
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that is made while it is on."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {each.untyped_storage().data_ptr() for each in tree_leaves(args) if isinstance(each, torch.Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() not in given:
+                self.elements = max(self.elements, each.numel())
+        return made
+
+
+@pytest.mark.parametrize("heat", [1.0, 0.7])
+def test_no_second_table_is_made(monkeypatch: pytest.MonkeyPatch, heat: float) -> None:
+    tokens, vocabulary, rows = 60, 7, 10
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", {"cpu": rows * vocabulary})
+    logits = torch.randn(tokens, vocabulary, requires_grad=True)
+    with Largest() as made:
+        logprobs, entropy = token_logprobs(logits, torch.zeros(tokens, dtype=torch.long), heat)
+        torch.autograd.grad(logprobs.sum() + entropy.sum(), logits)
+    assert made.elements <= rows * vocabulary
 
 
 def test_the_gradient_takes_the_place_of_the_logits() -> None:
