@@ -32,6 +32,8 @@ def test_filtered_groups_are_replaced_until_the_batch_is_full() -> None:
     record = simulate(Schedule(), replace(WORK, costs=Costs(filter_share=0.5)))
     assert [len(step) for step in record.trained] == [4] * 5
     assert record.events[TerminalEvent.FILTERED] > 0
+    counted = sum(result.metrics["samples/filtered"] for result in record.results)
+    assert counted == sum(e.event == TerminalEvent.FILTERED for result in record.results for e in result.ended)
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -218,6 +220,18 @@ def test_with_one_minibatch_proximal_log_probs_wait_for_no_more_than_their_granu
     assert actor[:4] == ["logprobs", "accumulate", "logprobs", "accumulate"] and actor.count("optimizer_step") == 1
     generated = max(span.end_s for span in recorder.spans if span.operation == "serve")
     assert min(span.start_s for span in recorder.spans if span.operation == "accumulate") < generated
+
+
+def test_staleness_counts_from_a_sample_s_oldest_token() -> None:
+    placement = {"actor": 0, "rollout": "1-3"}
+    fields = {"max_staleness": 3, "batching": "arrival", "on_update": "keep", "placement": placement}
+    record = simulate(Schedule.parse(fields), LONG_TAILED)
+    trained = [
+        [set(e.sample.versions) for e in result.ended if e.event == TerminalEvent.TRAINED] for result in record.results
+    ]
+    # A step is a version here: the first is taken at version 0.
+    assert record.staleness == [max(step - min(one) for one in versions) for step, versions in enumerate(trained)]
+    assert any(len(one) > 1 for versions in trained for one in versions)
 
 
 def test_a_budget_splits_a_long_response_over_versions() -> None:
