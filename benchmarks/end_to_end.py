@@ -3,11 +3,13 @@
 All train the same 0.85-million-parameter Qwen2 on the same prompts, 8 prompts x 8 samples a step, with the same forced
 response lengths: `uniform`, all 64 tokens, or `longtail`, lognormal around 64 with sigma 1, the longest 512.
 
-- `one core`: interlace, synchronous and colocated, in one process (`cluster=local`, `verl-colocated`), beside TRL's
+- `one-core`: interlace, synchronous and colocated, in one process (`cluster=local`, `verl-colocated`), beside TRL's
   GRPOTrainer in one process, with `generate` (training on all samples at once, and on 16) and with its continuous
   batching.
-- `two cores`: interlace, asynchronous, generation and training in a process each (`cluster=ray`, a split placement),
-  beside TRL on two data-parallel ranks of a thread each, and in one process of two threads.
+- `two-threads`: the same on two cores, in one process that trains with two threads and generates on two engines,
+  beside TRL in one process of two threads, and on two data-parallel ranks of a thread each.
+- `two-processes`: interlace, asynchronous, generation and training in a process each (`cluster=ray`, `areal` with half
+  of the devices each), beside the same.
 
 The contestants are processes that are alive all the time and take turns of some steps, one at a time, so a ratio
 compares neighbours in time. A run that generates ahead has two steps of its turn uncounted: what was ready before its
@@ -15,7 +17,8 @@ turn is used up by then. CPU seconds are those of a contestant's process and all
 forced lengths interlace's engine and TRL's continuous batching are told each response's length when it starts; neither
 makes use of it but to end there.
 
-    python benchmarks/end_to_end.py [--cores 1|2] [--lengths uniform|longtail] [--rounds 3] [--json end_to_end.json]
+    python benchmarks/end_to_end.py [--case one-core|two-threads|two-processes] [--lengths uniform|longtail]
+        [--rounds 3] [--json end_to_end.json]
 
 TRL comes with `pip install trl`; without it interlace is measured alone.
 """
@@ -41,26 +44,25 @@ from interlace.observe.tables import goodput_table
 HERE = Path(__file__).parent
 OURS = "interlace"
 SETTINGS = {
-    1: ("schedule=verl-colocated",),
-    2: ("schedule=one-step-off", "cluster.backend=ray", "cluster.devices=cpu:2"),
+    "one-core": ("schedule=verl-colocated",),
+    "two-threads": ("schedule=verl-colocated", "cluster.devices=cpu:2", "cluster.threads_per_worker=2"),
+    "two-processes": ("schedule=areal", "cluster.backend=ray", "cluster.devices=cpu:2"),
 }
-"""Of interlace, by the number of cores."""
+"""Of interlace."""
 MICROBATCH = "16"
 """Samples that TRL trains on at once, where it is not all of a rank's: it is fastest so."""
-TRL = {
-    1: (
-        ("trl, generate", "generate", "1", "1"),
-        (f"trl, generate {MICROBATCH}", "generate", "1", "1", MICROBATCH),
-        (f"trl, continuous {MICROBATCH}", "continuous", "1", "1", MICROBATCH),
-    ),
-    2: (
-        ("trl, 2 ranks", "generate", "2", "1"),
-        (f"trl, 2 ranks, {MICROBATCH}", "generate", "2", "1", MICROBATCH),
-        ("trl, 2 threads", "generate", "1", "2"),
-        (f"trl, 2 threads, {MICROBATCH}", "generate", "1", "2", MICROBATCH),
-    ),
-}
-"""Name, generation, ranks, threads of a rank, and samples at once, by the number of cores."""
+ON_ONE_CORE = (
+    ("trl, generate", "generate", "1", "1"),
+    (f"trl, generate {MICROBATCH}", "generate", "1", "1", MICROBATCH),
+    (f"trl, continuous {MICROBATCH}", "continuous", "1", "1", MICROBATCH),
+)
+"""Of TRL: name, generation, ranks, threads of a rank, and samples at once."""
+ON_TWO_CORES = (
+    ("trl, 2 threads", "generate", "1", "2"),
+    (f"trl, 2 threads, {MICROBATCH}", "generate", "1", "2", MICROBATCH),
+    ("trl, 2 ranks", "generate", "2", "1"),
+    (f"trl, 2 ranks, {MICROBATCH}", "generate", "2", "1", MICROBATCH),
+)
 STEPS_A_TURN = {OURS: 4}
 """TRL takes one: its steps are long."""
 
@@ -69,7 +71,7 @@ STEPS_A_TURN = {OURS: 4}
 class Row:
     """One contestant at one length distribution."""
 
-    cores: int
+    case: str
     lengths: str
     contestant: str
     step_s: float
@@ -120,21 +122,21 @@ class Contestant:
         return json.loads(line)
 
 
-def start(folder: Path, cores: int, lengths: str, settings: Sequence[str]) -> list[Contestant]:
+def start(folder: Path, case: str, lengths: str, settings: Sequence[str]) -> list[Contestant]:
     """Ours first."""
     task = [str(folder), lengths]
-    found = [Contestant(OURS, "_step_interlace.py", [*task, *SETTINGS[cores], *settings])]
+    found = [Contestant(OURS, "_step_interlace.py", [*task, *SETTINGS[case], *settings])]
     if importlib.util.find_spec("trl"):
-        for name, *arguments in TRL[cores]:
+        for name, *arguments in ON_ONE_CORE if case == "one-core" else ON_TWO_CORES:
             found.append(Contestant(name, "_step_trl.py", [*task, *arguments]))
     return found
 
 
-def measure(cores: int, lengths: str, settings: Sequence[str], rounds: int) -> list[Row]:
+def measure(case: str, lengths: str, settings: Sequence[str], rounds: int) -> list[Row]:
     """All contestants in turns, one unmeasured round first."""
     with tempfile.TemporaryDirectory() as folder:
         write_task(Path(folder))
-        contestants = start(Path(folder), cores, lengths, settings)
+        contestants = start(Path(folder), case, lengths, settings)
         for number in range(rounds + 1):
             for contestant in contestants:
                 block = contestant.turn(STEPS_A_TURN.get(contestant.name, 1))
@@ -143,7 +145,7 @@ def measure(cores: int, lengths: str, settings: Sequence[str], rounds: int) -> l
                 settle()
         for contestant in contestants:
             contestant.close()
-    return [row(cores, lengths, contestants[0], contestant) for contestant in contestants]
+    return [row(case, lengths, contestants[0], contestant) for contestant in contestants]
 
 
 def settle() -> None:
@@ -154,13 +156,13 @@ def settle() -> None:
         time.sleep(0.3)
 
 
-def row(cores: int, lengths: str, ours: Contestant, other: Contestant) -> Row:
+def row(case: str, lengths: str, ours: Contestant, other: Contestant) -> Row:
     """From the turns of both."""
     pairs = list(zip(ours.blocks, other.blocks, strict=True))
     wall = [(a.tokens / a.wall_s) / (b.tokens / b.wall_s) for a, b in pairs]
     cpu = [(a.tokens / a.cpu_s) / (b.tokens / b.cpu_s) for a, b in pairs]
     return Row(
-        cores=cores,
+        case=case,
         lengths=lengths,
         contestant=other.name,
         step_s=statistics.median(block.wall_s / block.steps for block in other.blocks),
@@ -177,7 +179,7 @@ def row(cores: int, lengths: str, ours: Contestant, other: Contestant) -> Row:
 def show(rows: Sequence[Row]) -> None:
     """The table, and where interlace's time went."""
     console = Console(width=120)
-    heads = f"{'cores':6}{'lengths':10}{'contestant':18}{'s/step':>8}{'tokens/s':>10}{'/CPU s':>8}"
+    heads = f"{'case':14}{'lengths':10}{'contestant':18}{'s/step':>8}{'tokens/s':>10}{'/CPU s':>8}"
     print(heads + "   interlace by it: wall, CPU")
     for item in rows:
         figures = f"{item.step_s:8.2f}{item.tokens_per_s:10.0f}{item.tokens_per_cpu_s:8.0f}"
@@ -189,26 +191,26 @@ def show(rows: Sequence[Row]) -> None:
                 f" {item.cpu_ratio:.2f} ({item.cpu_ratio_range[0]:.2f}-{item.cpu_ratio_range[1]:.2f})"
             )
         )
-        print(f"{item.cores:<6}{item.lengths:10}{item.contestant:18}{figures}{ratios}")
+        print(f"{item.case:14}{item.lengths:10}{item.contestant:18}{figures}{ratios}")
     for item in rows:
         if item.contestant == OURS:
-            console.print(f"{item.contestant}, {item.cores} core(s), {item.lengths}")
+            console.print(f"{item.contestant}, {item.case}, {item.lengths}")
             console.print(goodput_table(Ledger(seconds=item.bins)))
 
 
 def main() -> None:
     """Runs what is asked for and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cores", type=int, choices=(1, 2), default=None, help="without it both")
+    parser.add_argument("--case", choices=tuple(SETTINGS), default=None, help="without it all")
     parser.add_argument("--lengths", choices=("uniform", "longtail"), default=None, help="without it both")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of interlace's recipe")
     parser.add_argument("--json", type=Path, default=None, help="also write the rows there")
     arguments = parser.parse_args()
     rows: list[Row] = []
-    for cores in (arguments.cores,) if arguments.cores else (1, 2):
+    for case in (arguments.case,) if arguments.case else SETTINGS:
         for lengths in (arguments.lengths,) if arguments.lengths else ("uniform", "longtail"):
-            rows += measure(cores, lengths, arguments.set, arguments.rounds)
+            rows += measure(case, lengths, arguments.set, arguments.rounds)
     show(rows)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(item) for item in rows], indent=2) + "\n")
