@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -96,7 +96,7 @@ class SimulatedEngine(Worker):
         self._running: dict[str, _Sequence] = {}
         self._ends: list[tuple[int, int, _Sequence]] = []
         """(step, number of the stint, its sequence): a heap; stints that ended before are passed over."""
-        self._prompts: Counter[str] = Counter()
+        self._prompts: dict[str, int] = {}
         """Of those that run, each with the number of its sequences."""
         self._num_stints = 0
         self._step = 0
@@ -225,7 +225,8 @@ class SimulatedEngine(Worker):
         self._num_stints += 1
         sequence.began, sequence.number = self._step, self._num_stints
         self._running[sequence.request.id] = sequence
-        self._prompts[sequence.request.uid] += 1
+        uid = sequence.request.uid
+        self._prompts[uid] = self._prompts.get(uid, 0) + 1
         self._num_cached += sequence.context
         heapq.heappush(self._ends, (self._step + max(1, sequence.limit - sequence.done), sequence.number, sequence))
 
@@ -318,8 +319,10 @@ class SimulatedEngine(Worker):
         """Ends a stint."""
         del self._running[sequence.request.id]
         uid, sequence.number = sequence.request.uid, 0
-        self._prompts[uid] -= 1
-        if not self._prompts[uid]:
+        left = self._prompts[uid] - 1
+        if left:
+            self._prompts[uid] = left
+        else:
             del self._prompts[uid]
         self._book(sequence)
         self._num_cached -= sequence.context
