@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from interlace.core.errors import UserError, nearest
-from interlace.core.yaml_text import parse_yaml
+from interlace.core.yaml_text import parse_yaml, to_yaml
 
 if TYPE_CHECKING:
     from interlace.schedule.vocabulary import Alias, FieldMeaning, Vocabulary
@@ -113,4 +111,4 @@ def _preset(path: Path) -> Iterator[str]:
 
 def _shown(value: object) -> str:
     """As YAML writes it on a line."""
-    return yaml.safe_dump(value, sort_keys=False, default_flow_style=True, width=10**6).removesuffix("\n...\n").strip()
+    return to_yaml(value, flow=True, width=10**6).removesuffix("\n...\n").strip()

@@ -4,12 +4,12 @@ import textwrap
 from typing import Annotated, Optional
 
 import typer
-import yaml
 from rich.console import Console
 
 from interlace.cli.explain import explanation
 from interlace.cli.listing import listing
 from interlace.core.errors import UserError
+from interlace.core.yaml_text import to_yaml
 from interlace.schedule.presets import load_schedule, preset_names, preset_path
 
 
@@ -35,7 +35,7 @@ def presets(
         Console().print(listing([preset_path(preset) for preset in preset_names()]))
     else:
         fields = load_schedule(name).model_dump(mode="json")
-        print(yaml.safe_dump(fields, sort_keys=False, default_flow_style=None), end="")
+        print(to_yaml(fields, flow=None), end="")
 
 
 def _wrapped(line: str, width: int) -> str:

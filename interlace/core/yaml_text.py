@@ -25,14 +25,24 @@ class _Loader(yaml.SafeLoader):
         return found
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Puts in quotes what _Loader would not read as text."""
+
+
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 
 
 def parse_yaml(text: str) -> Any:
     """What the text says. Raises yaml.YAMLError."""
     return yaml.load(text, _Loader)
+
+
+def to_yaml(data: Any, *, flow: bool | None = False, width: int = 80) -> str:
+    """As parse_yaml() reads it; keys keep their order. flow: whether collections are in brackets; None: inner ones."""
+    return yaml.dump(data, None, _Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=width)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

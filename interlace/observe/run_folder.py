@@ -18,10 +18,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from interlace.core.config import Config
 from interlace.core.errors import UserError
+from interlace.core.yaml_text import to_yaml
 from interlace.observe import jsonl
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -94,7 +93,7 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """The resolved configuration, keys in the order of its fields. Raises UserError where it cannot be written."""
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        text = to_yaml(config.model_dump(mode="json"))
         try:
             self.config.write_text(text, encoding="utf-8")
         except OSError as error:

@@ -44,13 +44,14 @@ class MapStage:
         self._operation, self._writes, self._to_columns = operation, tuple(writes), to_columns
         self._granule, self._on_failed = granule, on_failed
         self._wanted = f"{granule} samples for {name}"
-        self._flush = False
+        self._attached = self._flush = False
         self._released: deque[int] = deque()
 
     def attach(self, stream: Stream) -> Stream:
         """Starts the stage behind `stream`; returns the stream behind the stage."""
         self._cursor = stream.subscribe(self._name)
         self._channel = stream.channel
+        self._attached = True
         for replica in self._replicas:
             loop = self._serve(replica) if replica.devices else self._serve_concurrently(replica)
             self._cluster.spawn(loop, name=f"{self._name} {replica.name}")
@@ -58,7 +59,7 @@ class MapStage:
 
     def flush(self) -> bool:
         """At a stall: lets a partial granule go. False where there is none."""
-        if self._flush or self._released or not self._cursor.num_ready:
+        if not self._attached or self._flush or self._released or not self._cursor.num_ready:
             return False
         self._flush = True
         self._cursor.changed.fire()

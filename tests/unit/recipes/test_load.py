@@ -60,6 +60,7 @@ def test_the_quick_start_and_the_small_real_model_are_shipped() -> None:
         (["cluster=local"], "cluster.devices", "cpu:2"),
         (["cluster.hang_after_s=5"], "cluster.devices", "cpu:2"),
         (["task.reasoning_gym.train_size=9"], "task.reasoning_gym.name", "number_sorting"),
+        (["reward.tag=3e8f1abc"], "reward.tag", "3e8f1abc"),
         (["task=rows.jsonl"], "task.files.train", "rows.jsonl"),
         (["task=rows.jsonl"], "task.reasoning_gym", None),
         (["reward=exact"], "reward.tag", None),
@@ -98,6 +99,7 @@ def test_sections_of_parts_that_were_not_mentioned_can_be_changed(tmp_path: Path
 
 
 LINES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=20)
+NUMBERS = ("1e4", "0E0", "-1.5e-3", "12", "no")
 
 
 @settings(max_examples=25)
@@ -105,7 +107,7 @@ LINES = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_
     steps=st.integers(1, 10**6),
     lr=st.floats(1e-12, 1.0),
     staleness=st.floats(0, 1e3),
-    stop=st.lists(LINES.filter(bool), max_size=3),
+    stop=st.lists(LINES.filter(bool) | st.sampled_from(NUMBERS), max_size=3),
     system=st.none() | LINES,
 )
 def test_any_recipe_survives_being_written_and_read(

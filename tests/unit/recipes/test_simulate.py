@@ -115,6 +115,12 @@ def test_a_worker_may_die_of_a_message_that_nobody_waits_for() -> None:
         simulated("areal", faults=(fault,))
 
 
+def test_a_lost_message_before_the_flow_began_is_named_by_the_watchdog() -> None:
+    fault = Fault(group="rollout/0", operation="update_weights", kind="lost_message")
+    with pytest.raises(HangError, match="rollout/0"):
+        simulated("areal", faults=(fault,))
+
+
 def test_a_lost_message_is_named_by_the_watchdog() -> None:
     fault = Fault(group="actor/0", operation="accumulate", call=1, kind="lost_message")
     with pytest.raises(HangError, match="actor/0 runs accumulate"):
