@@ -230,7 +230,10 @@ def test_staleness_counts_from_a_sample_s_oldest_token() -> None:
         [set(e.sample.versions) for e in result.ended if e.event == TerminalEvent.TRAINED] for result in record.results
     ]
     # A step is a version here: the first is taken at version 0.
-    assert record.staleness == [max(step - min(one) for one in versions) for step, versions in enumerate(trained)]
+    counted = [[step - min(one) for one in versions] for step, versions in enumerate(trained)]
+    assert record.staleness == [max(each) for each in counted]
+    means = [result.metrics["sched/staleness_mean"] for result in record.results]
+    assert means == pytest.approx([sum(each) / len(each) for each in counted])
     assert any(len(one) > 1 for versions in trained for one in versions)
 
 
