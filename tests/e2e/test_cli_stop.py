@@ -77,3 +77,23 @@ def test_a_signal_to_all_its_processes_leaves_the_ranks_to_end_the_step(tmp_path
     run = tmp_path / "runs" / "quickstart"
     done = len((run / "metrics.jsonl").read_text().splitlines())
     assert (run / "checkpoints" / f"step_{done}").is_dir()
+
+
+@pytest.mark.slow
+def test_a_run_whose_own_ray_is_dead_ends_without_waiting_for_it(tmp_path: Path) -> None:
+    """SIGTERM to all processes of a run may reach Ray's first."""
+    with start(tmp_path, "quickstart", *SMALL, "cluster.backend=ray") as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("step 2/"):
+            assert line, "the run ended by itself"
+        os.kill(child(process.pid, "gcs_server"), signal.SIGKILL)
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+    assert process.returncode == 0, rest
+    assert "Stopped after step" in rest
+
+
+def child(process: int, name: str) -> int:
+    lists = Path(f"/proc/{process}/task").glob("*/children")
+    children = [number for found in lists for number in found.read_text().split()]
+    return next(int(number) for number in children if name in Path(f"/proc/{number}/comm").read_text())

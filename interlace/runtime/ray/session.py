@@ -76,8 +76,9 @@ class RaySession:
         return group
 
     def release(self, reservation: Any) -> None:
-        """Gives reserved devices back."""
-        remove_placement_group(reservation)
+        """Gives reserved devices back. Where close() leaves Ray, it does so, and waits for nobody who may be dead."""
+        if not self._is_own:
+            remove_placement_group(reservation)
 
     def close(self) -> None:
         """Ends or leaves the Ray that open() started or joined."""
