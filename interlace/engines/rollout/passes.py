@@ -1,0 +1,194 @@
+"""The forward passes between two looks at an engine's queue, and the tokens drawn from them."""
+
+import ctypes
+import time
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from interlace.engines.rollout import kernels
+from interlace.engines.rollout.counters import Counters
+from interlace.engines.rollout.decoder import DecoderRunner, Until
+from interlace.engines.rollout.kv_store import Int64Array
+from interlace.engines.rollout.options import EngineOptions
+from interlace.engines.rollout.sampling import (
+    Draw,
+    FloatRows,
+    KernelSampler,
+    PlainSampler,
+    TorchSampler,
+    draw,
+    refuse_logits,
+)
+from interlace.engines.rollout.scheduler import Plan, Scheduler
+from interlace.engines.rollout.sequence import SequenceTable
+from interlace.engines.rollout.serving import Serving
+from interlace.engines.rollout.speculative import Speculator
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+MAX_LOOK_S = 10e-3
+"""Several steps between two looks at the queue begin within this time; who cannot wait interrupts."""
+Ended: TypeAlias = tuple[int, bool]
+"""A row whose sequence is done, and whether a stop token or string ended it; else it reached its limit."""
+
+
+class Passes:
+    """Runs what the scheduler plans, and appends what is drawn to the table's rows."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        table: SequenceTable,
+        scheduler: Scheduler,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        options: EngineOptions,
+    ) -> None:
+        """tokenizer: for stop strings."""
+        self._runner, self._table, self._scheduler, self._tokenizer = serving.runner, table, scheduler, tokenizer
+        self._decoder = serving.runner if isinstance(serving.runner, DecoderRunner) else None
+        self._sampler: PlainSampler = KernelSampler() if serving.compiled else TorchSampler()
+        most = options.draft_tokens if serving.attention is not None else 0
+        self._speculator = Speculator(table, most=most, below=options.draft_below)
+        self._steps_per_schedule, self._version = options.steps_per_schedule, 0
+        self._ended: list[Ended] = []
+        self.counters = Counters()
+        self.interrupted = ctypes.c_int64(0)
+        """1: somebody waits for the next look."""
+
+    def advance(self, version: int) -> tuple[int, list[Ended]]:
+        """One look at the queue and the forward passes until the next. version: of the weights.
+
+        Returns the number of tokens drawn, and who is done: each keeps its row until the scheduler removes it.
+        """
+        self._version, self._ended = version, []
+        return self._look(), self._ended
+
+    def _look(self) -> int:
+        start = time.perf_counter()
+        most = self._speculator.guess(self._scheduler.running) or self._steps_per_schedule
+        if self._speculator.has_guessed:
+            self._scheduler.drop_plan()
+        plan = self._scheduler.schedule(min(most, self._steps_per_schedule))
+        self.counters.schedule_s += time.perf_counter() - start
+        if not len(plan.rows):
+            return 0
+        if self._speculator.has_guessed:
+            drawn = self._run(plan)
+            self._speculator.judge(max(0, drawn - len(plan.rows)))
+            return drawn
+        if self._decoder and plan.all_decode and not self._table.num_unusual:
+            drawn = self._decode(self._decoder, plan)
+        else:
+            drawn = self._run(plan)
+            for _ in range(plan.steps - 1):
+                if self._ended or self.interrupted.value or time.perf_counter() - start >= MAX_LOOK_S:
+                    break
+                drawn += self._run(plan)
+        self._speculator.wait(drawn)
+        return drawn
+
+    @torch.inference_mode()
+    def _run(self, plan: Plan) -> int:
+        """One forward pass, and tokens for each row whose last token ran. Returns how many."""
+        table, start = self._table, time.perf_counter()
+        if plan.all_decode:
+            rows = sampled = plan.rows
+            positions, wanted = table.num_computed[rows], np.arange(len(rows))
+        else:
+            rows, ends = np.repeat(plan.rows, plan.counts), np.cumsum(plan.counts)
+            begins = table.num_computed[plan.rows]
+            positions = np.arange(len(rows)) - np.repeat(ends - plan.counts - begins, plan.counts)
+            # A row whose last token runs gets that token's logits, and those of the drafts behind it.
+            last = np.repeat(table.num_tokens[plan.rows] - 1, plan.counts)
+            wanted = np.flatnonzero(positions >= last)
+            sampled = rows[wanted]
+        logits = self._runner.start(table.token_ids[rows, positions], rows, positions, wanted)
+        # While it runs, all that does not depend on the tokens to come.
+        places = positions[wanted] + 1
+        tokens_to_draw = Draw(sampled, places - table.num_prompt[sampled], table)
+        if not self._speculator.has_guessed:
+            self._scheduler.prepare(plan)
+        found = logits()
+        table.num_computed[plan.rows] += plan.counts
+        middle = time.perf_counter()
+        drawn = self._sample(found[: len(sampled)], tokens_to_draw, places) if len(sampled) else 0
+        self.counters.count(
+            tokens=len(rows), sampled=len(sampled), forward_s=middle - start, sample_s=time.perf_counter() - middle
+        )
+        return drawn
+
+    def _decode(self, decoder: DecoderRunner, plan: Plan) -> int:
+        """As _run, where each row runs its last token and draws plainly: all the plan's passes in one call.
+
+        Where somebody waits for a row, the first that ends ends the call.
+        """
+        start = time.perf_counter()
+        self._scheduler.prepare(plan)
+        goes_past = not self._scheduler.waiting
+        until = Until(plan.steps, MAX_LOOK_S, past_ends=goes_past, interrupted=ctypes.addressof(self.interrupted))
+        made = decoder.advance(plan.rows, self._table, self._version, until)
+        if any(outcome == kernels.NOT_FINITE for _, outcome in made.ended):
+            refuse_logits()  # before anybody is let go: what all have is still there to be taken out
+        for place, outcome in made.ended:
+            self._finish(int(plan.rows[place]), stopped=outcome == kernels.STOPPED)
+        self.counters.count(
+            steps=made.num_steps,
+            tokens=made.num_drawn,
+            sampled=made.num_drawn,
+            forward_s=made.forward_s,
+            sample_s=time.perf_counter() - start - made.forward_s,
+        )
+        return made.num_drawn
+
+    def _sample(self, logits: Tensor, wanted: Draw, places: Int64Array) -> int:
+        """Draws the tokens that come at `places` and keeps those whose predecessors were right. Returns how many."""
+        table, rows = self._table, wanted.rows
+        tokens, logprobs = draw(logits, wanted, table, self._sampler)
+        if not self._speculator.has_guessed:
+            self._append(rows, tokens, logprobs)
+            return len(rows)
+        kept = 0
+        for row in np.unique(rows):
+            mine = np.flatnonzero(rows == row)
+            drafts = table.token_ids[row, places[mine[1:]] - 1]
+            right = int(np.argmin(np.r_[drafts == tokens[mine[:-1]], False]))
+            table.num_drafts[row], table.num_computed[row] = 0, places[mine[right]]
+            self.counters.count_drafts(len(drafts), right)
+            for at in mine[: right + 1]:
+                kept += 1
+                if self._append(rows[at : at + 1], tokens[at : at + 1], logprobs[at : at + 1]):
+                    break
+        return kept
+
+    def _append(self, rows: Int64Array, tokens: Int64Array, logprobs: FloatRows) -> bool:
+        """Adds one token to each row and ends those that are done. Returns whether any is."""
+        table = self._table
+        table.append(rows, tokens, logprobs, self._version)
+        stopped = (tokens[:, None] == table.stop_ids[rows]).any(1)
+        if table.stops_on_text[rows].any():
+            stopped |= np.asarray([self._stops_on_text(int(row)) for row in rows])
+        done = stopped | (table.num_tokens[rows] >= table.limit[rows])
+        if not done.any():
+            return False
+        for at in np.flatnonzero(done):
+            self._finish(int(rows[at]), stopped=bool(stopped[at]))
+        return True
+
+    def _finish(self, row: int, *, stopped: bool) -> None:
+        """Notes that a row is done; later ones may draft from it."""
+        self._speculator.observe(self._table.occupant(row))
+        self._ended.append((row, stopped))
+
+    def _stops_on_text(self, row: int) -> bool:
+        """Whether the end of a row's response, decoded, contains one of its stop strings."""
+        table, stops = self._table, self._table.params(row).stop
+        if not stops or self._tokenizer is None:
+            return False
+        # A token can be a quarter of a character, and the first decoded one may be a fragment.
+        first = max(int(table.num_tokens[row]) - 4 * max(map(len, stops)) - 8, int(table.num_prompt[row]))
+        text = self._tokenizer.decode(table.token_ids[row, first : table.num_tokens[row]].tolist())
+        return any(stop in text for stop in stops)
