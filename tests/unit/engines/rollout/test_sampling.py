@@ -94,7 +94,7 @@ def test_empirical_distribution(sampler: PlainSampler, params: SamplingParams) -
 
 @given(st.integers(0, 2**63), st.integers(0, 10**6))
 def test_noise_is_a_function_of_key_and_position(key: int, position: int) -> None:
-    keys, positions = np.asarray([key, 5, key], np.uint64), np.asarray([position, position, position + 1])
+    keys, positions = np.asarray([key, key ^ 1, key], np.uint64), np.asarray([position, position, position + 1])
     together = keyed_uniform(keys, positions)
     assert together[0] == keyed_uniform(keys[:1], positions[:1])[0]
     assert ((together > 0) & (together < 1)).all() and len(set(together)) == 3
