@@ -1,5 +1,6 @@
 """`interlace doctor --equivalence`: whether a recipe trains alike under every synchronous schedule."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,18 +29,19 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
     small = next(iter(recipes.values()))
     console.print(f"{spec} at toy size: {_sizes(small)}", markup=False, highlight=False, soft_wrap=True)
     trials: list[Trial] = []
+    scratch = Path(tempfile.mkdtemp(prefix="interlace-doctor-"))
     with (
-        tempfile.TemporaryDirectory() as scratch,
         StopSignal(lambda: console.print("Stopping at the end of this step.")) as stop,
         console.status("") as status,
     ):
         names = iter(recipes)
         status.update(f"training under schedule {next(names)!r}")
-        for trial in equivalence.certify(recipes, Path(scratch), stop):
+        for trial in equivalence.certify(recipes, scratch, stop):
             trials.append(trial)
             if not trial.moved:
                 break  # the others would show nothing either
             status.update(f"training under schedule {next(names, '')!r}")
+    shutil.rmtree(scratch)  # after an error it stays: the error may say what to read there
     console.print(_table(trials))
     verdict = "\n".join(_verdict(trials))
     console.print(verdict, markup=False, highlight=False, soft_wrap=True)

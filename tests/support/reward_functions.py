@@ -39,6 +39,10 @@ def moody(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON])
     return 1.0
 
 
+def hopeless(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
+    raise KeyError("hopeless")
+
+
 def endless(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
     """Says which process it is in, and never ends."""
     print(os.getpid(), flush=True)
