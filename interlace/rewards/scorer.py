@@ -126,7 +126,6 @@ def _start_server() -> None:
 
 def _prepare(name: str) -> None:
     """Imports what a reward needs as a worker process starts, before any time limit runs."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # inherited; what the function starts may be ended
     threading.Thread(target=_end_with_the_run, daemon=True).start()
     _function_here(name)
     for module in preload_modules(name):
@@ -147,4 +146,10 @@ def _function_here(name: str) -> RewardFn:
 
 
 def _evaluate_here(config: RewardConfig, request: ScoreRequest) -> RewardResult:
-    return evaluate(_function_here(config.name), config, request)
+    # Deaf, as the server it was forked from, but while it scores: ended between two samples, it may hold the pool's
+    # lock, and the pool counts as broken. What the function starts may be ended.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    try:
+        return evaluate(_function_here(config.name), config, request)
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -76,6 +76,16 @@ def test_a_sigterm_to_all_processes_of_a_run_costs_it_no_score(tmp_path: Path) -
     assert [(result.reward, result.failure) for result in results] == [(1.0, None)] * 8
 
 
+def test_a_sigterm_between_two_steps_costs_no_score_either() -> None:
+    with scorer(f"{FUNCTIONS}:process", workers=2) as made:
+        ended = {int(result.parts["pid"]) for result in scored(made, samples(*"abcdefgh"))}
+        for process in ended:
+            os.kill(process, signal.SIGTERM)
+        again = scored(made, samples(*"abcdefgh"))
+    assert not [result.failure for result in again if result.failure]
+    assert not ended & {int(result.parts["pid"]) for result in again}
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_reason_is_text_that_a_file_takes_whatever_was_raised(workers: int) -> None:
     with scorer(f"{FUNCTIONS}:moody", workers=workers) as made:
