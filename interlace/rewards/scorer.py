@@ -63,8 +63,8 @@ class Scorer:
         if not self._config.workers:
             return [evaluate(self._function, self._config, request) for request in requests]
         futures = [self._scheduled(request) for request in requests]
-        outcomes = (self._outcome(future, again) for future, again in zip(futures, requests, strict=True))
-        return list(await asyncio.gather(*outcomes))
+        pairs = zip(futures, requests, strict=True)
+        return list(await asyncio.gather(*(self._outcome(*pair, tries=self._config.workers) for pair in pairs)))
 
     def close(self) -> None:
         """Ends the processes, with what they are doing. Called twice, it does nothing the second time."""
@@ -82,7 +82,7 @@ class Scorer:
         arguments = self._config, request
         return self._started().schedule(_evaluate_here, args=arguments, timeout=self._config.timeout_s)
 
-    async def _outcome(self, future: Any, again: ScoreRequest | None = None) -> RewardResult:
+    async def _outcome(self, future: Any, request: ScoreRequest, *, tries: int) -> RewardResult:
         from pebble import ProcessExpired
 
         try:
@@ -91,8 +91,8 @@ class Scorer:
             return timed_out(self._config)
         except ProcessExpired as error:
             # Whoever stops a run may send SIGTERM to all its processes: the step that it ends with needs its scores.
-            if error.exitcode == signal.SIGTERM and again is not None:
-                return await self._outcome(self._scheduled(again))
+            if error.exitcode == signal.SIGTERM and tries:
+                return await self._outcome(self._scheduled(request), request, tries=tries - 1)
             return RewardResult(failure=f"the reward function ended its process (exit code {error.exitcode})")
         return result
 
