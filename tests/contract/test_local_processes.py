@@ -1,6 +1,7 @@
 """Several ranks on this machine are processes: what that promises on top of the contract."""
 
 import asyncio
+import multiprocessing
 import os
 import select
 import signal
@@ -85,6 +86,25 @@ def test_a_death_that_nobody_waits_for_ends_the_run() -> None:
 
     with pytest.raises(WorkerDiedError, match=r"actor\[rank 0\] died while it was idle"):
         run(body)
+
+
+class Alone(Worker):
+    """Of two, one dies as it is made; the other waits for it, as in torch.distributed's rendezvous."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        if context.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+
+def test_who_waits_for_one_that_died_as_it_was_made_is_ended_too() -> None:
+    async def body(cluster: Cluster) -> None:
+        await launch(cluster, Alone)
+
+    with pytest.raises(WorkerDiedError, match=r"actor\[rank 1\] died while it ran __init__\(\)"):
+        run(body)
+    assert not [child for child in multiprocessing.active_children() if child.name == "actor[rank 0]"]
 
 
 def test_ctrl_c_is_the_controllers_business() -> None:

@@ -50,12 +50,13 @@ class SpawnedRank(ProcessRank):
             raise
 
     async def _end(self) -> None:
-        if self._transport is None:  # it was never started
+        if self._process.pid is None:  # it was never started
             return
-        await asyncio.to_thread(self._process.join, GRACE_S)
-        if self._process.is_alive():
+        try:
+            await asyncio.to_thread(self._process.join, GRACE_S)
+        finally:  # cancelled too: it heeds no other signal, and this process would wait for it at its exit
             self._process.kill()
-            await asyncio.to_thread(self._process.join)
+        await asyncio.to_thread(self._process.join)
 
     async def _cause_of_death(self) -> str:
         await asyncio.to_thread(self._process.join, GRACE_S)
