@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from interlace.core.errors import HangError
+from interlace.core.errors import HangError, RemoteError
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import Rank, WorkerGroup
 from interlace.runtime.timeline import Span, Timeline
-from interlace.runtime.tracer import MakeTracer, TracedProcess, Tracer
+from interlace.runtime.tracer import MakeTracer, Tracer, WorkerProcess
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import Watchdog
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
@@ -59,9 +59,9 @@ class Cluster(ABC):
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.hangs = False
         """Whether the run ended because something did not."""
-        self.processes: list[TracedProcess] = []
+        self.processes: list[WorkerProcess] = []
         """Of workers that have one of their own; added as they start."""
-        self._traced: list[TracedProcess] = []
+        self._traced: list[WorkerProcess] = []
         self._tracer: Tracer | None = None
 
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
@@ -176,6 +176,12 @@ class Cluster(ABC):
             if not flow.done():
                 self._failed.result()
             return flow.result()
+        except RemoteError as error:
+            # Whoever works with one that died fails too, and may be heard first.
+            for process in self.processes:
+                if death := await process.death():
+                    raise death from error
+            raise
         finally:
             await self._cancel(flow)
 

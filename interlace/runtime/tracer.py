@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from interlace.core.errors import WorkerDiedError
+
 
 class Tracer(Protocol):
     """Records what one process computes, on all its threads, beside whatever runs there."""
@@ -20,7 +22,7 @@ MakeTracer: TypeAlias = Callable[[], Tracer]
 """Called in each process; picklable for a cluster of processes."""
 
 
-class TracedProcess(Protocol):
+class WorkerProcess(Protocol):
     """Another process of the run, seen from the controller."""
 
     @property
@@ -29,6 +31,10 @@ class TracedProcess(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether it is still there."""
+        ...
+
+    async def death(self) -> WorkerDiedError | None:
+        """Why it is gone, once that is found out; None where it is there, or was ended."""
         ...
 
     async def start_trace(self, make: MakeTracer) -> None: ...

@@ -1,6 +1,8 @@
 """Workers that show what only processes can show."""
 
 import os
+import select
+import signal
 import subprocess
 import time
 
@@ -30,6 +32,14 @@ class Resident(Worker):
     @operation(on_device=False)
     def sleeps(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    @operation(on_device=False)
+    def fails_with(self, processes: list[int]) -> None:
+        """The last one dies, and the others fail of it."""
+        if processes[-1] == os.getpid():
+            os.kill(os.getpid(), signal.SIGKILL)
+        select.select([os.pidfd_open(processes[-1])], [], [])
+        raise ConnectionResetError("by peer")
 
     @operation(on_device=False)
     def refuses(self) -> None:

@@ -78,6 +78,15 @@ def test_a_killed_rank_is_an_error_that_says_what_it_was_doing() -> None:
         run(body)
 
 
+def test_who_fails_of_a_death_does_not_hide_it() -> None:
+    async def body(cluster: Cluster) -> None:
+        group = await launch(cluster, Resident)
+        await group.fails_with(await group.process())
+
+    with pytest.raises(WorkerDiedError, match=r"actor\[rank 1\] died while it ran fails_with\(\)"):
+        run(body)
+
+
 def test_a_death_that_nobody_waits_for_ends_the_run() -> None:
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, Resident)
@@ -104,7 +113,9 @@ def test_who_waits_for_one_that_died_as_it_was_made_is_ended_too() -> None:
 
     with pytest.raises(WorkerDiedError, match=r"actor\[rank 1\] died while it ran __init__\(\)"):
         run(body)
-    assert not [child for child in multiprocessing.active_children() if child.name == "actor[rank 0]"]
+    for child in multiprocessing.active_children():
+        child.join(15)
+        assert not child.is_alive(), "this process would wait for it at its exit"
 
 
 def test_ctrl_c_is_the_controllers_business() -> None:

@@ -56,6 +56,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         self._sending = asyncio.Lock()
         self._closing = self._closed = False
         self._dead: InterlaceError | None = None
+        self._inquest: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._transport: asyncio.Transport | None = None
 
@@ -86,6 +87,12 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Beside whatever runs, and before whatever is called later."""
         self._write(self._encoded(Call(number=UNAWAITED, method=method, args=args)))
+
+    async def death(self) -> WorkerDiedError | None:
+        """Why its process is gone, where nobody here ended it."""
+        if self._inquest:
+            await self._inquest
+        return self._dead if isinstance(self._dead, WorkerDiedError) else None
 
     async def start_trace(self, make: MakeTracer) -> None:
         """Starts recording its process, beside whatever runs there."""
@@ -187,12 +194,13 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - whoever watches the process knows more
         """The process died, or this end closed."""
         if not self._closing:
-            self._start(self._explain_death())
+            self._inquest = self._start(self._explain_death())
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _is_waited_for(self, value: Any) -> bool:  # noqa: ARG002 - for connections that bring a result in parts
         """Whether a result is not whole yet."""
