@@ -1,5 +1,6 @@
 """Each algorithm has a page that names what is its own."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from interlace.algorithms import Needs, algorithm_names, create_algorithm
 from interlace.algorithms.policy import PolicySettings
+from interlace.core.yaml_text import parse_yaml
 
 PAGES = Path(__file__).parents[3] / "docs" / "algorithms"
 
@@ -24,6 +26,17 @@ def test_the_page_names_every_setting_of_its_own(name: str) -> None:
     missing = [key for key in own_settings(name) if f"`{key}`" not in text]
     assert not missing, f"docs/algorithms/{name}.md does not name {missing}"
     assert f"[{name}]({name}.md)" in (PAGES / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_the_page_tells_the_defaults_of_its_own(name: str) -> None:
+    settings = create_algorithm(name, {}).settings
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", (PAGES / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE)
+    told = {key: parse_yaml(value) for key, value in rows if key in type(settings).model_fields}
+    found = {key: getattr(settings, key) for key in told}
+    if found.get("aggregation_length", 0) is None:
+        found["aggregation_length"] = "max_new_tokens"  # the recipe's
+    assert told == found
 
 
 def test_the_common_settings_are_in_the_readme() -> None:

@@ -16,13 +16,16 @@ from interlace.engines.train import (
 )
 from tests.unit.engines.train.models import plain_logits, ragged_samples, tiny_model
 
+RIGHT = 0.6
+"""Reward of a right sample: more than `success_reward`."""
+
 
 def scored_samples(count: int) -> list[Sample]:
-    """With the log-probs of the model they start from, and every other one right."""
+    """With the log-probs of the model they start from, and every other one right; the others are worth something."""
     samples = ragged_samples(count)
     reference = LogprobEngine(tiny_model(), config=TrainConfig()).logprobs(samples)
     pairs = enumerate(zip(samples, reference, strict=True))
-    return [replace(s, ref_logprobs=found, reward=float(index % 2)) for index, (s, found) in pairs]
+    return [replace(s, ref_logprobs=found, reward=RIGHT if index % 2 else 0.4) for index, (s, found) in pairs]
 
 
 def engine(**settings: object) -> ImplicitRewardEngine:
@@ -45,7 +48,7 @@ def test_the_update_is_cross_entropy_over_samples_for_any_split() -> None:
         chosen = logprobs.gather(-1, torch.from_numpy(sample.token_ids).long()[:, None])[:, 0]
         kept = slice(None) if sample.loss_mask is None else torch.from_numpy(sample.loss_mask)
         score = 0.5 * (chosen - torch.from_numpy(sample.ref_logprobs))[kept].sum()
-        losses.append(-torch.nn.functional.logsigmoid(score if sample.reward else -score))
+        losses.append(-torch.nn.functional.logsigmoid(score if sample.reward == RIGHT else -score))
     expected = torch.stack(losses).mean()
     expected.backward()
     ours = engine(beta=0.5, tokens_per_microbatch=40)
@@ -66,7 +69,7 @@ def test_it_learns_which_responses_are_right() -> None:
     assert metrics["process_reward/accuracy"] == 1 and metrics["process_reward/loss"] < 0.3
     trained = [s.loss_mask if s.loss_mask is not None else np.ones(s.num_tokens, bool) for s in samples]
     totals = [r[mask].sum() for r, mask in zip(model.process_rewards(samples), trained, strict=True)]
-    assert all((total > 0) == (sample.reward == 1) for total, sample in zip(totals, samples, strict=True))
+    assert all((total > 0) == (sample.reward == RIGHT) for total, sample in zip(totals, samples, strict=True))
 
 
 def test_what_is_missing_is_named() -> None:
