@@ -109,6 +109,7 @@ class _Buffers:
     def __init__(self, rows: int, decoder: kernels.Decoder, longest: int) -> None:
         heads, kv_heads, dim = decoder.heads, decoder.kv_heads, decoder.head_dim
         group, scratch_row = heads // kv_heads, (longest + 15) // 8 * 8
+        deepest = max(decoder.hidden, heads * dim, decoder.inner)
         self.rows = rows
         self._held = {
             "residual": torch.empty(rows, decoder.hidden),
@@ -116,6 +117,7 @@ class _Buffers:
             "qkv": torch.empty(rows, (heads + 2 * kv_heads) * dim),
             "attended": torch.empty(rows, heads * dim),
             "gate_up": torch.empty(rows, 2 * decoder.inner),
+            "turned": torch.empty((rows + 15) // 16 * 16, (deepest + 7) // 8 * 8),
             "scratch": torch.empty(group, scratch_row),
             "inverse": torch.empty(group),
         }

@@ -73,7 +73,7 @@ class Buffers(ctypes.Structure):
     """Mirror of `Buffers` in decoder.h."""
 
     _fields_ = [
-        *((name, _PTR) for name in ("residual", "normed", "qkv", "attended", "gate_up", "logits", "scratch")),
+        *((name, _PTR) for name in ("residual", "normed", "qkv", "attended", "gate_up", "logits", "turned", "scratch")),
         ("scratch_row", _I64),
         ("inverse", _PTR),
         ("attention_s", ctypes.c_double),

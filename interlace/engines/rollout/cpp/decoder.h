@@ -33,6 +33,7 @@ struct Buffers {
   float* attended;           // [rows, heads * head_dim]
   float* gate_up;            // [rows, 2 inner]
   float* logits;             // [wanted, vocab]
+  float* turned;             // see Product: for the deepest one
   float* scratch;            // see Attention
   int64_t scratch_row;
   float* inverse;
@@ -107,7 +108,7 @@ static void run_layer(const Decoder& d, const Layer& layer, const float* next, c
       rms_norm(b.residual + i * d.hidden, weight, b.normed + i * d.hidden, d.hidden, layer.epsilon);
   };
   auto project = [&](const float* weight, int64_t rows, float* out, int64_t out_row, const float* after) {
-    multiply({b.normed, d.hidden, count, d.hidden, weight, rows, out, out_row, false, after});
+    multiply({b.normed, d.hidden, count, d.hidden, weight, rows, out, out_row, false, after, b.turned});
   };
   normalise(layer.input_norm);
   project(layer.query, query, b.qkv, width, layer.key);
@@ -117,12 +118,12 @@ static void run_layer(const Decoder& d, const Layer& layer, const float* next, c
   rotate(d, layer, t, b.qkv);
   attend_layer(d, layer, t, b);
   b.attention_s += seconds() - start;
-  multiply({b.attended, query, count, query, layer.out, d.hidden, b.residual, d.hidden, true, layer.gate});
+  multiply({b.attended, query, count, query, layer.out, d.hidden, b.residual, d.hidden, true, layer.gate, b.turned});
   normalise(layer.post_norm);
   project(layer.gate, d.inner, b.gate_up, 2 * d.inner, layer.up);
   project(layer.up, d.inner, b.gate_up + d.inner, 2 * d.inner, layer.down);
   gate_rows(b.gate_up, d.inner, count);
-  multiply({b.gate_up, 2 * d.inner, count, d.inner, layer.down, d.hidden, b.residual, d.hidden, true, next});
+  multiply({b.gate_up, 2 * d.inner, count, d.inner, layer.down, d.hidden, b.residual, d.hidden, true, next, b.turned});
 }
 
 // Logits [num_wanted, vocab] of the tokens whose indices are `wanted`.
@@ -134,5 +135,6 @@ static void run_decoder(const Decoder& d, const Tokens& t, const int64_t* token_
     run_layer(d, d.layers[layer], layer + 1 < d.num_layers ? d.layers[layer + 1].query : d.head, t, b);
   for (int64_t i = 0; i < num_wanted; ++i)
     rms_norm(b.residual + wanted[i] * d.hidden, d.norm, b.normed + i * d.hidden, d.hidden, d.epsilon);
-  multiply({b.normed, d.hidden, num_wanted, d.hidden, d.head, d.vocab, b.logits, d.vocab, false, d.layers->query});
+  multiply({b.normed, d.hidden, num_wanted, d.hidden, d.head, d.vocab, b.logits, d.vocab, false, d.layers->query,
+            b.turned});
 }
