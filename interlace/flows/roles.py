@@ -145,6 +145,8 @@ class CriticRole:
                 to_columns=columns,
                 on_failed=_unexpected,
             )
+            # Several minibatches wait for the whole batch: values of what comes late would be of updated weights.
+            whole_batch = whole_batch or minibatches > 1
             self._train = stages.train_stage("critic", group, minibatches=minibatches, whole_batch=whole_batch)
 
     def values(self, samples: Stream) -> Stream:

@@ -176,6 +176,11 @@ class Schedule(Config):
         """Steps that generation may run ahead."""
         return self.depth * self.sync_every
 
+    @property
+    def batches_are_fixed(self) -> bool:
+        """Whether admission alone says which groups a batch has."""
+        return self.batching == "step" or (self.max_staleness == 0 and self.sync_every == 1)
+
     def num_versions(self, num_steps: int) -> int:
         """Publications in so many steps."""
         return num_steps // self.sync_every

@@ -18,8 +18,10 @@ from tests.support.training import SMALL
 # An untrained model's answers are all wrong, but not all of one length: something is learned.
 LENGTHS = ("reward.name=tests.support.reward_functions:length", "reward.tag=null", "reward.answer_format=text")
 NAMES = ("as given", "colocated", "disaggregated", "hybrid", "streaming", "dispatch", "switch", "partial")
+IN_PIECES = ("hybrid", "streaming")
+"""A minibatch is summed granule by granule."""
 STREAMED = ("minibatches=1", "algorithm.kl_coefficient=0.1")
-"""One minibatch is summed granule by granule, and its log-probs are packed granule by granule."""
+"""Log-probs are packed granule by granule too."""
 
 
 def small(root: Path, *overrides: str) -> Recipe:
@@ -47,7 +49,7 @@ def test_processes_sample_and_train_as_threads_do(tmp_path: Path, schedule: str)
     on_ray = recipe.model_copy(update={"cluster": ClusterConfig(backend="ray", devices="cpu:2")})
     found = trials({"local": recipe, schedule: variants(on_ray)[schedule]}, tmp_path)[schedule]
     assert found.same_samples and found.moved > 1e-5
-    assert found.difference == 0
+    assert found.holds if schedule in IN_PIECES else found.difference == 0
 
 
 def doctor(*arguments: str) -> tuple[int, str, str]:
@@ -62,7 +64,8 @@ def test_the_doctor_certifies_a_recipe(tmp_path: Path) -> None:
     assert code == 0, out + err
     assert "own.yaml at toy size: 3 steps of 4 prompts x 4 samples of at most 32 tokens after its warm-up" in out
     assert all(name in out for name in NAMES) and "Equivalent. Weights moved by up to" in out
-    assert out.count(" yes ") == out.count(" 0, to the bit ") == len(NAMES), "each minibatch is summed in one order"
+    exact = len(NAMES) - len(IN_PIECES)
+    assert out.count(" yes ") == len(NAMES) and out.count(" 0, to the bit ") >= exact, "a whole step is summed in order"
 
 
 def in_order_of_arrival(prompt: str, response: str, answer: str, metadata: object) -> float:

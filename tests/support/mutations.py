@@ -11,6 +11,7 @@ from interlace.runtime.stages.driver import EngineDriver
 from interlace.runtime.stages.factory import StageFactory
 from interlace.runtime.stages.generate import Generator
 from interlace.runtime.stages.map import MapStage
+from interlace.runtime.stages.minibatches import Minibatches
 from interlace.runtime.stages.publish import Publisher
 from interlace.runtime.stages.rounds import Rounds
 from interlace.schedule.arbiter import Arbiter, Claim, Decision
@@ -191,18 +192,13 @@ def swaps_awaited() -> Mutation:
 
 def minibatches_by_arrival() -> Mutation:
     """Minibatches are slices in the order in which groups finished."""
-    return [(train, "_in_order", lambda groups: groups)]
+    create = Minibatches.__init__
 
+    def init(self: Minibatches, *args: Any, **given: Any) -> None:
+        create(self, *args, **given)
+        self._in_order = False
 
-def replacements_for_later_steps() -> Mutation:
-    """A group that replaces a filtered one belongs to whichever step is being filled with prompts."""
-    pump = Admission._pump_groups
-
-    def pumped(self: Admission) -> Any:
-        self._vacancies.clear()
-        return pump(self)
-
-    return [(Admission, "_pump_groups", pumped)]
+    return [(Minibatches, "__init__", init)]
 
 
 def batches_not_awaited() -> Mutation:
@@ -216,18 +212,42 @@ def batches_not_awaited() -> Mutation:
     return [(train.TrainStage, "__init__", init)]
 
 
+def missing_groups_not_awaited() -> Mutation:
+    """A minibatch takes the groups that are there in order of admission, whoever may still come."""
+    return [(Admission, "pending", lambda self, step: [])]
+
+
+def minibatches_wait_for_the_batch() -> Mutation:
+    """With several minibatches training starts once the batch is closed."""
+    create = train.TrainStage.__init__
+
+    def init(self: train.TrainStage, *args: Any, **given: Any) -> None:
+        create(self, *args, **given)
+        self._whole_batch = self._minibatches > 1
+
+    return [(train.TrainStage, "__init__", init)]
+
+
+def replacements_for_later_steps() -> Mutation:
+    """A group that replaces a filtered one belongs to whichever step is being filled with prompts."""
+    pump = Admission._pump_groups
+
+    def pumped(self: Admission) -> Any:
+        self._vacancies.clear()
+        return pump(self)
+
+    return [(Admission, "_pump_groups", pumped)]
+
+
 def proximal_of_the_weights_so_far() -> Mutation:
     """Proximal log-probs of a minibatch are computed once it is its turn."""
+    together = train.TrainStage._train
 
-    async def update(self: train.TrainStage, batch: train.Batch) -> None:
-        await self._until_ready(batch, batch.size)
-        async with self._group.hold("train"):
-            for part in train.slices(batch.groups, self._minibatches):
-                await self._group.accumulate(await self._with_proximal(train._samples(part)))
-                await self._group.optimizer_step()
-        batch.metrics.update(await self._group.step_metrics())
+    async def one_by_one(self: train.TrainStage, parts: Sequence[train.Part]) -> None:
+        for part in parts:
+            await together(self, [part])
 
-    return [(train.TrainStage, "update", update)]
+    return [(train.TrainStage, "_train", one_by_one)]
 
 
 def slow_prompts_are_lost() -> Mutation:

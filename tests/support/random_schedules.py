@@ -59,7 +59,7 @@ def random_workload(rng: random.Random) -> Workload:
         samples_per_prompt=rng.randint(2, 4),
         num_steps=num_steps,
         num_prompts=rng.choice([None, size]),
-        minibatches=rng.choice([1, 1, 2]),
+        minibatches=rng.choice([1, 2, 3]),
         needs=Needs(reference=reference, critic=critic),
         costs=Costs(
             median_tokens=rng.choice([10, 40]),

@@ -1,6 +1,7 @@
 """One policy optimization on the virtual clock, with cost workers."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from interlace.runtime.stages.factory import StageFactory
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
-from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts
+from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor
 
 MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]
 Between = Callable[[PolicyRun], Awaitable[object]]
@@ -51,6 +52,15 @@ class Record:
     books: Ledger | None = None
     closed_s: float = 0.0
     """When the books were closed."""
+
+    @property
+    def minibatches(self) -> list[list[int]]:
+        """The groups that the actor trained on, in order."""
+        assert self.cluster is not None
+        (actor,) = [group for group in self.cluster._groups if group.name.startswith("actor")]
+        worker = actor._ranks[0]._worker  # type: ignore[attr-defined]
+        assert isinstance(worker, RememberingActor)
+        return [list(dict.fromkeys(sample.key.gid for sample in samples)) for samples in worker.minibatches]
 
     def add(self, entries: Sequence[Ended]) -> None:
         self.entries += entries
@@ -127,6 +137,20 @@ def check(record: Record, work: Workload, bound: int) -> None:
     assert len(record.results) == work.num_steps or work.num_prompts is not None
     for device in record.cluster.devices:
         assert record.cluster.lock.loaded_bytes(device.index) <= device.memory_bytes
+
+
+def check_minibatches(record: Record, work: Workload, *, in_order: bool) -> None:
+    """Those of a step are equal slices of its groups: in order of admission, where that alone says what a batch has."""
+    size = math.ceil(work.prompts_per_step / work.minibatches)
+    found = iter(record.minibatches)
+    for result in record.results:
+        trained = sorted({e.sample.key.gid for e in result.ended if e.event == TerminalEvent.TRAINED})
+        slices = [trained[start : start + size] for start in range(0, len(trained), size)] or [[]]
+        mine = [next(found) for _ in slices]
+        if in_order:
+            assert [sorted(part) for part in mine] == slices, "not in order of admission"
+        assert [len(part) for part in mine] == [len(part) for part in slices]
+        assert sorted(gid for part in mine for gid in part) == trained
 
 
 async def _run(

@@ -67,6 +67,10 @@ class Admission:
         """The live groups, in order of admission."""
         return [gid for gid in self._live if gid not in self._empty]
 
+    def pending(self, step: int) -> list[int]:
+        """The live groups of a step that were not taken, in order of admission."""
+        return [gid for gid, (ticket, _) in self._live.items() if ticket.step == step and gid not in self._empty]
+
     def unconsumed_prompts(self) -> list[Prompt]:
         """Prompts that were drawn and not trained on: what a resumed run has to admit again."""
         kept = self._rounds.waiting_prompts if self._rounds else []

@@ -1,6 +1,7 @@
 """Batches that fill while they are trained on."""
 
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TypeAlias
 
 from interlace.core.types import Metrics, SampleGroup, TerminalEvent
@@ -15,8 +16,9 @@ Staleness: TypeAlias = list[int]
 class Batch:
     """The groups of one step. It closes at `size` groups, or at the end of data."""
 
-    def __init__(self, step: int, size: int, waits: WaitRegistry) -> None:
-        self.step, self.size = step, size
+    def __init__(self, step: int, size: int, waits: WaitRegistry, *, pending: Callable[[], list[int]]) -> None:
+        """pending: the live groups that were admitted for this step, by gid."""
+        self.step, self.size, self.pending = step, size, pending
         self.groups: list[SampleGroup] = []
         """In the order in which they were taken; admission order is by gid."""
         self.closed = False
@@ -57,6 +59,7 @@ class Batches:
         self._on_straggler = schedule.on_straggler
         self._complete: dict[int, SampleGroup] = {}
         self._open: Batch | None = None
+        self._num_returned = 0
 
     def complete(self, group: SampleGroup) -> None:
         """A group has everything that training needs."""
@@ -70,7 +73,8 @@ class Batches:
     async def iterate(self, first_step: int, num_steps: int) -> AsyncIterator[Batch]:
         """One batch a step; ends early where the data does."""
         for step in range(first_step, num_steps):
-            batch = Batch(step, self._admission.gate.prompts_per_step, self._waits)
+            pending = partial(self._admission.pending, step)
+            batch = Batch(step, self._admission.gate.prompts_per_step, self._waits, pending=pending)
             self._open = batch
             self.fill()
             if batch.closed and not batch.groups and not batch.num_empty:
@@ -95,7 +99,8 @@ class Batches:
         batch.closed = batch.num_missing == 0 or self._nothing_comes(batch.step)
         if batch.closed:
             batch.groups = self._finish(batch.groups)
-        if tickets or batch.closed:
+        num_returned, self._num_returned = self._num_returned, self._admission.gate.returned
+        if tickets or num_empty or batch.closed or num_returned != self._num_returned:  # a group that will not come
             batch.changed.fire()
         if not batch.closed:
             self._hurry()

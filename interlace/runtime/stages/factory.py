@@ -118,6 +118,7 @@ class StageFactory:
             granule=self._granule(name),
             samples_per_prompt=self._samples_per_prompt,
             minibatches=minibatches,
+            in_order=self._schedule.batches_are_fixed,
             whole_batch=whole_batch,
             recompute_proximal=recompute_proximal,
         )

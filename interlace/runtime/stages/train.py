@@ -1,37 +1,21 @@
 """The training stage of one trained role (actor, critic)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
-from interlace.core.types import Sample, SampleGroup
+from interlace.core.types import Sample
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.stages.batches import Batch
-
-
-def slices(groups: list[SampleGroup], count: int) -> list[list[SampleGroup]]:
-    """Minibatches: `count` slices, as even as can be, in order of admission; fewer where there are fewer groups."""
-    ordered = _in_order(groups)
-    count = min(count, len(ordered))
-    bounds = [round(place * len(ordered) / count) for place in range(count + 1)] if count else []
-    return [ordered[low:high] for low, high in pairwise(bounds)]
-
-
-def _in_order(groups: list[SampleGroup]) -> list[SampleGroup]:
-    """Of admission, not of arrival."""
-    return sorted(groups, key=lambda group: group.gid)
-
-
-def _samples(groups: list[SampleGroup]) -> list[Sample]:
-    return [sample for group in groups for sample in group.samples]
+from interlace.runtime.stages.minibatches import Minibatches, Part
 
 
 class TrainStage:
     """Trains on a batch while it fills.
 
-    With one minibatch the gradient is accumulated granule by granule: it is unnormalised until the batch is closed, so
-    the result does not depend on the granules. Several minibatches, or statistics of the batch, need it whole first.
+    The gradient of a minibatch is accumulated granule by granule: it is unnormalised until the minibatch is closed, so
+    the result does not depend on the granules. Some algorithms need the whole batch first.
     """
 
     def __init__(
@@ -41,70 +25,70 @@ class TrainStage:
         granule: int,
         samples_per_prompt: int,
         minibatches: int,
+        in_order: bool,
         whole_batch: bool,
         recompute_proximal: bool,
     ) -> None:
         """granule: samples it waits for before it asks for its devices.
 
-        recompute_proximal: log-probs under the weights at the start of the step are computed before the first update.
+        in_order: minibatches are cut in order of admission, else as groups are taken.
+        recompute_proximal: log-probs under the weights at the start of the step are computed before the first update,
+            so several minibatches need the whole batch.
         """
         self._group, self._recompute_proximal = group, recompute_proximal
         self._granule_groups = math.ceil(granule / samples_per_prompt)
-        self._minibatches = minibatches
-        self._whole_batch = whole_batch or minibatches > 1
+        self._minibatches, self._in_order = minibatches, in_order
+        self._whole_batch = whole_batch or (recompute_proximal and minibatches > 1)
         self._flush = False
-        self._waiting_for: Batch | None = None
-        self._position = 0
+        self._waiting_for: Minibatches | None = None
+        self._changed = lambda: None
 
     async def update(self, batch: Batch) -> None:
         """One step on the batch; the worker's metrics go into `batch.metrics`."""
-        self._position = 0
-        if self._whole_batch:
-            await self._until_ready(batch, batch.size)
-            # A batch all of whose groups were dropped is still a step: its one empty minibatch is counted as skipped.
-            parts = [_samples(part) for part in slices(batch.groups, self._minibatches)] or [[]]
-            async with self._group.hold("train"):
-                parts = [await self._with_proximal(part) for part in parts]
-                for part in parts:
-                    await self._group.accumulate(part)
-                    await self._group.optimizer_step()
-        else:
-            await self._stream(batch)
+        minibatches = Minibatches(batch, self._minibatches, in_order=self._in_order)
+        is_last = False
+        while not is_last:
+            parts = await self._ready(batch, minibatches)
+            minibatches.take(parts)
+            is_last = batch.closed
+            if parts:
+                await self._train(parts)
         batch.metrics.update(await self._group.step_metrics())
 
     def flush(self) -> bool:
         """At a stall: trains on a partial granule. False where there is none."""
-        batch = self._waiting_for
-        if batch is None or self._flush or self._whole_batch or len(batch.groups) == self._position:
+        minibatches = self._waiting_for
+        if minibatches is None or self._flush or self._whole_batch or not minibatches.ready():
             return False
         self._flush = True
-        batch.changed.fire()
+        self._changed()
         return True
 
-    async def _stream(self, batch: Batch) -> None:
-        while True:
-            await self._until_ready(batch, self._granule_groups)
-            # How a granule is packed moves the last bits of its sum: with a whole step as granule two runs are equal.
-            part = _in_order(batch.groups[self._position :])
-            self._position += len(part)
-            is_last = batch.closed
-            async with self._group.hold("train"):
-                if part:
-                    await self._group.accumulate(await self._with_proximal(_samples(part)))
-                if is_last:
+    async def _train(self, parts: Sequence[Part]) -> None:
+        async with self._group.hold("train"):
+            # All of them before the first update: so they are of the weights at the start of the step.
+            prepared = [await self._with_proximal(part.samples) for part in parts]
+            for part, samples in zip(parts, prepared, strict=True):
+                if samples:
+                    await self._group.accumulate(samples)
+                if part.ends:
                     await self._group.optimizer_step()
-                    return
 
     async def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
-        """Before the step's first update, so under the weights at its start."""
-        if not self._recompute_proximal:
+        if not self._recompute_proximal or not samples:
             return samples
         logprobs = await self._group.logprobs(samples)
         return [replace(sample, proximal_logprobs=found) for sample, found in zip(samples, logprobs, strict=True)]
 
-    async def _until_ready(self, batch: Batch, num_groups: int) -> None:
-        self._waiting_for = batch
-        need = min(num_groups, batch.size - self._position)
-        while not batch.closed and not self._flush and len(batch.groups) - self._position < need:
+    async def _ready(self, batch: Batch, minibatches: Minibatches) -> list[Part]:
+        """A granule, or what is left of the batch; at a stall, what there is."""
+        self._waiting_for, self._changed = minibatches, batch.changed.fire
+        need = batch.size if self._whole_batch else min(self._granule_groups, batch.size - minibatches.num_trained)
+        while True:
+            if batch.closed or self._flush or minibatches.num_left >= need:
+                parts = minibatches.ready()
+                if batch.closed or self._flush or sum(len(part.groups) for part in parts) >= need:
+                    break
             await batch.changed.wait(who=self._group.name, what=f"{need} groups of step {batch.step}")
         self._waiting_for, self._flush = None, False
+        return parts

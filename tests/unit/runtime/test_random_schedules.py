@@ -12,14 +12,16 @@ from interlace.runtime.sim.faults import struck_by
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from tests.support.random_schedules import random_fault, random_schedule, random_workload
-from tests.support.sim_run import check, simulate
+from tests.support.sim_run import check, check_minibatches, simulate
 
 
 def run_one(seed: int) -> None:
     rng = random.Random(seed)
     work = random_workload(rng)
     schedule = random_schedule(rng, work.num_devices)
-    check(simulate(schedule, work), work, math.ceil(schedule.max_staleness))
+    record = simulate(schedule, work)
+    check(record, work, math.ceil(schedule.max_staleness))
+    check_minibatches(record, work, in_order=schedule.batches_are_fixed)
 
 
 @pytest.mark.parametrize("block", range(10))

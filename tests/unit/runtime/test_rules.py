@@ -25,9 +25,9 @@ from interlace.runtime.timeline import KeepAll
 from interlace.schedule.arbiter import Arbiter, Claim
 from interlace.schedule.schedule import Schedule
 from tests.support import mutations
-from tests.support.cost_workers import Costs, RememberingActor
+from tests.support.cost_workers import Costs
 from tests.support.random_schedules import random_schedule, random_workload
-from tests.support.sim_run import Record, Workload, check, simulate
+from tests.support.sim_run import Record, Workload, check, check_minibatches, simulate
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
 LONG = Workload(
@@ -176,26 +176,28 @@ def rolling_swaps_hold_no_training_up() -> None:
     assert trained_while_an_engine_swapped("rolling"), "training waited for the engines"
 
 
-def minibatches(record: Record) -> list[list[Sample]]:
-    assert record.cluster is not None
-    (actor,) = [group for group in record.cluster._groups if group.name.startswith("actor")]
-    worker = actor._ranks[0]._worker  # type: ignore[attr-defined]
-    assert isinstance(worker, RememberingActor)
-    return worker.minibatches
+EARLY = {"placement": SPLIT, "granularity": "sample"}
+"""Training begins with what is there."""
 
 
 def minibatches_are_slices_in_order_of_admission() -> None:
-    found = minibatches(train({"placement": SPLIT}, replace(LONG, minibatches=2)))
-    assert len(found) == 2 * LONG.num_steps, "a minibatch of its own for each half of a step"
-    for step in range(LONG.num_steps):
-        gids = [sample.key.gid for half in found[2 * step : 2 * step + 2] for sample in half]
-        assert gids == sorted(gids), "not in order of admission"
+    work = replace(LONG, minibatches=2)
+    check_minibatches(train(EARLY, work), work, in_order=True)
+
+
+def minibatches_go_before_the_batch_is_closed() -> None:
+    recorder = KeepAll()
+    train(EARLY, replace(LONG, minibatches=2), recorder)
+    serving = [span for span in recorder.spans if span.operation == "serve"]
+    updates = [span for span in recorder.spans if span.operation == "optimizer_step"]
+    early = [update for update in updates if any(s.step == update.step and s.end_s > update.end_s for s in serving)]
+    assert early, "no update while the step generates"
 
 
 def proximal_log_probs_come_before_the_first_update() -> None:
     recorder = KeepAll()
     needs = Needs(proximal_logprobs=True)
-    train({"placement": SPLIT}, replace(LONG, needs=needs, minibatches=2, num_steps=3), recorder)
+    train(EARLY, replace(LONG, needs=needs, minibatches=2, num_steps=3), recorder)
     of_actor = [span for span in recorder.spans if span.group == "actor/0"]
     for step in range(1, 4):
         mine = sorted((span for span in of_actor if span.step == step), key=lambda span: span.start_s)
@@ -302,8 +304,12 @@ RULES = (
          violation="the pieces show"),
     Rule(number=7, holds=minibatches_are_slices_in_order_of_admission, taken_out=mutations.minibatches_by_arrival,
          violation="not in order of admission"),
-    Rule(number=7, holds=minibatches_are_slices_in_order_of_admission, taken_out=mutations.batches_not_awaited,
-         violation="of its own"),
+    Rule(number=7, holds=minibatches_are_slices_in_order_of_admission,
+         taken_out=mutations.missing_groups_not_awaited, violation="not in order of admission"),
+    Rule(number=7, holds=minibatches_go_before_the_batch_is_closed,
+         taken_out=mutations.minibatches_wait_for_the_batch, violation="no update while"),
+    Rule(number=7, holds=proximal_log_probs_come_before_the_first_update,
+         taken_out=mutations.batches_not_awaited, violation="of weights that were updated"),
     Rule(number=7, holds=proximal_log_probs_come_before_the_first_update,
          taken_out=mutations.proximal_of_the_weights_so_far, violation="of weights that were updated"),
     Rule(number=7, holds=replaced_within_their_step, taken_out=mutations.replacements_for_later_steps,
