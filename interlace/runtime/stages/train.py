@@ -87,7 +87,12 @@ class TrainStage:
         while True:
             if batch.closed or self._flush or minibatches.num_left >= need:
                 parts = minibatches.ready()
-                if batch.closed or self._flush or sum(len(part.groups) for part in parts) >= need:
+                if batch.closed or self._flush:
+                    break
+                # The start of a minibatch is a granule by itself, or waits: whole minibatches are summed in one order.
+                if parts and not parts[-1].ends and len(parts[-1].groups) < need:
+                    parts.pop()
+                if sum(len(part.groups) for part in parts) >= need:
                     break
             await batch.changed.wait(who=self._group.name, what=f"{need} groups of step {batch.step}")
         self._waiting_for, self._flush = None, False

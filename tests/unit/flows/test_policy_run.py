@@ -222,6 +222,18 @@ def test_with_one_minibatch_proximal_log_probs_wait_for_no_more_than_their_granu
     assert min(span.start_s for span in recorder.spans if span.operation == "accumulate") < generated
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_minibatches_of_a_granule_s_size_or_less_are_summed_in_one_piece(seed: int) -> None:
+    """So their weights are those of any other synchronous schedule, to the bit."""
+    recorder = KeepAll()
+    placement = {"rollout": "0-1", "reference": "2-3", "critic": "2-3", "actor": "2-3"}
+    granularity = {"reference": "sample", "critic": "sample", "actor": 12}
+    work = replace(WORK, prompts_per_step=16, minibatches=[4, 8][seed % 2], costs=Costs(max_tokens=200 + seed))
+    simulate(Schedule.parse({"placement": placement, "granularity": granularity}), work, recorder=recorder)
+    found = [span.operation for span in recorder.spans if span.operation in ("accumulate", "optimizer_step")]
+    assert found == ["accumulate", "optimizer_step"] * work.minibatches * work.num_steps
+
+
 def test_staleness_counts_from_a_sample_s_oldest_token() -> None:
     placement = {"actor": 0, "rollout": "1-3"}
     fields = {"max_staleness": 3, "batching": "arrival", "on_update": "keep", "placement": placement}
