@@ -33,6 +33,8 @@ is the reward itself; a mapping's values are the reward's named parts, and their
 somebody else, a judge or a sandbox, may be an `async def`."""
 TAKEN = ("mean", "std", "max", "min")
 """Parts cannot be called so: a step's metrics already have these of the reward itself. Nor as what shaping adds."""
+ACCURACY = "accuracy"
+"""The part that says what a verdict was: 1 or 0, whatever it counts as."""
 FAILURES = (Exception, SystemExit)
 """A reward function that raises fails its sample, not the run; one that runs what a model wrote may well exit."""
 LARGEST = float(np.finfo(np.float32).max)
@@ -165,7 +167,7 @@ def evaluate(function: RewardFn, config: RewardConfig, request: ScoreRequest) ->
     """Scores one response. What the function raises comes back as a failure."""
     response = _scored_text(request.response, config)
     if response is None:
-        return _result(False, config)
+        return _verdict(False, config)
     try:
         score = function(request.prompt, response, request.answer, request.metadata)
         return _result(score, config)
@@ -177,7 +179,7 @@ async def evaluate_async(function: RewardFn, config: RewardConfig, request: Scor
     """As evaluate(), within the time limit."""
     response = _scored_text(request.response, config)
     if response is None:
-        return _result(False, config)
+        return _verdict(False, config)
     limit = asyncio.timeout(config.timeout_s)
     try:
         async with limit:
@@ -210,7 +212,12 @@ def _scored_text(response: str, config: RewardConfig) -> str | None:
 
 def _result(score: Score | Awaitable[Score], config: RewardConfig) -> RewardResult:
     if isinstance(score, bool | np.bool_):  # numpy's comparisons give its own
-        return RewardResult(reward=config.correct if score else config.incorrect, parts={"accuracy": float(score)})
+        if ACCURACY in config.shaping.weights:
+            raise UserError(
+                f"the reward function returned a verdict, which counts as reward.correct or reward.incorrect: set "
+                f"those, and leave {ACCURACY!r} out of shaping.weights, which weighs what a dict adds up"
+            )
+        return _verdict(bool(score), config)
     if isinstance(score, Mapping):
         parts = {_whole(str(name)): _number(value) for name, value in score.items()}
         if taken := [name for name in (*TAKEN, *config.shaping.added) if name in parts]:
@@ -219,6 +226,10 @@ def _result(score: Score | Awaitable[Score], config: RewardConfig) -> RewardResu
             )
         return RewardResult(reward=_number(sum(parts.values())), parts=parts)
     return RewardResult(reward=_number(score))
+
+
+def _verdict(is_right: bool, config: RewardConfig) -> RewardResult:
+    return RewardResult(reward=config.correct if is_right else config.incorrect, parts={ACCURACY: float(is_right)})
 
 
 def _message(error: BaseException) -> str:

@@ -34,7 +34,10 @@ def test_a_verdict_has_no_parts_to_weigh() -> None:
     weights = {"shaping": {"weights": {"accuracy": 0.5}}}
     with pytest.raises(UserError, match="correct and incorrect"):
         RewardConfig.parse({"name": "exact", **weights})
-    RewardConfig.parse({"name": "package.module:function", **weights})
+    own = RewardConfig.parse({"name": "package.module:function", **weights})
+    request = ScoreRequest(prompt="", response="", answer="", metadata={})
+    assert "returned a verdict" in (evaluate(lambda *_: True, own, request).failure or "")
+    assert evaluate(lambda *_: {"accuracy": 1.0}, own, request).parts == {"accuracy": 1.0}
 
 
 @pytest.mark.parametrize(
