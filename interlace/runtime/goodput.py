@@ -159,6 +159,8 @@ class Accountant:
             span = call.span
             low, high = span.start_s, span.end_s
             call_s = (high if high < end_s else end_s) - (low if low > start_s else start_s)
+            if call_s <= 0:
+                continue  # it ended in the window before, and was taken in during this one
             tokens = call.num_new_tokens + call.num_prompt_tokens + call.num_repeated_tokens
             again = call_s * call.num_repeated_tokens / tokens if tokens else 0.0
             whole += call_s

@@ -16,6 +16,7 @@ from interlace.runtime.goodput import Accountant, Interval, common, fill, union,
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
+from interlace.runtime.timeline import Served, Span
 from interlace.runtime.worker import Worker, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule, preset_names
@@ -45,6 +46,50 @@ def test_each_point_is_in_the_first_layer_that_covers_it(layers: list[tuple[str,
     found = fill((3, 17), layers)
     owners = [next((name for name, spans in layers if second in seconds_of(spans)), "idle") for second in range(3, 17)]
     assert found == {name: owners.count(name) for name in BINS}
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.integers(1, 64), st.integers(0, 9)), max_size=8))
+def test_calls_that_ended_before_they_were_taken_in_leave_no_bin_negative(
+    calls: list[tuple[int, int, int, int]],
+) -> None:
+    """On threads and processes a result is taken in after it was there: a step may end in between."""
+    seconds = on_virtual_clock(_served(calls)).seconds
+    assert min(seconds.values()) >= 0
+    assert sum(seconds.values()) == pytest.approx(10)
+
+
+async def _served(calls: Sequence[tuple[int, int, int, int]]) -> Ledger:
+    """Of the window from 5 to 15. calls: (start, length, batch, tokens computed again) of each, in any order."""
+    device = Device(index=0, pool="cpu", pool_index=0, memory_bytes=1)
+    cluster = SimCluster((device,), Schedule(), hang_after_s=1e6)
+    books, timeline = Accountant(cluster.lock, 1, [0]), cluster.timeline
+    await asyncio.sleep(5)
+    books.startup(timeline.take())
+    await asyncio.sleep(10)
+    for start_s, length_s, batch, num_repeated in calls:
+        span = Span(
+            start_s=start_s,
+            end_s=start_s + length_s,
+            devices=(0,),
+            group="rollout/0",
+            rank=0,
+            operation="serve",
+            cause="generate",
+            step=1,
+            version=0,
+        )
+        timeline.begin(span)
+        timeline.end(span, start_s, start_s + length_s, 15.0)
+        served = Served(
+            span=span,
+            devices=(0,),
+            batch=batch,
+            num_new_tokens=100,
+            num_prompt_tokens=0,
+            num_repeated_tokens=num_repeated,
+        )
+        timeline.serve(served)
+    return books.step(timeline.take(), 3, 1)
 
 
 def fractions(metrics: dict[str, float]) -> list[float]:
