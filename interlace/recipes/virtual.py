@@ -101,8 +101,7 @@ def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         return loop.run_until_complete(main())
     finally:
-        loop.on_stall = lambda: True
-        loop.close()
+        loop.wind_up()
         asyncio.set_event_loop(None)
 
 

@@ -118,8 +118,7 @@ def simulate(
         main = _run(schedule, work, stop_after, recorder or NoRecorder(), make_cluster, between)
         return loop.run_until_complete(main)
     finally:
-        loop.on_stall = lambda: True
-        loop.close()
+        loop.wind_up()
         asyncio.set_event_loop(None)
 
 

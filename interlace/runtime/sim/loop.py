@@ -7,6 +7,7 @@ import itertools
 import selectors
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVarTuple
 
 from interlace.core.errors import HangError
@@ -104,6 +105,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         future = self.create_future()
         heapq.heappush(self._scheduled, (self.now_s + delay, next(self._numbers), future))
         return future
+
+    def wind_up(self) -> None:
+        """Ends what a run left behind that was interrupted, or could not go on, and closes the loop."""
+        self.on_stall = lambda: False
+        left = asyncio.all_tasks(self)
+        for task in left:
+            task.cancel()
+        if left:
+            with suppress(HangError):  # of one that does not end: what the run ended with says more
+                self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self.close()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Passed over when its time comes."""

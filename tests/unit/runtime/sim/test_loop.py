@@ -67,3 +67,29 @@ def test_simulated_work_on_a_real_loop_is_refused() -> None:
             virtual_loop()
 
     asyncio.run(main())
+
+
+def test_an_interrupted_run_ends_its_tasks_before_the_loop_closes() -> None:
+    ended: list[str] = []
+
+    async def wait(name: str) -> None:
+        try:
+            await virtual_loop().create_future()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        virtual_loop().call_later(1.0, interrupt)
+        beside = asyncio.ensure_future(wait("beside"))
+        await wait("main")
+        await beside
+
+    loop = VirtualLoop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(main())
+    loop.wind_up()
+    assert loop.is_closed() and sorted(ended) == ["beside", "main"]
