@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from rich.text import Text
 from interlace.cli.libraries import hush_libraries
 
 if TYPE_CHECKING:
+    from interlace.observe.stop import StopSignal
     from interlace.recipes.config import Recipe
     from interlace.recipes.equivalence import Trial
 
@@ -29,23 +31,35 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
     small = next(iter(recipes.values()))
     console.print(f"{spec} at toy size: {_sizes(small)}", markup=False, highlight=False, soft_wrap=True)
     trials: list[Trial] = []
-    scratch = Path(tempfile.mkdtemp(prefix="interlace-doctor-"))
     with (
         StopSignal(lambda: console.print("Stopping at the end of this step.")) as stop,
         console.status("") as status,
+        _scratch(stop) as folder,
     ):
         names = iter(recipes)
         status.update(f"training under schedule {next(names)!r}")
-        for trial in equivalence.certify(recipes, scratch, stop):
+        for trial in equivalence.certify(recipes, folder, stop):
             trials.append(trial)
             if not trial.moved:
                 break  # the others would show nothing either
             status.update(f"training under schedule {next(names, '')!r}")
-    shutil.rmtree(scratch)  # after an error it stays: the error may say what to read there
     console.print(_table(trials))
     verdict = "\n".join(_verdict(trials))
     console.print(verdict, markup=False, highlight=False, soft_wrap=True)
     return trials[0].moved > 0 and all(trial.holds for trial in trials)
+
+
+@contextmanager
+def _scratch(stop: "StopSignal") -> Iterator[Path]:
+    """A folder for the runs. After an error it stays: the error may say what to read there."""
+    folder = Path(tempfile.mkdtemp(prefix="interlace-doctor-"))
+    try:
+        yield folder
+    except BaseException:
+        if stop.requested:
+            shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)
 
 
 def _sizes(recipe: "Recipe") -> str:

@@ -2,6 +2,8 @@
 
 import itertools
 import shutil
+import signal
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -89,6 +91,23 @@ def test_what_the_doctor_says_of_a_failed_run_can_be_read(tmp_path: Path) -> Non
     folder = Path(err.split("all reasons are in ")[1].strip().removesuffix("."))
     assert "hopeless" in "".join(path.read_text() for path in folder.iterdir())
     shutil.rmtree(folder.parents[1])
+
+
+def asking_for_a_stop(prompt: str, response: str, answer: str, metadata: object) -> float:
+    if next(ASKED) == 0:
+        signal.raise_signal(signal.SIGINT)
+    return float(len(response))
+
+
+ASKED = itertools.count()
+
+
+def test_a_doctor_that_is_stopped_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    reward = [*LENGTHS[1:], "reward.name=tests.e2e.test_equivalence:asking_for_a_stop"]
+    code, _, err = doctor("--equivalence", "quickstart", *SMALL, *reward, f"model.cache_dir={tmp_path / 'cache'}")
+    assert code == 1 and "stopped: not every schedule was tried" in err
+    assert [path.name for path in tmp_path.glob("interlace-*")] == []
 
 
 def test_the_doctor_certifies_nothing_where_nothing_is_learned(tmp_path: Path) -> None:
