@@ -57,4 +57,4 @@ def test_forward_and_backward_hold_one_table_of_logits(monkeypatch: pytest.Monke
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", {"cpu": 4000 * 8})
     with Allocations(int(num_tokens) * 4000) as allocations:
         engine.accumulate(samples)
-    assert allocations.made == ["aten.mm.default"]
+    assert len(allocations.made) == 1, allocations.made

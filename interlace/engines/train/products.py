@@ -1,0 +1,99 @@
+"""Matrix products of linear layers by oneDNN, on CPUs where it is the faster library.
+
+torch gives float32 products to MKL, whose kernels for processors of other makers than Intel stop at AVX2. oneDNN, which
+comes with torch too, uses what the processor has: with AVX-512 that is twice the rate.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FASTER_FROM = 1 << 20
+"""Multiplications of a product: below, oneDNN takes longer to find its kernel than MKL to compute."""
+
+
+def use_fast_products(model: nn.Module, device: torch.device) -> None:
+    """Has the model's plain linear layers compute their large float32 products by oneDNN, where that is faster.
+
+    Their parameters, names and gradients stay what they are; sums are taken in another order.
+    """
+    if device.type != "cpu" or not _is_faster():
+        return
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = OneDnnLinear
+
+
+def _is_faster() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer whose large products oneDNN computes, in the forward and in the backward."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        is_float = input.dtype == self.weight.dtype == torch.float32
+        if not is_float or input.numel() * self.out_features < FASTER_FROM:
+            return super().forward(input)
+        rows = cast("Tensor", _Product.apply(input.reshape(-1, self.in_features), self.weight, self.bias))
+        return rows.view(*input.shape[:-1], self.out_features)
+
+
+class _Product(torch.autograd.Function):
+    """rows @ weight.T + bias."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, rows_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(rows_TK, weight_NK)
+        return _times(rows_TK, weight_NK, bias_N)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, gradient_TN: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        rows_TK, weight_NK = ctx.saved_tensors  # type: ignore[attr-defined]
+        of_rows, of_weight, of_bias = ctx.needs_input_grad  # type: ignore[attr-defined]
+        return (
+            _times(gradient_TN, weight_NK.t()) if of_rows else None,
+            _weight_gradient(gradient_TN, rows_TK) if of_weight else None,
+            gradient_TN.sum(0) if of_bias else None,
+        )
+
+
+def _weight_gradient(gradient_TN: Tensor, rows_TK: Tensor) -> Tensor:
+    """[N, K]; computed the way round that has the longer rows, which is a quarter faster."""
+    if gradient_TN.shape[1] <= rows_TK.shape[1]:
+        return _times(gradient_TN.t(), rows_TK.t())
+    return _times(rows_TK.t(), gradient_TN.t()).t()
+
+
+def _times(rows_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """[T, N]."""
+    return cast("Tensor", torch.ops.interlace.times(rows_TK, weight_NK, bias_N))
+
+
+def _by_onednn(rows_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+    return cast("Tensor", torch.ops.mkldnn._linear_pointwise(rows_TK, weight_NK, bias_N, "none", [], ""))
+
+
+def _shape_only(rows_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+    del bias_N
+    return rows_TK.new_empty(rows_TK.shape[0], weight_NK.shape[0])
+
+
+# An operator of its own: torch.compile has no code for oneDNN's where a model is trained.
+_LIBRARY = torch.library.Library("interlace", "DEF")
+_LIBRARY.define("times(Tensor rows_TK, Tensor weight_NK, Tensor? bias_N) -> Tensor")
+_LIBRARY.impl("times", _by_onednn, "CPU")
+torch.library.register_fake("interlace::times", _shape_only, lib=_LIBRARY)
