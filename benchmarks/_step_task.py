@@ -12,7 +12,7 @@ from pathlib import Path
 PROMPTS_PER_STEP, SAMPLES_PER_PROMPT = 8, 8
 SAMPLES = PROMPTS_PER_STEP * SAMPLES_PER_PROMPT
 PROMPT_TOKENS, MEDIAN, LONGEST, SHORTEST = 16, 64, 512, 4
-RECIPE, TOKENS_PER_MICROBATCH = "recipe.yaml", 2048
+RECIPE = "recipe.yaml"
 NUM_PROMPTS = 4096
 LEARNING_RATE = 1e-5
 
@@ -100,7 +100,6 @@ def write_recipe(folder: Path) -> None:
         "steps": 1_000_000,
         "prompts_per_step": PROMPTS_PER_STEP,
         "samples_per_prompt": SAMPLES_PER_PROMPT,
-        "tokens_per_microbatch": TOKENS_PER_MICROBATCH,
         "sampling": {"max_new_tokens": LONGEST},
         "optimizer": {"lr": LEARNING_RATE},
     }

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from interlace.core.errors import UserError
 from interlace.engines.train.attention import PACKED_ATTENTION, UNTRACED_ATTENTION, PackedLayout, register
+from interlace.engines.train.host_memory import keep_freed_memory
 from interlace.engines.train.products import use_fast_products
 from interlace.engines.train.speedups import apply_liger, compile_layers
 
@@ -42,7 +43,9 @@ class PackedModel:
             _checkpoint_layers(model)
         if packing.liger:
             apply_liger(model, self.device)
-        use_fast_products(model, self.device)
+        if self.device.type == "cpu":
+            use_fast_products(model)
+            keep_freed_memory()
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         refusal = _install_packed_attention(self)
         self.is_packed = refusal is None

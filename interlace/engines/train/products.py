@@ -19,12 +19,12 @@ FASTER_FROM = 1 << 20
 """Multiplications of a product: below, oneDNN takes longer to find its kernel than MKL to compute."""
 
 
-def use_fast_products(model: nn.Module, device: torch.device) -> None:
+def use_fast_products(model: nn.Module) -> None:
     """Has the model's plain linear layers compute their large float32 products by oneDNN, where that is faster.
 
     Their parameters, names and gradients stay what they are; sums are taken in another order.
     """
-    if device.type != "cpu" or not _is_faster():
+    if not _is_faster():
         return
     for module in model.modules():
         if type(module) is nn.Linear:

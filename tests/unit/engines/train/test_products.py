@@ -10,7 +10,6 @@ from interlace.algorithms import create_algorithm
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, products
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
-CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
 
 
@@ -36,7 +35,7 @@ def test_values_and_gradients_are_those_of_torch(
     plain = nn.Linear(*features, bias=has_bias).requires_grad_(not is_frozen)
     fast = nn.Sequential(nn.Linear(*features, bias=has_bias).requires_grad_(not is_frozen))
     fast[0].load_state_dict(plain.state_dict())
-    products.use_fast_products(fast, CPU)
+    products.use_fast_products(fast)
     assert type(fast[0]) is products.OneDnnLinear
     rows = torch.randn(*shape, features[0])
     weight = torch.randn(*shape, features[1])
