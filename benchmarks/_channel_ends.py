@@ -9,7 +9,7 @@ from interlace.core.types import FloatArray, IntArray
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One sample's share of the channel."""
 

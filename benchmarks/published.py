@@ -1,6 +1,6 @@
 """Presets on the virtual clock, beside what their papers report.
 
-    python benchmarks/published.py [--devices 256] [--json FILE] [presets|claims]
+    python benchmarks/published.py [--presets areal,...] [--devices 256] [--json FILE] [presets|claims]
 
 `presets` runs every preset at one size. `claims` runs the pair that each published ratio compares, at the size it was
 published for. Costs are rooflines of data sheets (the shipped profiles), lengths are log-normal with a share that never
@@ -218,14 +218,14 @@ def claims(steps: int) -> list[dict[str, object]]:
     return told
 
 
-def presets(devices: int, steps: int) -> list[dict[str, object]]:
-    """Every preset at one size, at the better of two splits."""
+def presets(names: Sequence[str], devices: int, steps: int) -> list[dict[str, object]]:
+    """Presets at one size, at the better of two splits."""
     setup = Setup(devices=devices, prompts=256, samples=16, max_tokens=28672, lengths=REASONING, splits=(50, 75))
     first = measure(BASELINE, setup, steps)
     told = []
     bins = ("generate", "decode_underfilled", "train", "re_prefill", "discarded", "tail_bubble", "pipeline_bubble")
     print(f"{'preset':22s} split  s/step  ratio  {'  '.join(bins)}  staleness  length shift")
-    for name in preset_names():
+    for name in names:
         each = first if name == BASELINE else measure(name, setup, steps)
         shares = "  ".join(f"{each.goodput[name]:{len(name)}.0%}" for name in bins)
         ratio = each.tokens_per_s / first.tokens_per_s
@@ -242,11 +242,15 @@ def main() -> None:
     """Runs what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("presets", "claims"), nargs="?", default="claims")
+    parser.add_argument("--presets", default=",".join(preset_names()), help="of `presets`")
     parser.add_argument("--devices", type=int, default=256)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    told = claims(options.steps) if options.what == "claims" else presets(options.devices, options.steps)
+    if options.what == "claims":
+        told = claims(options.steps)
+    else:
+        told = presets(options.presets.split(","), options.devices, options.steps)
     if options.json:
         options.json.write_text(json.dumps(told, indent=1) + "\n")
 

@@ -1,0 +1,37 @@
+"""Every benchmark runs, at its smallest size: what the docs name as a figure's source has to be there to be asked."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+TIMEOUT_S = 280
+ON_RAY = pytest.mark.ray
+SMALLEST = {
+    "calibration": ("--clusters", "local", "--schedules", "one-step-off", "--steps", "6", "--budget", "2"),
+    "channel": ("--lengths", "64", "--batches", "64"),
+    "checkpoint": ("--hidden", "32", "--layers", "1", "--rounds", "1"),
+    "end_to_end": ("--case", "one-core", "--lengths", "uniform", "--rounds", "1"),
+    "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),
+    "rollout": ("--median", "8", "--rounds", "1", "--rows", "4"),
+    "simulate": ("--presets", "areal", "--devices", "16", "--steps", "1", "--rounds", "1"),
+    "timeline": ("--steps", "15"),
+    "train_step": ("--rounds", "1"),
+}
+
+
+def test_all_are_there() -> None:
+    assert {path.stem for path in FOLDER.glob("[a-z]*.py")} == set(SMALLEST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(name, marks=ON_RAY if name == "channel" else ()) for name in SMALLEST])
+def test_a_benchmark_runs_and_writes_what_it_measured(name: str, tmp_path: Path) -> None:
+    written = tmp_path / "figures.json"
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *SMALLEST[name], "--json", str(written)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert json.loads(written.read_text())
