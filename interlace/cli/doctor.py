@@ -128,12 +128,15 @@ def _devices() -> Finding:
 
 
 def _compiler() -> Finding:
+    from interlace.engines.compiled import KernelsUnavailable
     from interlace.engines.rollout import kernels
+    from interlace.engines.train import attention_kernel
 
     try:
         kernels.load()
-    except kernels.KernelsUnavailable as error:
-        return Finding(what="compiled kernels", remedy=f"{error}. Generation on CPU works without them, but slower.")
+        attention_kernel.load()
+    except KernelsUnavailable as error:
+        return Finding(what="compiled kernels", remedy=f"{error}. A CPU works without them, but slower.")
     return Finding(what="compiled kernels")
 
 

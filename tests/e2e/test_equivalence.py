@@ -111,7 +111,7 @@ def test_a_doctor_that_is_stopped_leaves_nothing_behind(tmp_path: Path, monkeypa
 
 
 def test_the_doctor_certifies_nothing_where_nothing_is_learned(tmp_path: Path) -> None:
-    reward = ["reward.incorrect=1", "reward.correct=1"]
+    reward = ["reward.incorrect=1", "reward.correct=1", "reward.shaping.length_weight=0"]
     code, out, _ = doctor("--equivalence", "quickstart", *SMALL, *reward, f"model.cache_dir={tmp_path}")
     assert code == 1 and "Not shown: no weight moved" in out
 

@@ -10,7 +10,7 @@ from interlace.engines.train.export import ADAPTER_FOLDER
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
 pytest.importorskip("peft")
-LORA = ("actor.lora.rank=8", "optimizer.lr=3e-3", "algorithm.kl_coefficient=0.1", "steps=3")
+LORA = ("actor.lora.rank=8", "optimizer.lr=3e-3", "minibatches=1", "algorithm.kl_coefficient=0.1", "steps=3")
 
 
 @pytest.fixture(scope="module")

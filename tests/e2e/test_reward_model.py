@@ -17,7 +17,7 @@ def test_each_response_gets_the_models_number(tmp_path: Path, placement: list[st
     """On the devices of its placement, a rank each."""
     path = write_model(tmp_path / "model")
     model = ["reward.name=model", f"reward.model={path}", "reward.tag=null", "reward.answer_format=text"]
-    run(tmp_path, "judged", [*model, *placement, "steps=1", "reward.correct=0"])
+    run(tmp_path, "judged", [*model, *placement, "steps=1", "reward.correct=0", "reward.shaping.length_weight=0"])
     rows, line = samples(tmp_path, "judged"), metrics(tmp_path, "judged")[0]
     scorer = ModelScorer(RewardConfig.parse({"name": "model", "model": path}), device="cpu")
     seen = [

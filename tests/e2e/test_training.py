@@ -26,7 +26,7 @@ NAMED = (
 )  # fmt: skip
 ROW = (
     "step", "group", "uid", "index", "prompt", "response", "token_ids", "num_tokens", "reward", "version_min",
-    "version_max", "event",
+    "version_max", "event", "scored",
 )  # fmt: skip
 
 
@@ -175,7 +175,8 @@ def parted(prompt: str, response: str, answer: str, metadata: object) -> dict[st
 def test_a_run_says_once_which_weights_are_of_no_part(root: Path) -> None:
     reward = ["reward.name=tests.e2e.test_training:parted", "reward.tag=null", "reward.answer_format=text"]
     heard = Said()
-    run(root, "idle-weights", [*reward, "reward.shaping.weights={right: 2, brief: 3}", "steps=2"], progress=heard)
+    shaping = ["reward.shaping.weights={right: 2, brief: 3}", "reward.shaping.length_weight=0"]
+    run(root, "idle-weights", [*reward, *shaping, "steps=2"], progress=heard)
     (line,) = [line for line in heard.lines if "reward.shaping.weights" in line]
     assert line.startswith("step 1: reward.shaping.weights names brief,") and line.endswith("Parts are: right, short")
 

@@ -1,17 +1,12 @@
-"""The C++ kernels: compiled on first use, cached by source and machine, called through ctypes (which drops the GIL)."""
+"""The C++ kernels of generation, and their structures as ctypes sees them."""
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
+from interlace.engines.compiled import load_library
+
 SOURCE = Path(__file__).parent / "cpp" / "kernels.cpp"
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", "-std=c++17")
 
 _I64, _F32, _PTR = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
@@ -131,53 +126,11 @@ _SIGNATURES: dict[str, list[type]] = {
 }
 
 
-class KernelsUnavailable(Exception):
-    """There is no compiler, or it failed; the message says which. Callers fall back to torch."""
-
-
 @functools.cache
 def load() -> ctypes.CDLL:
     """The kernels, compiled if this source has not been on this machine. Raises KernelsUnavailable."""
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise KernelsUnavailable("no C++ compiler (c++, g++ or clang++) on PATH")
-    library = _cached_path(compiler)
-    if not library.exists():
-        _compile(compiler, library)
-    try:
-        loaded = ctypes.CDLL(str(library))
-    except OSError as error:
-        raise KernelsUnavailable(f"{library} cannot be loaded: {error}") from error
+    loaded = load_library(SOURCE)
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
     return loaded
-
-
-def _cached_path(compiler: str) -> Path:
-    """One file a source, flags, compiler and processor, below the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "interlace"
-    sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir()) if path.suffix in (".cpp", ".h")]
-    identity = [*sources, *FLAGS, compiler, platform.machine(), _processor()]
-    return cache / f"kernels-{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()[:16]}.so"
-
-
-def _processor() -> str:
-    """What `-march=native` depends on: a cache shared by machines must not serve one the other's instructions."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-
-
-def _compile(compiler: str, library: Path) -> None:
-    try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            built = Path(folder) / library.name
-            command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            if result.returncode:
-                raise KernelsUnavailable(f"{' '.join(command)} failed: {result.stderr.strip()[-2000:]}")
-            built.replace(library)  # atomic: two processes that compile at once both end with a whole file
-    except OSError as error:
-        raise KernelsUnavailable(f"{library} cannot be written: {error}") from error

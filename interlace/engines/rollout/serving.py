@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from interlace.engines.rollout import kernels
+from interlace.engines.compiled import KernelsUnavailable
 from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
 from interlace.engines.rollout.decoder import DecoderRunner, is_llama_shaped
 from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
@@ -147,6 +147,6 @@ def _attention(pool: KVPool, store: KVStore, config: ServingConfig, notes: list[
         return TorchAttention(pool, store)
     try:
         return KernelAttention(pool, store, min(config.longest, store.longest))
-    except kernels.KernelsUnavailable as error:
+    except KernelsUnavailable as error:
         notes.append(f"the C++ kernels are not used: {error}")
         return TorchAttention(pool, store)

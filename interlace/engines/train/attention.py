@@ -1,8 +1,8 @@
 """Attention within each sequence of a packed row, as a function behind transformers' attention interface.
 
-Linear layers see one row of tokens without padding. Only inside attention are sequences of similar length brought into
-a dense [sequences, heads, length, head dim] block, so that causal attention costs the sum of squares of the lengths
-and not the square of their sum.
+Linear layers see one row of tokens without padding. Attention costs the sum of squares of the lengths, and not the
+square of their sum: on a CPU a kernel of our own goes from sequence to sequence; elsewhere, and for what the kernel has
+not, sequences of similar length are brought into a dense [sequences, heads, length, head dim] block.
 
 A prompt that several samples answer stands in the row once, since what a causal model computes of it does not depend on
 what follows (as in Prefix Grouper, arXiv 2506.05433). Attention alone sees it before each of its responses.
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from interlace.engines.train.attention_kernel import PackedSequences, attend, is_available
 from interlace.engines.train.prepare import on_device
 
 if TYPE_CHECKING:
@@ -81,33 +83,50 @@ class SharedTokens:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class PackedLayout:
     """Where the sequences of a packed row lie. Handed to attention as an argument of the model's forward."""
 
-    blocks: tuple[Block, ...]
-    shared: SharedTokens | None = None
-    """Where some tokens belong to several sequences; blocks then count the sequences' tokens, not the row's."""
+    places: tuple[NDArray[np.int64], ...]
+    """Of each sequence, where its tokens stand in the row; best sorted by length."""
+    device: torch.device
+    sequences: PackedSequences | None = None
+    """The same for the kernel, where there is one for the device."""
     on_call: Callable[[int | None], None] | None = None
     """Told the sliding window of each attention call; how a probe sees what a model asks for."""
 
     @classmethod
     def of(
         cls,
-        sizes: Sequence[int],
+        places: Sequence[NDArray[np.int64]],
         device: torch.device,
         *,
-        shared: SharedTokens | None = None,
         on_call: Callable[[int | None], None] | None = None,
     ) -> PackedLayout:
-        """sizes: tokens of each sequence, in row order; best sorted."""
+        """Sequences may have leading tokens in common."""
+        has_kernel = device.type == "cpu" and is_available()
+        sequences = PackedSequences.of(places) if has_kernel else None
+        layout = cls(places=tuple(places), device=device, sequences=sequences, on_call=on_call)
+        if not has_kernel:
+            _ = layout.blocks, layout.shared  # now, for a layout is made ahead of the forward that reads it
+        return layout
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """They count the sequences' tokens, not the row's, where some tokens belong to several sequences."""
+        sizes = [len(own) for own in self.places]
         blocks, first, start = [], 0, 0
         for index in range(1, len(sizes) + 1):
-            if index < len(sizes) and not _opens_block(sizes[first], sizes[index], device):
+            if index < len(sizes) and not _opens_block(sizes[first], sizes[index], self.device):
                 continue
-            blocks.append(_block(start, sizes[first:index], device))
+            blocks.append(_block(start, sizes[first:index], self.device))
             start, first = blocks[-1].stop, index
-        return cls(blocks=tuple(blocks), shared=shared, on_call=on_call)
+        return tuple(blocks)
+
+    @cached_property
+    def shared(self) -> SharedTokens | None:
+        """How the sequences' tokens come from the row, where some belong to several sequences."""
+        return SharedTokens.of(np.concatenate(self.places), self.device)
 
 
 def register() -> None:
@@ -145,8 +164,13 @@ def packed_attention(  # noqa: PLR0913 # house: the signature is that of transfo
         raise RuntimeError("packed attention has no position bias")
     if packed_layout.on_call:
         packed_layout.on_call(sliding_window)
-    kernel = _Kernel(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
     rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    is_plain = softcap is None and s_aux is None and all(each.dtype == torch.float32 for each in rows)
+    if packed_layout.sequences and is_plain:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        attended = attend(*rows, sequences=packed_layout.sequences, scale=scale, window=sliding_window)
+        return attended.unsqueeze(0), None
+    kernel = _Kernel(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
     if shared := packed_layout.shared:
         rows = [_Spread.apply(tensor, shared) for tensor in rows]
     # Split, not sliced: the backward of a split is one concatenation, that of each slice a tensor as large as the row.

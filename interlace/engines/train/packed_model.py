@@ -6,6 +6,7 @@ import inspect
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -145,7 +146,8 @@ def _probe_padded(model: PreTrainedModel, device: torch.device) -> Tensor:
 @torch.no_grad()
 def _probe_packed(model: PreTrainedModel, device: torch.device, windows: list[int | None]) -> Tensor:
     positions = torch.cat([torch.arange(size) for size in PROBE_SIZES]).to(device)[None]
-    layout = PackedLayout.of(PROBE_SIZES, device, on_call=windows.append)
+    places = np.split(np.arange(sum(PROBE_SIZES)), np.cumsum(PROBE_SIZES)[:-1])
+    layout = PackedLayout.of(places, device, on_call=windows.append)
     ids = _probe_ids(model, device)[None]
     logits: Tensor = model(ids, position_ids=positions, use_cache=False, packed_layout=layout).logits
     return logits[0]

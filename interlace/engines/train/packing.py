@@ -12,7 +12,7 @@ from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.core.types import Prompt, Sample, SampleKey
-from interlace.engines.train.attention import PackedLayout, SharedTokens
+from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.prepare import on_device
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def collate(
     else:
         places = _places(samples)
         shape = (1, 1 + max(int(place[-1]) for place in places))
-        layout = PackedLayout.of(sizes, device, shared=SharedTokens.of(np.concatenate(places), device))
+        layout = PackedLayout.of(places, device)
     keep, targets, lengths = [], [], []
     for sample, place, mask in zip(samples, places, masks, strict=True):
         positions = place[len(sample.prompt.token_ids) - 1 :]

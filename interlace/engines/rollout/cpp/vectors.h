@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "exp_lanes.h"
+
 typedef float v8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 
@@ -14,24 +16,7 @@ static inline void store8(float* p, v8 x) { std::memcpy(p, &x, sizeof x); }
 static inline v8 set8(float x) { return v8{x, x, x, x, x, x, x, x}; }
 static inline float sum8(v8 x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
 
-// exp by Cephes' polynomial (relative error about 1e-7); the argument is at most 0 here.
-static inline v8 exp8(v8 x) {
-  x = x < set8(-87.0f) ? set8(-87.0f) : x;
-  const v8 magic = set8(12582912.0f);  // 1.5 * 2^23: adding and taking it away again rounds to an integer
-  v8 n = (x * set8(1.44269504088896341f) + magic) - magic;
-  v8 r = x - n * set8(0.693359375f) - n * set8(-2.12194440e-4f);
-  v8 p = set8(1.9875691500e-4f);
-  p = p * r + set8(1.3981999507e-3f);
-  p = p * r + set8(8.3334519073e-3f);
-  p = p * r + set8(4.1665795894e-2f);
-  p = p * r + set8(1.6666665459e-1f);
-  p = p * r + set8(5.0000001201e-1f);
-  p = p * r * r + r + set8(1.0f);
-  i8 e = (__builtin_convertvector(n, i8) + 127) << 23;
-  v8 scale;
-  std::memcpy(&scale, &e, sizeof scale);
-  return p * scale;
-}
+static inline v8 exp8(v8 x) { return exp_lanes<v8, i8>(x); }
 static inline float exp1(float x) { return exp8(set8(x))[0]; }
 
 static inline float dot(const float* a, const float* b, int64_t n) {

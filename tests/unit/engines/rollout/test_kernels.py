@@ -7,6 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from interlace.engines import compiled
+from interlace.engines.compiled import KernelsUnavailable
 from interlace.engines.rollout import NativeEngine, SamplingParams, kernels, verify
 
 
@@ -41,7 +43,7 @@ def test_a_failing_compiler_is_quoted(fresh: Path, monkeypatch: pytest.MonkeyPat
     broken = fresh / "kernels.cpp"
     broken.write_text("int main( {")
     monkeypatch.setattr(kernels, "SOURCE", broken)
-    with pytest.raises(kernels.KernelsUnavailable, match="failed"):
+    with pytest.raises(KernelsUnavailable, match="failed"):
         kernels.load()
 
 
@@ -65,10 +67,10 @@ def test_products_of_any_size_are_right_and_invariant(
 
 def test_other_processors_get_another_library(fresh: Path, monkeypatch: pytest.MonkeyPatch, make_model) -> None:
     """The tiles of processors without AVX-512, where this machine can run them."""
-    if not any(name in kernels._processor() for name in (" avx2 ", " avx512f ")):
+    if not any(name in compiled.processor() for name in (" avx2 ", " avx512f ")):
         pytest.skip("no x86 processor with AVX2")
-    flags = tuple("-march=haswell" if flag == "-march=native" else flag for flag in kernels.FLAGS)
-    monkeypatch.setattr(kernels, "FLAGS", flags)
+    flags = tuple("-march=haswell" if flag == "-march=native" else flag for flag in compiled.FLAGS)
+    monkeypatch.setattr(compiled, "FLAGS", flags)
     monkeypatch.setattr(verify, "COMPANY", tuple(range(1, 40)))
     report = NativeEngine(make_model(), max_running=40).report()
     assert "c++ decoder" in report.attention and report.invariant, report

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from interlace.core.types import Sample
-from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, sft_loss
+from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, attention, sft_loss
 from interlace.engines.train.attention import PACKED_ATTENTION
 from tests.unit.engines.train.models import PACKED, PADDED, plain_logits, ragged_samples, tiny_model
 
@@ -18,6 +18,14 @@ def plain_logprobs(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
     return scores.log_softmax(-1).gather(-1, torch.from_numpy(sample.token_ids).long()[:, None])[:, 0]
 
 
+@pytest.fixture(params=["kernel", "torch"])
+def attention_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What attends on a CPU, with a compiler and without."""
+    if request.param == "torch":
+        monkeypatch.setattr(attention, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("attention_by")
 @pytest.mark.parametrize("kind", [*PACKED, *PADDED])
 def test_logprobs_are_those_of_the_plain_model(kind: str) -> None:
     samples = ragged_samples(9)
@@ -29,6 +37,7 @@ def test_logprobs_are_those_of_the_plain_model(kind: str) -> None:
         np.testing.assert_allclose(found, wanted.numpy(), atol=2e-5)
 
 
+@pytest.mark.usefixtures("attention_by")
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("kind", [*PACKED, *PADDED])
 def test_gradients_are_those_of_the_plain_model(kind: str, checkpointing: bool) -> None:

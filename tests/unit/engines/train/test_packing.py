@@ -30,7 +30,7 @@ def test_bins(lengths: list[int], budget: int) -> None:
 @given(sizes=st.lists(st.integers(1, 200), min_size=1, max_size=12))
 def test_the_blocks_of_a_layout_tile_the_row(sizes: list[int]) -> None:
     sizes.sort(reverse=True)
-    layout = PackedLayout.of(sizes, CPU)
+    layout = PackedLayout.of(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), CPU)
     assert layout.blocks[0].start == 0 and layout.blocks[-1].stop == sum(sizes)
     assert all(one.stop == other.start for one, other in zip(layout.blocks, layout.blocks[1:], strict=False))
     for block in layout.blocks:

@@ -1,0 +1,62 @@
+"""C++ sources compiled on first use, cached by source and machine, called through ctypes (which drops the GIL)."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SHARED = Path(__file__).parent / "cpp"
+"""Headers that any source may include."""
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", "-std=c++17", "-pthread")
+
+
+class KernelsUnavailable(Exception):
+    """There is no compiler, or it failed; the message says which. Callers fall back to torch."""
+
+
+def load_library(source: Path) -> ctypes.CDLL:
+    """The library of a source, compiled if it has not been on this machine. Raises KernelsUnavailable."""
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise KernelsUnavailable("no C++ compiler (c++, g++ or clang++) on PATH")
+    library = _cached_path(source, compiler)
+    if not library.exists():
+        _compile(source, compiler, library)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise KernelsUnavailable(f"{library} cannot be loaded: {error}") from error
+
+
+def _cached_path(source: Path, compiler: str) -> Path:
+    """One file a source, flags, compiler and processor, below the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "interlace"
+    paths = [*sorted(source.parent.iterdir()), *sorted(SHARED.iterdir())]
+    sources = [path.read_text() for path in paths if path.suffix in (".cpp", ".h")]
+    identity = [*sources, *FLAGS, compiler, platform.machine(), processor()]
+    return cache / f"{source.stem}-{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()[:16]}.so"
+
+
+def processor() -> str:
+    """What `-march=native` depends on: a cache shared by machines must not serve one the other's instructions."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def _compile(source: Path, compiler: str, library: Path) -> None:
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            built = Path(folder) / library.name
+            command = [compiler, *FLAGS, f"-I{SHARED}", str(source), "-o", str(built)]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise KernelsUnavailable(f"{' '.join(command)} failed: {result.stderr.strip()[-2000:]}")
+            built.replace(library)  # atomic: two processes that compile at once both end with a whole file
+    except OSError as error:
+        raise KernelsUnavailable(f"{library} cannot be written: {error}") from error
