@@ -94,9 +94,9 @@ class PackedSequences:
             known.append(_num_alike(model, own))
         return cls(
             parts=np.array([*parts, len(ordered)], np.int64),
-            starts=np.cumsum([0, *map(len, ordered)]),
+            starts=np.cumsum([0, *map(len, ordered)], dtype=np.int64),
             known=np.array(known, np.int64),
-            places=np.concatenate(ordered),
+            places=np.concatenate(ordered, dtype=np.int64),
         )
 
 
