@@ -39,7 +39,7 @@ struct Rows {
 
 struct Packed {
   int64_t num_parts, num_threads;
-  const int64_t* parts;   // [num_parts + 1] first sequence of each run of sequences that have no token in common with others
+  const int64_t* parts;   // [num_parts + 1] first sequence of each run of sequences that share no token with others
   const int64_t* starts;  // [sequences + 1] first token of each
   const int64_t* known;   // [sequences] leading tokens that are an earlier sequence's too: seen here, asked for there
   const int64_t* places;  // [tokens] where each stands in the row
@@ -90,7 +90,7 @@ struct Factor {  // element (m, k) is data[m * row + k * step]
   int64_t row, step;
 };
 
-// c[rows, columns] = (c +) a[rows, depth] x b[depth, columns]; b and c have rows of `columns`' own lengths.
+// c[rows, columns] = (c +) a[rows, depth] x b[depth, columns]; columns a multiple of PAIR.
 static void multiply(Factor a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t rows, int64_t columns,
                      int64_t depth, bool add) {
   for (int64_t n = 0; n < columns; n += PAIR) {
@@ -227,11 +227,12 @@ static void attend_sequence_backward(const Packed& p, Scratch& own, int64_t sequ
       for (int64_t i = 0; i < b.rows; ++i) {
         const int64_t place = places[first + i];
         const float* out = p.out.at(place, head);
-        float along = 0.0f;  // what the gradient has of the output itself, which weights that add up to one cannot change
+        float along = 0.0f;  // the gradient along the output itself: weights that add up to one cannot follow it
         for (int64_t d = 0; d < p.value_dim; ++d) along += out[d] * out_grad[i * value_row + d];
         float *row = scores + i * b.columns, *grads = score_grads + i * b.columns;
         weigh(p, b, first + i, row, p.normalizers[place * p.heads + head]);
-        for (int64_t j = 0; j < b.columns; j += WIDTH) store(grads + j, load(row + j) * (load(grads + j) - all(along)));
+        for (int64_t j = 0; j < b.columns; j += WIDTH)
+          store(grads + j, load(row + j) * (load(grads + j) - all(along)));
       }
       multiply({score_grads, b.columns, 1}, keys + b.low * key_row, key_row, result, key_row, b.rows, key_row, b.seen,
                false);
@@ -239,10 +240,10 @@ static void attend_sequence_backward(const Packed& p, Scratch& own, int64_t sequ
         float* query_grad = p.query_grad.at(places[first + i], head);
         for (int64_t d = 0; d < p.key_dim; ++d) query_grad[d] = p.scale * result[i * key_row + d];
       }
-      multiply({score_grads, 1, b.columns}, query, key_row, key_grad + b.low * key_row, key_row, b.seen, key_row, b.rows,
-               true);
-      multiply({scores, 1, b.columns}, out_grad, value_row, value_grad + b.low * value_row, value_row, b.seen, value_row,
+      multiply({score_grads, 1, b.columns}, query, key_row, key_grad + b.low * key_row, key_row, b.seen, key_row,
                b.rows, true);
+      multiply({scores, 1, b.columns}, out_grad, value_row, value_grad + b.low * value_row, value_row, b.seen,
+               value_row, b.rows, true);
     }
   for (int64_t t = 0; t < length; ++t) {
     float *to_key = p.key_grad.at(places[t], kv_head), *to_value = p.value_grad.at(places[t], kv_head);
