@@ -57,15 +57,13 @@ def test_ranks_with_compiled_layers_train_as_one_without(tmp_path: Path) -> None
 @pytest.mark.slow  # eight processes that import torch
 def test_every_trained_role_may_have_ranks(tmp_path: Path) -> None:
     """With a reference, proximal log-probs and several minibatches; weights are exported while training goes on."""
-    plain = [override for override in SMALL if not override.startswith("algorithm")]
+    # A critic learns from rewards that are all alike too, and lengths alone would make its returns all but constant.
+    plain = [override for override in SMALL if not override.startswith(("algorithm", "reward.shaping"))]
     settings = ["algorithm=ppo", "algorithm.kl_coefficient=0.1", "critic.optimizer.lr=1e-3", "steps=3"]
-    names = (*TRAINED, "critic/loss", "critic/grad_norm")
+    names = (*TRAINED, "critic/loss", "critic/grad_norm", "critic/explained_variance")
     run(tmp_path, "one", settings, base=plain)
     run(tmp_path, "two", [*settings, "actor.ranks=2", "critic.ranks=2", "critic.reshard=false"], base=plain)
     assert_same(tmp_path, "two", "one", names)
-    # Returns differ little from their mean, and what is left of that is what the critic's error is divided by.
-    explained = [[line["critic/explained_variance"] for line in metrics(tmp_path, name)] for name in ("two", "one")]
-    assert explained[0] == pytest.approx(explained[1], rel=1e-3)
 
 
 def train(folder: Path, name: str, *options: str) -> str:
