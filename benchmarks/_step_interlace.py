@@ -29,11 +29,12 @@ from interlace.engines.rollout import EngineOptions, NativeEngine
 from interlace.engines.rollout.protocol import StepOutput
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import StepResult
+from interlace.jobs.assemble import assemble
+from interlace.jobs.launch import Seat, Seats, launch_roles
 from interlace.models.loading import load_model, load_tokenizer
 from interlace.observe.goodput import BINS, PREFIX
-from interlace.recipes.assemble import assemble
 from interlace.recipes.clusters.base import back_end
-from interlace.recipes.launch import Seat, Seats, algorithm_of, launch_roles
+from interlace.recipes.config import algorithm_of
 from interlace.recipes.load import load_recipe
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext

@@ -27,16 +27,16 @@ from statistics import fmean
 from typing import TypeVar
 
 from interlace.core.profile import Profile
+from interlace.jobs.simulate import Simulation, simulate
+from interlace.jobs.train import train
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
+from interlace.profiling.profile import profile_recipe
 from interlace.recipes.check import check_recipe
 from interlace.recipes.config import Recipe
 from interlace.recipes.load import load_recipe
-from interlace.recipes.profile import profile_recipe
-from interlace.recipes.session import train
-from interlace.recipes.simulate import Simulation, simulate
 
 T = TypeVar("T")
 SCHEDULES = (

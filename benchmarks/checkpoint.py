@@ -64,7 +64,7 @@ def make_engine(hidden: int, layers: int, context: WorkerContext) -> "tuple[Trai
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, sft_loss
-    from interlace.recipes.launch import join_ranks
+    from interlace.jobs.launch import join_ranks
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

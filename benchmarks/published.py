@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 
 from interlace.core.profile import Lengths
+from interlace.jobs.simulate import Simulation, simulate
 from interlace.recipes.load import load_recipe
-from interlace.recipes.simulate import Simulation, simulate
 from interlace.schedule.presets import preset_names
 from interlace.simulate.profiles import load_profile
 

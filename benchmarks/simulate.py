@@ -14,8 +14,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from interlace.jobs.simulate import Simulation, simulate
 from interlace.recipes.load import load_recipe
-from interlace.recipes.simulate import Simulation, simulate
 from interlace.simulate.profiles import load_profile
 
 PROFILE = "qwen2.5-7b-h800"

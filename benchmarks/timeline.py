@@ -31,12 +31,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
+from interlace.jobs.simulate import Simulation, simulate
+from interlace.jobs.train import train
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.recipes.load import load_recipe
-from interlace.recipes.session import train
-from interlace.recipes.simulate import Simulation, simulate
 from interlace.runtime.goodput import Accountant
 from interlace.runtime.timeline import Recorder, Records, Served, Span, Timeline
 from interlace.simulate.profiles import load_profile

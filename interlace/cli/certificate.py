@@ -14,15 +14,15 @@ from rich.text import Text
 from interlace.cli.libraries import hush_libraries
 
 if TYPE_CHECKING:
+    from interlace.jobs.equivalence import Trial
     from interlace.observe.stop import StopSignal
     from interlace.recipes.config import Recipe
-    from interlace.recipes.equivalence import Trial
 
 
 def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
     """Trains a recipe at toy size under each schedule and prints what came of it. False where they do not agree."""
+    from interlace.jobs import equivalence
     from interlace.observe.stop import StopSignal
-    from interlace.recipes import equivalence
     from interlace.recipes.load import load_recipe
 
     hush_libraries()
@@ -87,7 +87,7 @@ def _table(trials: Sequence["Trial"]) -> Table:
 
 
 def _verdict(trials: Sequence["Trial"]) -> Iterator[str]:
-    from interlace.recipes.equivalence import TOLERANCE
+    from interlace.jobs.equivalence import TOLERANCE
 
     moved, failed = trials[0].moved, [trial.schedule for trial in trials if not trial.holds]
     if moved == 0:

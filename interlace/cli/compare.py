@@ -16,7 +16,7 @@ from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
-    from interlace.recipes.compare import Outcome
+    from interlace.jobs.compare import Outcome
 
 SHOWN_SHARE = 0.005
 """Goodput bins below this under every schedule are left out of the table."""
@@ -38,10 +38,10 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Train one recipe under several schedules in turn, on the same seeds, and show what each costs and brings."""
+    from interlace.jobs.compare import Comparison, load_variants, run_variants, write_comparison
     from interlace.observe.jsonl import to_line
     from interlace.observe.progress import open_progress
     from interlace.observe.stop import StopSignal
-    from interlace.recipes.compare import Comparison, load_variants, run_variants, write_comparison
 
     hush_libraries()
     console, changes = Console(), [*(overrides or []), *([] if steps is None else [f"steps={steps}"])]
@@ -77,7 +77,7 @@ def compare(
 def _simulated(
     recipe: str, overrides: Sequence[str], schedules: str, devices: int, profile: str | None
 ) -> "list[Outcome]":
-    from interlace.recipes.simulate import Simulation, simulate_into
+    from interlace.jobs.simulate import Simulation, simulate_into
     from interlace.simulate.profiles import load_profile
 
     simulation = Simulation(profile=load_profile(profile), num_devices=devices)

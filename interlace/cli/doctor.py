@@ -148,12 +148,12 @@ def _disk() -> Finding:
 
 def _smoke_run() -> Finding:
     """Two steps of the quick start: warm-up, generation, scoring, training, checkpoint."""
+    from interlace.jobs.train import train
     from interlace.observe.progress import QuietProgress
     from interlace.observe.run_folder import RunFolder
     from interlace.observe.stop import StopSignal
     from interlace.recipes.check import check_recipe
     from interlace.recipes.load import load_recipe
-    from interlace.recipes.session import train
 
     with tempfile.TemporaryDirectory() as scratch:
         recipe = load_recipe("quickstart", [*SMOKE, f"model.cache_dir={scratch}"])

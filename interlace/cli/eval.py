@@ -29,8 +29,8 @@ def evaluate(
 ) -> None:
     """Answer a recipe's held-out prompts and print how many are right."""
     from interlace.cli.outcome import evaluation_tables
+    from interlace.jobs.evaluate_model import judge
     from interlace.observe.progress import open_progress
-    from interlace.recipes.judge import judge
 
     hush_libraries()
     settings = _settings(run_or_model, recipe, overrides or [])

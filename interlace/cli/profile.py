@@ -56,9 +56,9 @@ def _trace(attach: str, seconds: float) -> None:
 def _measure(spec: str, overrides: list[str], out: Path, *, budget_s: float, as_json: bool, quiet: bool) -> None:
     from interlace.observe.progress import open_progress
     from interlace.observe.whole_file import write_whole
+    from interlace.profiling.profile import PARTS, profile_recipe
     from interlace.recipes.check import check_recipe
     from interlace.recipes.load import load_recipe
-    from interlace.recipes.profile import PARTS, profile_recipe
 
     writable(out, "--out")
     if not 0 < budget_s < math.inf:

@@ -12,7 +12,7 @@ def replay(
 ) -> None:
     """Let the controller see what it saw, when it saw it: the same order of admission and completion, or where not."""
     from interlace.core.errors import InterlaceError
-    from interlace.recipes.replay import replay as replay_run
+    from interlace.jobs.replay import replay as replay_run
 
     again = replay_run(run_folder(run))
     print(f"admission:  {len(again.admitted)} groups, {again.admission_difference or 'in the recorded order'}")

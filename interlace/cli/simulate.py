@@ -29,8 +29,8 @@ def simulate(
 ) -> None:
     """Run a recipe on a virtual clock: the same flow and schedule, with workers that only cost time."""
     from interlace.cli.compare import show_comparison
+    from interlace.jobs.simulate import Simulation, simulate_variants
     from interlace.observe.jsonl import to_line
-    from interlace.recipes.simulate import Simulation, simulate_variants
     from interlace.simulate.profiles import load_profile
 
     if timeline:

@@ -11,9 +11,9 @@ from interlace.cli.libraries import hush_libraries
 from interlace.core.errors import InterlaceError, UserError
 
 if TYPE_CHECKING:
+    from interlace.jobs.train import TrainReport
     from interlace.observe.run_folder import RunFolder
     from interlace.recipes.config import Recipe
-    from interlace.recipes.session import TrainReport
 
 ROOT = Path("runs")
 CHANGEABLE = (
@@ -99,9 +99,9 @@ def _resumed(spec: str, overrides: list[str], name: str | None) -> "tuple[Recipe
 
 
 def _run(recipe: "Recipe", folder: "RunFolder", *, resume: bool, quiet: bool, console: Console) -> "TrainReport":
+    from interlace.jobs.train import train as train_recipe
     from interlace.observe.progress import open_progress
     from interlace.observe.stop import StopSignal
-    from interlace.recipes.session import train as train_recipe
 
     with open_progress(console, num_steps=recipe.steps, quiet=quiet) as progress:
 

@@ -15,10 +15,10 @@ from interlace.core.types import (
 )
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.stages.admission import Admission
-from interlace.runtime.stages.generate import Generator, answered
-from interlace.runtime.stages.map import OnFailed
-from interlace.runtime.stages.stream import BASELINE, Stream
+from interlace.stages.admission import Admission
+from interlace.stages.generate import Generator, answered
+from interlace.stages.map import OnFailed
+from interlace.stages.stream import BASELINE, Stream
 
 
 class GreedyBaseline:

@@ -15,13 +15,13 @@ from interlace.core.types import (
 from interlace.flows.baseline import GreedyBaseline
 from interlace.rewards.shaping import ShapingConfig, group_shaped
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.stages.admission import Admission
-from interlace.runtime.stages.batches import Batch
-from interlace.runtime.stages.factory import StageFactory
-from interlace.runtime.stages.group import GroupStage
-from interlace.runtime.stages.map import Columns, Failure
-from interlace.runtime.stages.sources import PromptSource
-from interlace.runtime.stages.stream import Stream
+from interlace.stages.admission import Admission
+from interlace.stages.batches import Batch
+from interlace.stages.factory import StageFactory
+from interlace.stages.group import GroupStage
+from interlace.stages.map import Columns, Failure
+from interlace.stages.sources import PromptSource
+from interlace.stages.stream import Stream
 
 
 class RolloutRole:

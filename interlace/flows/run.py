@@ -27,13 +27,13 @@ from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.stages.admission import Admission
-from interlace.runtime.stages.batches import Batch
-from interlace.runtime.stages.factory import StageFactory
-from interlace.runtime.stages.group import GroupStage
-from interlace.runtime.stages.map import Columns
-from interlace.runtime.stages.sources import PromptSource
-from interlace.runtime.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
+from interlace.stages.admission import Admission
+from interlace.stages.batches import Batch
+from interlace.stages.factory import StageFactory
+from interlace.stages.group import GroupStage
+from interlace.stages.map import Columns
+from interlace.stages.sources import PromptSource
+from interlace.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

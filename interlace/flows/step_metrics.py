@@ -8,8 +8,8 @@ from interlace.core.types import Metrics, Sample, TerminalEvent
 from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.goodput import Accountant
-from interlace.runtime.stages.batches import Batch
 from interlace.runtime.timeline import Span, StepRecord, busy_seconds, by_device
+from interlace.stages.batches import Batch
 
 SCORED = (TerminalEvent.TRAINED, TerminalEvent.FILTERED)
 TRAINING_OPERATIONS = ("accumulate", "optimizer_step")

@@ -19,10 +19,9 @@ from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
 from interlace.observe.loggers import load_logger
 from interlace.recipes.clusters.base import back_end
-from interlace.recipes.config import Recipe
-from interlace.recipes.launch import algorithm_of
+from interlace.recipes.config import Recipe, algorithm_of
+from interlace.recipes.layout import num_ranks
 from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory
-from interlace.recipes.ranks import num_ranks
 from interlace.rewards.base import load_reward
 from interlace.schedule.placement import Device
 

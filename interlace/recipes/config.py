@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_serializer, model_validator
 
-from interlace.algorithms import AlgorithmConfig, create_algorithm
+from interlace.algorithms import Algorithm, AlgorithmConfig, create_algorithm
 from interlace.core.config import Config
 from interlace.core.errors import UserError, nearest
 from interlace.core.plugins import builtin_names
@@ -248,6 +248,12 @@ class Recipe(Config):
     warmup: WarmupConfig | None = None
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
+
+
+def algorithm_of(recipe: Recipe) -> Algorithm:
+    """The recipe's algorithm."""
+    choice = recipe.algorithm
+    return create_algorithm(choice.name, choice.settings.model_dump())
 
 
 def _as_mapping(section: str, data: object) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from interlace.core.errors import UserError
 from interlace.models.classifier import empty_classifier
 from interlace.models.size import FLOAT_BYTES, ModelSize
 from interlace.recipes.config import Recipe, TrainedConfig
-from interlace.recipes.launch import reference_is_base
-from interlace.recipes.ranks import num_ranks
+from interlace.recipes.layout import num_ranks, reference_is_base
 from interlace.schedule.placement import Device
 
 ADAM_COPIES = 4

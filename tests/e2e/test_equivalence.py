@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from interlace.cli.main import app
+from interlace.jobs.equivalence import Trial, certify, toy, variants
 from interlace.observe.stop import StopSignal
 from interlace.recipes.config import ClusterConfig, Recipe
-from interlace.recipes.equivalence import Trial, certify, toy, variants
 from interlace.recipes.load import load_recipe
 from tests.support.training import SMALL
 

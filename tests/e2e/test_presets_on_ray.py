@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from interlace.jobs.replay import replay
 from interlace.observe.run_folder import RunFolder
-from interlace.recipes.replay import replay
 from interlace.schedule.presets import load_schedule, preset_names
 from tests.support.ledgers import check_books
 from tests.support.training import run

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.jobs.replay import replay
 from interlace.observe.run_folder import RunFolder
-from interlace.recipes.replay import replay
 from interlace.schedule.presets import preset_names
 from tests.support.training import run
 

@@ -17,9 +17,9 @@ from tests.house.source import PACKAGE, package_files, place, tree
 FIELDS = frozenset(Schedule.model_fields)
 # A name of two words is the schedule's wherever it stands; one word (publish, dispatch) may be anyone's method.
 DISTINCT = frozenset(name for name in FIELDS if "_" in name)
-SEEING = ("schedule", "runtime")
+SEEING = ("schedule", "runtime", "stages")
 # These choose and show a schedule, whole; what they may not do is read a field.
-CHOOSING = ("cli", "recipes", "simulate")
+CHOOSING = ("cli", "recipes", "jobs", "profiling", "simulate")
 # Values that are words of their own elsewhere: how an engine treats its cache, what a batch is made of.
 COMMON_VALUES = frozenset({"keep", "recompute", "step", "group", "sample", "none", "all", "hold", "drop", "offload"})
 MODE_WORDS = frozenset({

@@ -12,7 +12,7 @@ from interlace.core.profile import InferenceCosts, Lengths, Profile, RewardCosts
 from interlace.core.random import keyed_random
 from interlace.core.training import LossInputs, LossOutputs, WeightBundle
 from interlace.core.types import FloatArray, Progress, Prompt, Request, Sample, SampleGroup
-from interlace.recipes.virtual import SimulatedRole
+from interlace.jobs.virtual import SimulatedRole
 from interlace.runtime.worker import WorkerContext
 from interlace.simulate.lengths import ResponseLengths
 from interlace.simulate.pace import Pace

@@ -5,19 +5,19 @@ from typing import Any
 
 from interlace.runtime.channel import Cursor
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.stages import train
-from interlace.runtime.stages.admission import Admission
-from interlace.runtime.stages.driver import EngineDriver
-from interlace.runtime.stages.factory import StageFactory
-from interlace.runtime.stages.generate import Generator
-from interlace.runtime.stages.map import MapStage
-from interlace.runtime.stages.minibatches import Minibatches
-from interlace.runtime.stages.publish import Publisher
-from interlace.runtime.stages.rounds import Rounds
 from interlace.schedule.arbiter import Arbiter, Claim, Decision
 from interlace.schedule.batcher import Batcher, Ticket
 from interlace.schedule.gate import Gate
 from interlace.simulate.lengths import ResponseLengths
+from interlace.stages import train
+from interlace.stages.admission import Admission
+from interlace.stages.driver import EngineDriver
+from interlace.stages.factory import StageFactory
+from interlace.stages.generate import Generator
+from interlace.stages.map import MapStage
+from interlace.stages.minibatches import Minibatches
+from interlace.stages.publish import Publisher
+from interlace.stages.rounds import Rounds
 
 Mutation = Sequence[tuple[object, str, object]]
 """(owner, name, what stands there instead)."""

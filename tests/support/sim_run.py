@@ -10,14 +10,14 @@ from interlace.algorithms.base import Needs
 from interlace.core.types import SampleKey, SamplingParams, TerminalEvent
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import Ended, LoopSettings, PolicyRun, StepResult
+from interlace.jobs.virtual import launch
 from interlace.observe.goodput import Ledger
-from interlace.recipes.virtual import launch
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
-from interlace.runtime.stages.factory import StageFactory
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+from interlace.stages.factory import StageFactory
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor
 
 MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]

@@ -5,8 +5,8 @@ import pstats
 
 import pytest
 
+from interlace.jobs.simulate import Simulation, simulate
 from interlace.recipes.load import load_recipe
-from interlace.recipes.simulate import Simulation, simulate
 from interlace.simulate.profiles import load_profile
 
 GROWTH = 1.1

@@ -1,0 +1,1 @@
+"""What each command does: train, evaluate, compare, simulate, replay ... over a checked recipe."""

@@ -1,0 +1,65 @@
+"""The roles of a run, joined and ready to start."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from interlace.algorithms import Algorithm
+from interlace.core.types import SamplingParams
+from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepObserver
+from interlace.jobs.state import RunState
+from interlace.recipes.config import Recipe
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.group import WorkerGroup
+from interlace.stages.factory import StageFactory
+from interlace.stages.sources import PromptSource
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assembled:
+    """What a session works with."""
+
+    run: PolicyRun
+    sampling: SamplingParams
+    """The recipe's, ending where the model's responses end."""
+
+
+async def sampling_of(recipe: Recipe, engine: WorkerGroup[Any]) -> SamplingParams:
+    """The recipe's, ending where the engine's model ends its responses too."""
+    stops = dict.fromkeys((*recipe.sampling.stop_token_ids, *await engine.stop_token_ids()))
+    return recipe.sampling.model_copy(update={"stop_token_ids": tuple(stops)})
+
+
+async def assemble(
+    cluster: Cluster,
+    recipe: Recipe,
+    algorithm: Algorithm,
+    groups: RoleGroups,
+    prompts: PromptSource,
+    observer: StepObserver,
+    *,
+    resumed: RunState | None = None,
+) -> Assembled:
+    """Joins the workers of a recipe. resumed: where the run stands that goes on."""
+    done_steps = resumed.done_steps if resumed else 0
+    sampling = await sampling_of(recipe, groups.rollout[0])
+    settings = LoopSettings(
+        num_steps=recipe.steps,
+        prompts_per_step=recipe.prompts_per_step,
+        samples_per_prompt=recipe.samples_per_prompt,
+        minibatches=recipe.minibatches,
+        sampling=sampling,
+        done_steps=done_steps,
+        shaping=recipe.reward.shaping,
+    )
+    stages = StageFactory(
+        cluster,
+        recipe.schedule.resolved,
+        prompts_per_step=recipe.prompts_per_step,
+        samples_per_prompt=recipe.samples_per_prompt,
+        num_steps=recipe.steps,
+        done_steps=done_steps,
+    )
+    if resumed:
+        stages.gate.restore(resumed.num_groups)
+    run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer)
+    return Assembled(run=run, sampling=sampling)

@@ -1,0 +1,125 @@
+"""Held-out accuracy: prompts that are never trained on, answered greedily and by samples, by the rollout engines."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from interlace.core.config import Config
+from interlace.core.types import Metrics, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.flows.run import PolicyRun
+from interlace.observe.step_line import brief
+from interlace.recipes.config import Recipe
+from interlace.runtime.group import WorkerGroup
+from interlace.stages.generate import answered
+
+Scored: TypeAlias = tuple[Sample, RewardResult]
+
+
+class Answer(Config):
+    """One answer to a held-out prompt, kept to be shown."""
+
+    uid: str
+    prompt: str
+    right_answer: str
+    response: str
+    correct: bool
+
+
+class Evaluation(Config):
+    """How the policy does on held-out prompts. Part of a checkpoint, so that a resumed run still knows its start."""
+
+    num_prompts: int
+    greedy_accuracy: float
+    """Share of prompts answered correctly."""
+    sampled_accuracy: float | None
+    """Share of samples that are correct; None where none were asked for."""
+    answers: tuple[Answer, ...]
+    num_failed: int = 0
+    """Answers that could not be scored, which count as wrong."""
+    failure: str = ""
+    """Why the first of them could not."""
+
+    @property
+    def warning(self) -> str:
+        """A sentence where an accuracy tells less than it seems to; empty where it does not."""
+        if not self.num_failed:
+            return ""
+        return f"{self.num_failed} answers count as wrong since scoring them failed, the first by {self.failure}"
+
+    def metrics(self) -> Metrics:
+        """As they are logged."""
+        sampled = {} if self.sampled_accuracy is None else {"eval/accuracy_sampled": self.sampled_accuracy}
+        return {"eval/accuracy_greedy": self.greedy_accuracy, **sampled}
+
+
+class Evaluator:
+    """Asks the same questions with the same sampling noise each time, so that evaluations can be compared."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        sampling: SamplingParams,
+        prompts: Sequence[Prompt],
+        run: PolicyRun,
+        reward: WorkerGroup[Any],
+    ) -> None:
+        """sampling: as in training, but for the temperature. prompts: held-out; with none there is no evaluation."""
+        self._settings, self._sampling, self._is_right = recipe.evaluation, sampling, recipe.reward.is_right
+        self._prompts = tuple(prompts[: self._settings.num_prompts])
+        self._run, self._reward = run, reward
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether there is something to evaluate on."""
+        return bool(self._prompts)
+
+    async def evaluate(self) -> Evaluation:
+        """Answers and scores all held-out prompts with the weights that serve now."""
+        greedy = await self._answer(self._params(0.0), 1)
+        sampled = await self._answer(self._params(self._settings.temperature), self._settings.samples_per_prompt)
+        failures = [result.failure for _, result in (*greedy, *sampled) if result.failure is not None]
+        shown = sampled or greedy
+        step = max(1, len(shown) // len(self._prompts))
+        answers = [
+            Answer(
+                uid=sample.prompt.uid,
+                prompt=sample.prompt.text,
+                right_answer=sample.prompt.answer,
+                response=sample.text,
+                correct=self._is_right(result),
+            )
+            for sample, result in shown[::step][: self._settings.num_shown]
+        ]
+        return Evaluation(
+            num_prompts=len(self._prompts),
+            greedy_accuracy=self._share(greedy),
+            sampled_accuracy=self._share(sampled) if sampled else None,
+            answers=tuple(answers),
+            num_failed=len(failures),
+            failure=brief(failures[0]) if failures else "",
+        )
+
+    def _params(self, temperature: float) -> SamplingParams:
+        return self._sampling.model_copy(update={"temperature": temperature})
+
+    async def _answer(self, params: SamplingParams, count: int) -> Sequence[Scored]:
+        kind = "greedy" if params.temperature == 0 else "sampled"
+        asked = [(prompt, index) for prompt in self._prompts for index in range(count)]
+        requests = [
+            Request(
+                uid=f"evaluation/{kind}/{prompt.uid}",
+                sample_index=index,
+                prompt_ids=prompt.token_ids.tolist(),
+                params=params,
+            )
+            for prompt, index in asked
+        ]
+        responses = await self._run.complete(requests)
+        samples = [
+            answered(SampleKey(-1, index), prompt, response)
+            for (prompt, index), response in zip(asked, responses, strict=True)
+        ]
+        results: list[RewardResult] = await self._reward.because("evaluation").score(samples) if samples else []
+        return list(zip(samples, results, strict=True))
+
+    def _share(self, scored: Sequence[Scored]) -> float:
+        return sum(self._is_right(result) for _, result in scored) / len(scored)

@@ -1,0 +1,66 @@
+"""Checkpoints of a run that goes on while they are written."""
+
+import asyncio
+from pathlib import Path
+
+from interlace.flows.run import RoleGroups
+from interlace.jobs.state import RunState
+from interlace.observe.checkpoints import Checkpoints
+from interlace.runtime.cluster import Cluster
+
+CRITIC_FOLDER = "critic"
+"""Of a checkpoint: the value model, where the algorithm has one."""
+
+
+class Saver:
+    """Copies the trained models at a step boundary, and writes the copies beside the steps that follow."""
+
+    def __init__(self, cluster: Cluster, checkpoints: Checkpoints, groups: RoleGroups) -> None:
+        self._cluster, self._checkpoints = cluster, checkpoints
+        self._trained = {".": groups.actor, **({CRITIC_FOLDER: groups.critic} if groups.critic else {})}
+        """Folder within a checkpoint -> whose it is."""
+        self._writing: asyncio.Future[None] | None = None
+        self._step = 0
+        """Of the newest checkpoint that is written or being written."""
+
+    async def copy(self) -> float:
+        """Returns the seconds that the run was held up: one checkpoint is written at a time, so it may wait for it."""
+        start_s = self._cluster.clock.now()
+        await self.finish()
+        await asyncio.gather(*(group.copy_checkpoint() for group in self._trained.values()))
+        return self._cluster.clock.now() - start_s
+
+    def write(self, state: RunState) -> None:
+        """Begins to write what was copied. A failure ends the run."""
+        self._step = state.done_steps
+        self._writing = asyncio.get_running_loop().create_future()
+        self._cluster.spawn(self._write(state, self._writing), name="checkpoint")
+
+    async def finish(self) -> None:
+        """Returns once what is being written is whole."""
+        if self._writing:
+            await self._cluster.waits.wait_for(self._writing, who="checkpoint", what=f"step {self._step} on disk")
+
+    async def save(self, state: RunState) -> None:
+        """At the end of a run: returns once the step's checkpoint is whole."""
+        if self._step != state.done_steps and state.done_steps not in self._checkpoints.steps():
+            await self.copy()
+            self.write(state)
+        await self.finish()
+
+    async def _write(self, state: RunState, done: "asyncio.Future[None]") -> None:
+        loop = asyncio.get_running_loop()
+
+        async def write_models(folder: Path) -> None:
+            for place, group in self._trained.items():
+                await group.write_checkpoint(folder / place)
+
+        def write(folder: Path) -> None:
+            asyncio.run_coroutine_threadsafe(write_models(folder), loop).result()
+            state.write(folder)
+
+        num_bytes: int = sum([await group.checkpoint_bytes() for group in self._trained.values()])
+        # Off the loop: what is waited for here is the disk.
+        written = asyncio.to_thread(self._checkpoints.save, state.done_steps, write, num_bytes=num_bytes)
+        await self._cluster.outside("checkpoint", "write", written)
+        done.set_result(None)

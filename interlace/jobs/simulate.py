@@ -1,0 +1,168 @@
+"""A recipe on devices that are not there: workers only cost what a profile says."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from interlace.core.profile import Profile
+from interlace.core.types import JSON, Prompt, Request
+from interlace.jobs.compare import Outcome, under_each
+from interlace.jobs.virtual import Simulated, SimulatedRole, run_virtually
+from interlace.observe.jsonl import to_line
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder, default_name
+from interlace.observe.transcripts import step_file
+from interlace.recipes.check import check_placement, check_sizes
+from interlace.recipes.config import Recipe, algorithm_of
+from interlace.recipes.load import load_recipe
+from interlace.runtime.sim.cluster import Around
+from interlace.runtime.sim.faults import Faults, struck_by
+from interlace.runtime.timeline import NoRecorder
+from interlace.runtime.trace import TraceFile
+from interlace.schedule.placement import Device
+from interlace.simulate.lengths import ResponseLengths
+from interlace.simulate.pace import Pace
+from interlace.simulate.rollout import SimulatedEngine
+from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedTrainer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """What a recipe is run on."""
+
+    profile: Profile
+    num_devices: int
+    num_prompts: int = 8192
+    """Of the data set."""
+    faults: Faults = ()
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Of the virtual cluster."""
+        memory = self.profile.device_memory_bytes
+        return tuple(
+            Device(index=index, pool="sim", pool_index=index, memory_bytes=memory) for index in range(self.num_devices)
+        )
+
+    @property
+    def around(self) -> Around:
+        """The faults."""
+        return struck_by(self.faults)
+
+    def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
+        """Prompts of the profile's mean length, without text: the recipe's own need its tokenizer."""
+        del recipe
+        ids = np.zeros(self.profile.lengths.prompt_tokens, np.int32)
+        return [Prompt(uid=f"p{n}", token_ids=ids, text="", answer="") for n in range(self.num_prompts)]
+
+    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
+        """Workers that only cost time."""
+        profile, pace = self.profile, Pace(self.profile)
+        lengths = ResponseLengths(lengths=profile.lengths, seed=recipe.seed)
+
+        def length(request: Request) -> float:
+            return lengths.of(request.uid, request.attempt, request.sample_index)
+
+        engine = partial(SimulatedEngine, costs=profile.rollout, length=length, pace=pace)
+        reference = partial(SimulatedInference, costs=profile.reference or profile.actor.inference, pace=pace)
+        reward = partial(
+            SimulatedReward,
+            costs=profile.reward,
+            seed=recipe.seed,
+            controller_sample_s=profile.controller_sample_s,
+        )
+        actor = partial(SimulatedTrainer, costs=profile.actor, pace=pace, controller_step_s=profile.controller_step_s)
+        return {
+            "rollout": (engine, SimulatedEngine),
+            "reward": (reward, SimulatedReward),
+            "reference": (reference, SimulatedInference),
+            "critic": (partial(SimulatedTrainer, costs=profile.critic or profile.actor, pace=pace), SimulatedTrainer),
+            "actor": (actor, SimulatedTrainer),
+        }
+
+
+def simulate(
+    recipe: Recipe, simulation: Simulation, *, name: str = "simulated", timeline: Path | None = None
+) -> Simulated:
+    """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
+
+    timeline: where it is written, as a Chrome trace.
+    Raises UserError for what cannot work, and what a run on any other cluster raises: HangError, RemoteError,
+    WorkerDiedError.
+    """
+
+    def recorder() -> TraceFile | NoRecorder:
+        return TraceFile(timeline, simulation.devices) if timeline else NoRecorder()
+
+    return run_virtually(recipe, simulation, name=name, recorder=recorder)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedVariant:
+    """One of several schedules that are simulated side by side."""
+
+    outcome: Outcome
+    simulated: Simulated
+
+    def row(self, first: "SimulatedVariant") -> Mapping[str, JSON]:
+        """As JSON, with the ratios against the first schedule."""
+        row = {name: value for name, value in self.outcome.row(first.outcome).items() if name != "folder"}
+        counts = Counter(str(ended.event) for ended in self.simulated.events)
+        return {**row, "seconds": self.simulated.seconds, "samples": dict(sorted(counts.items()))}
+
+
+def simulate_variants(
+    spec: str,
+    overrides: Sequence[str],
+    schedules: str | None,
+    simulation: Simulation,
+    *,
+    timeline: Path | None = None,
+) -> list[SimulatedVariant]:
+    """A recipe under each schedule (comma-separated names; None: its own), all read before any is run.
+
+    timeline: where that of the first is written. Raises UserError.
+    """
+    if schedules is None:
+        recipe = load_recipe(spec, overrides)
+        recipes = {recipe.schedule.preset: recipe}
+    else:
+        recipes = under_each(spec, overrides, schedules)
+    _check(recipes, simulation.devices)
+    first = next(iter(recipes))
+    found = []
+    for name, recipe in recipes.items():
+        simulated = simulate(recipe, simulation, name=name, timeline=timeline if name == first else None)
+        found.append(SimulatedVariant(outcome=Outcome.of(name, simulated.run), simulated=simulated))
+    return found
+
+
+def simulate_into(
+    spec: str, overrides: Sequence[str], schedules: str, root: Path, simulation: Simulation
+) -> list[Outcome]:
+    """As simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
+    outcomes = []
+    recipes = under_each(spec, overrides, schedules)
+    _check(recipes, simulation.devices)
+    for name, recipe in recipes.items():
+        folder = RunFolder.create(root, default_name(root, f"{Path(spec).stem}-{Path(name).stem}-simulated"))
+        folder.write_config(recipe)
+        run = simulate(recipe, simulation, name=folder.name, timeline=folder.timeline).run
+        folder.metrics.write_text("".join(to_line(row) for row in run.rows), encoding="utf-8")
+        for step, ended in groupby(run.transcripts, key=lambda transcript: transcript.step):
+            lines = [to_line(asdict(transcript)) for transcript in ended]
+            step_file(folder.samples, step).write_text("".join(lines), encoding="utf-8")
+        outcomes.append(Outcome.of(name, RunData.read(folder)))
+    return outcomes
+
+
+def _check(recipes: Mapping[str, Recipe], devices: tuple[Device, ...]) -> None:
+    """What no cluster could train is not predicted either."""
+    for recipe in recipes.values():
+        check_sizes(recipe, algorithm_of(recipe))
+        check_placement(recipe, devices)

@@ -1,0 +1,289 @@
+"""One training run of a recipe: cluster, workers, flow, and what is done at each step boundary."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlace.core.errors import InterlaceError
+from interlace.core.types import Metrics, Prompt, TerminalEvent
+from interlace.data.loading import load_prompts
+from interlace.data.stream import PromptStream
+from interlace.engines.train.export import ADAPTER_FOLDER
+from interlace.flows.policy import policy_optimization
+from interlace.flows.run import PolicyRun, RoleGroups, StepResult, shares_base
+from interlace.jobs.assemble import assemble
+from interlace.jobs.evaluation import Evaluation, Evaluator
+from interlace.jobs.launch import Seats, launch_roles
+from interlace.jobs.saving import CRITIC_FOLDER, Saver
+from interlace.jobs.state import RunState
+from interlace.jobs.torch_trace import LiveTrace
+from interlace.jobs.warmup import warmed_model
+from interlace.models.loading import load_tokenizer
+from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.goodput import Ledger
+from interlace.observe.jsonl import to_line, truncate_after
+from interlace.observe.live import LiveRun
+from interlace.observe.loggers import MetricsLoggers, open_loggers
+from interlace.observe.loggers.base import RunInfo
+from interlace.observe.progress import ProgressView
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.step_line import brief
+from interlace.observe.stop import StopSignal
+from interlace.observe.transcripts import write_transcripts
+from interlace.recipes.clusters.base import back_end
+from interlace.recipes.config import Recipe, algorithm_of
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.timeline import NoRecorder, Recorder
+from interlace.runtime.trace import TraceFile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainReport:
+    """What a run came to."""
+
+    done_steps: int
+    num_steps: int
+    before: Evaluation | None
+    after: Evaluation | None
+    checkpoint: Path | None
+    """The newest."""
+    books: Ledger = Ledger()
+    """Where the device-seconds of this process went, its start included, the evaluation at the end not."""
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it ended before its last step, at a step boundary, with a checkpoint."""
+        return self.done_steps < self.num_steps
+
+
+def train(recipe: Recipe, folder: RunFolder, *, resume: bool, progress: ProgressView, stop: StopSignal) -> TrainReport:
+    """Runs a recipe to its last step, or until `stop` is requested. The recipe was checked before.
+
+    resume: goes on from the newest checkpoint of the folder; without one, from the start.
+    """
+    with LiveRun(folder) as live:
+        return asyncio.run(_Session(recipe, folder, progress, stop).train(live, resume=resume))
+
+
+class _Session:
+    """Observes the flow: each step is logged, and may be checkpointed and evaluated."""
+
+    def __init__(self, recipe: Recipe, folder: RunFolder, progress: ProgressView, stop: StopSignal) -> None:
+        self._recipe, self._folder, self._progress, self._stop = recipe, folder, progress, stop
+        self._checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints)
+        self._prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
+        self._stream = PromptStream(self._prompts.train, recipe.seed)
+        self._resumed: RunState | None = None
+        """Where the run stood, where it goes on from a checkpoint."""
+        self._done_steps = 0
+        self._before: Evaluation | None = None
+        self._after: Evaluation | None = None
+        self._books = Ledger()
+        self._told: set[str] = set()
+        self._has_scored = False
+        """Any sample, in this process."""
+        self._cluster: Cluster
+        self._logger: MetricsLoggers
+        self._groups: RoleGroups
+        self._saver: Saver
+        self._run: PolicyRun
+        self._evaluator: Evaluator
+
+    async def train(self, live: LiveRun, *, resume: bool) -> TrainReport:
+        """From start or checkpoint to the end. live: where a trace is asked for."""
+        newest = self._restore() if resume else None
+        cluster = self._cluster = back_end(self._recipe.cluster).open_cluster(
+            self._recipe.cluster, self._recipe.schedule.resolved
+        )
+        info = RunInfo(
+            name=self._folder.name,
+            folder=self._folder.path,
+            config=self._recipe.model_dump(mode="json"),
+            resumed_at=self._done_steps if resume else None,
+        )
+        trace, loop = LiveTrace(cluster, self._folder.traces, self._progress), asyncio.get_running_loop()
+        try:
+            with (
+                open_loggers(info, self._recipe.logging.loggers) as self._logger,
+                live.heard_by(lambda: loop.call_soon_threadsafe(trace.toggle)),
+                cluster.timeline.recorded_by(self._recorder()),
+            ):
+                await cluster.run(self._work(newest))
+        finally:
+            await trace.close()
+            await cluster.shutdown()
+        return TrainReport(
+            done_steps=self._done_steps,
+            num_steps=self._recipe.steps,
+            before=self._before,
+            after=self._after,
+            checkpoint=self._checkpoints.latest(),
+            books=self._books,
+        )
+
+    def _recorder(self) -> Recorder:
+        if not self._recipe.logging.timeline or self._done_steps >= self._recipe.steps:
+            return NoRecorder()  # of a run that has no step left, the one that is there stays
+        self._folder.set_timeline_aside()
+        return TraceFile(self._folder.timeline, self._cluster.devices)
+
+    def _restore(self) -> Path | None:
+        newest = self._checkpoints.latest()
+        state = self._resumed = RunState.read(newest) if newest else None
+        self._folder.truncate_after(state.done_steps if state else 0)
+        if state:
+            self._done_steps, self._before = state.done_steps, state.before
+            self._stream.restore(state.stream)
+            self._progress.say(f"resuming after step {state.done_steps} from {newest}")
+        return newest
+
+    async def _work(self, newest: Path | None) -> None:
+        await self._assemble(newest)
+        await self._run.start()
+        if self._evaluator.has_prompts and newest is None:
+            self._before = await self._evaluate("evaluation before")
+        await policy_optimization(self._run)
+        self._books = self._run.books()
+        # Before what is in flight is given up: a resumed run with more steps starts with these prompts.
+        unfinished = self._run.unconsumed_prompts()
+        leftover = [entry for entry in self._run.finish() if entry.event != TerminalEvent.TRAINED]
+        if leftover:
+            write_transcripts(self._folder.samples, self._done_steps + 1, leftover)
+        if self._evaluator.has_prompts and self._after is None:
+            await self._run.install_weights()
+            self._after = await self._evaluate("evaluation after")
+        if self._done_steps:
+            await self._saver.save(self._state(unfinished))
+
+    async def _assemble(self, newest: Path | None) -> None:
+        recipe, cluster = self._recipe, self._cluster
+        prompts, abort = self._prompts.train, self._stop.abort_if_requested  # a warm-up is kept whole or not at all
+        initial = await warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
+        policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
+        critic = newest / CRITIC_FOLDER if newest else None
+        adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None
+        seats = Seats(recipe=recipe, policy=policy, initial=initial, critic=critic, adapter=adapter)
+        self._groups = await launch_roles(cluster, seats)
+        self._saver = Saver(cluster, self._checkpoints, self._groups)
+        if newest:
+            await self._groups.actor.load_optimizer(newest)
+            if self._groups.critic:
+                await self._groups.critic.load_optimizer(newest / CRITIC_FOLDER)
+        await self._say_how_it_computes()
+        ready = await assemble(
+            cluster, recipe, algorithm_of(recipe), self._groups, self._stream, self, resumed=self._resumed
+        )
+        self._run = ready.run
+        self._evaluator = Evaluator(recipe, ready.sampling, self._prompts.heldout, self._run, self._groups.reward)
+
+    async def _say_how_it_computes(self) -> None:
+        report = await self._groups.rollout[0].report()
+        invariant = "does not depend" if report.invariant else "depends"
+        self._progress.say(
+            f"rollout: {report.attention}; a sample {invariant} on what shares its batch ({report.reason})"
+        )
+        for note in report.notes:
+            self._progress.say(f"rollout: {note}")
+        groups = self._groups
+        reference = None if shares_base(groups) or not groups.reference else groups.reference[0]
+        for name, group in (("actor", groups.actor), ("critic", groups.critic), ("reference", reference)):
+            if group:
+                self._progress.say(f"{name}: micro-batches are {await group.attention()}")
+
+    async def on_step(self, result: StepResult) -> bool:
+        """Logs the step; evaluates and saves where it is time. False where somebody asked for a stop."""
+        recipe = self._recipe
+        self._done_steps = result.step
+        write_transcripts(self._folder.samples, result.step, result.ended)
+        self._say_failures(result)
+        self._has_scored = self._has_scored or any(entry.sample.reward is not None for entry in result.ended)
+        self._say_lost_minibatches(result)
+        self._say_idle_weights(result)
+        evaluation: Metrics = {}
+        self._after = None
+        if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:
+            self._after = await self._evaluate(f"evaluation after step {result.step}")
+            evaluation = self._after.metrics()
+        metrics = {**result.metrics, **evaluation}
+        state = None
+        if recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0:
+            state = self._state(self._run.unconsumed_prompts())
+            metrics["timing_s/checkpoint"] = await self._saver.copy()
+        self._logger.log(result.step, metrics)
+        self._progress.step(result.step, metrics)
+        self._refuse_failures(result)
+        if state:
+            self._saver.write(state)
+        return not self._stop.requested
+
+    def _say_failures(self, result: StepResult) -> None:
+        """Of the first step that has any: a reward that fails for all samples looks like a run that learns nothing."""
+        if failed := _failures(result):
+            self._say_once(
+                "failures",
+                f"step {result.step}: {len(failed)} of {len(result.ended)} samples failed, the first by "
+                f"{brief(failed[0])}; all reasons, of later steps too, are in {self._folder.samples}",
+            )
+
+    def _refuse_failures(self, result: StepResult) -> None:
+        """Of the first step: hours of steps without any sample would end as if something had been learned."""
+        if not self._has_scored and (failed := _failures(result)):
+            raise InterlaceError(
+                f"step {result.step}: all {len(failed)} samples failed, so there is nothing to train on. The first "
+                f"failed by {brief(failed[0])}; all reasons are in {self._folder.samples}."
+            )
+
+    def _say_lost_minibatches(self, result: StepResult) -> None:
+        """Likewise: those that the settings drop are no accident."""
+        for role in ("actor", "critic", "process_reward"):
+            lost, norm = (result.metrics.get(f"{role}/{name}", 0.0) for name in ("skipped_minibatches", "grad_norm"))
+            if lost and not math.isfinite(norm + result.metrics.get(f"{role}/loss", 0.0)):
+                self._say_once(
+                    role,
+                    f"step {result.step}: {lost:.0f} of the {role}'s minibatches had a loss or a gradient that is not "
+                    f"a finite number, and were dropped; {role}/skipped_minibatches counts them",
+                )
+
+    def _say_idle_weights(self, result: StepResult) -> None:
+        """Of the first step that was scored: what parts a function of the user's own returns, only it can show."""
+        if "weights" in self._told or not self._has_scored:
+            return
+        self._told.add("weights")
+        parts = {name for entry in result.ended for name in entry.sample.reward_parts}
+        if idle := [name for name in self._recipe.reward.shaping.weights if name not in parts]:
+            self._progress.say(
+                f"step {result.step}: reward.shaping.weights names {', '.join(idle)}, and no reward has a part "
+                f"of that name: its weight changes nothing. Parts are: {', '.join(sorted(parts)) or 'none'}"
+            )
+
+    def _say_once(self, kind: str, text: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            self._progress.say(text)
+
+    async def _evaluate(self, title: str) -> Evaluation:
+        self._progress.stage(title, 0, 1)
+        evaluation = await self._evaluator.evaluate()
+        self._progress.stage(title, 1, 1, f"greedy {evaluation.greedy_accuracy:.3f}")
+        if evaluation.warning:
+            self._progress.say(f"{title}: {evaluation.warning}")
+        truncate_after(self._folder.evaluations, self._done_steps - 1)  # a resumed run may repeat the last one
+        with self._folder.evaluations.open("a", encoding="utf-8") as file:
+            file.write(to_line({"step": self._done_steps, **evaluation.metrics()}))
+        return evaluation
+
+    def _state(self, unfinished: Sequence[Prompt]) -> RunState:
+        """unfinished: prompts that were drawn and not trained on."""
+        return RunState(
+            done_steps=self._done_steps,
+            num_groups=self._run.num_groups,
+            stream=self._stream.state(unfinished),
+            before=self._before,
+        )
+
+
+def _failures(result: StepResult) -> list[str]:
+    """Why samples failed, one reason each."""
+    return [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]

@@ -1,0 +1,241 @@
+"""A recipe on the virtual clock: the same flow, stages and schedule; workers that stand in for the real ones."""
+
+import asyncio
+import gc
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from interlace.algorithms import Algorithm
+from interlace.algorithms.base import Advantages, Needs
+from interlace.core.errors import UserError
+from interlace.core.training import LossInputs, LossOutputs
+from interlace.core.types import Prompt, Sample, SampleGroup
+from interlace.data.stream import PromptStream
+from interlace.flows.policy import policy_optimization
+from interlace.flows.run import Ended, PolicyRun, RoleGroups, StepResult
+from interlace.jobs.assemble import assemble
+from interlace.jobs.launch import STAGES
+from interlace.observe.goodput import Ledger
+from interlace.observe.run_data import RunData, Transcript
+from interlace.recipes.config import Recipe, algorithm_of
+from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.sim.cluster import Around, SimCluster
+from interlace.runtime.sim.loop import VirtualLoop
+from interlace.runtime.timeline import Recorder
+from interlace.runtime.worker import Worker
+from interlace.schedule.placement import Device
+from interlace.simulate.workers import zeros
+
+T = TypeVar("T")
+HANG_AFTER_S = 1e7
+"""Virtual seconds; a stall is seen at once, whatever the limit."""
+SimulatedRole = tuple[Callable[..., Worker], type[Worker]]
+"""What makes a worker from its context, and the worker's class."""
+
+
+class StandIns(Protocol):
+    """What a recipe runs on instead of its own workers, devices and prompts."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]: ...
+
+    @property
+    def around(self) -> Around:
+        """What is put around each rank."""
+        ...
+
+    def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
+        """The data set."""
+        ...
+
+    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
+        """rollout, reward, reference, critic and actor; which are needed, the algorithm says."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What came of it. Times are virtual."""
+
+    name: str
+    results: Sequence[StepResult]
+    """Of each step."""
+    books: Ledger
+    """Of all device-seconds, start-up included."""
+    events: Sequence[Ended]
+    """How each sample ended, in order."""
+    seconds: float
+    """From start to end."""
+
+    @cached_property
+    def run(self) -> RunData:
+        """As read from a run's folder; nothing was written."""
+        return RunData(
+            name=self.name,
+            folder=Path(),
+            rows=[result.metrics for result in self.results],
+            transcripts=[_transcript(result.step, ended) for result in self.results for ended in result.ended],
+        )
+
+
+def run_virtually(recipe: Recipe, stand_ins: StandIns, *, name: str, recorder: Callable[[], Recorder]) -> Simulated:
+    """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
+
+    recorder: makes what is told of all that happens. Raises UserError for what cannot work, and what a run on any other
+    cluster raises: HangError, RemoteError, WorkerDiedError.
+    """
+    with _no_search_for_cycles():
+        return on_virtual_clock(lambda: _Session(recipe, stand_ins).run(name, recorder))
+
+
+def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Runs a coroutine on an event loop of its own, on a VirtualLoop."""
+    loop = VirtualLoop()
+    # asyncio wants a current loop where futures are made without one.
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.wind_up()
+        asyncio.set_event_loop(None)
+
+
+@contextmanager
+def _no_search_for_cycles() -> Iterator[None]:
+    """A run keeps what it simulates to its end and makes no cycles on the way: searching all of it finds nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Session:
+    """One run, observed."""
+
+    def __init__(self, recipe: Recipe, stand_ins: StandIns) -> None:
+        self._recipe, self._stand_ins = recipe, stand_ins
+        self._algorithm = Timed(algorithm_of(recipe))
+        self._results: list[StepResult] = []
+
+    async def run(self, name: str, recorder: Callable[[], Recorder]) -> Simulated:
+        recipe, stand_ins = self._recipe, self._stand_ins
+        cluster = SimCluster(
+            stand_ins.devices,
+            recipe.schedule.resolved,
+            hang_after_s=HANG_AFTER_S,
+            around=stand_ins.around,
+        )
+        prompts = PromptStream(stand_ins.prompts(recipe), recipe.seed)
+        try:
+            groups = await launch(cluster, self._algorithm.needs, stand_ins.roles(recipe))
+            ready = await assemble(cluster, recipe, self._algorithm, groups, prompts, self)
+            with cluster.timeline.recorded_by(recorder()):
+                await cluster.run(_flow(ready.run))
+                books = ready.run.books()
+        finally:
+            await cluster.shutdown()
+        leftover = ready.run.finish()
+        if not self._results:
+            raise UserError("the recipe's data ended before its first step: nothing was simulated.")
+        return Simulated(
+            name=name,
+            results=self._results,
+            books=books,
+            events=[*(ended for result in self._results for ended in result.ended), *leftover],
+            seconds=cluster.clock.now(),
+        )
+
+    async def on_step(self, result: StepResult) -> bool:
+        """Never stops."""
+        self._results.append(result)
+        return True
+
+
+async def _flow(run: PolicyRun) -> None:
+    await run.start()
+    await policy_optimization(run)
+
+
+class Timed(Algorithm):
+    """An algorithm of which only what costs time is left: what it needs, and which groups it keeps."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        super().__init__(algorithm.settings)
+        self._algorithm = algorithm
+
+    @property
+    def needs(self) -> Needs:
+        return self._algorithm.needs
+
+    @property
+    def is_group_relative(self) -> bool:
+        return self._algorithm.is_group_relative
+
+    @property
+    def selects(self) -> bool:
+        return self._algorithm.selects
+
+    def keeps(self, group: SampleGroup) -> bool:
+        return self._algorithm.keeps(group)
+
+    def advantages(self, group: SampleGroup) -> Advantages:
+        """Zeros."""
+        nothing = zeros(group.samples)
+        return Advantages(advantages=nothing, returns=nothing if self.needs.critic else None)
+
+    def loss(self, inputs: LossInputs) -> LossOutputs:
+        raise TypeError(f"simulated workers compute no loss, and got {inputs.num_samples} samples")
+
+
+async def launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRole]) -> RoleGroups:
+    """Starts what stands in for the workers that the algorithm needs."""
+
+    async def start(name: str) -> list[WorkerGroup[Any]]:
+        factory, kind = roles[name]
+        # Scoring needs no device.
+        places = [()] if name == "reward" else cluster.place(name)
+        return [
+            await cluster.launch(
+                WorkerSpec(
+                    name=f"{name}/{number}" if devices else name,
+                    factory=factory,
+                    worker_class=kind,
+                    devices=devices,
+                    stage=STAGES[name],
+                    preemptible=name == "rollout",
+                )
+            )
+            for number, devices in enumerate(places)
+        ]
+
+    critics = await start("critic") if needs.critic or needs.process_reward else []
+    return RoleGroups(
+        rollout=await start("rollout"),
+        reward=(await start("reward"))[0],
+        reference=await start("reference") if needs.reference else [],
+        critic=critics[0] if critics else None,
+        actor=(await start("actor"))[0],
+    )
+
+
+def _transcript(step: int, ended: Ended) -> Transcript:
+    sample: Sample = ended.sample
+    return Transcript(
+        step=step,
+        uid=sample.prompt.uid,
+        prompt="",
+        response="",
+        num_tokens=sample.num_tokens,
+        reward=sample.reward,
+        version_min=None,
+        version_max=None,
+        event=str(ended.event),
+    )

@@ -1,0 +1,98 @@
+"""The warmed-up model of a recipe, made once and kept by content."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import interlace
+from interlace.core.random import stable_hash
+from interlace.core.types import Prompt, Sample
+from interlace.data.warmup import Demonstrations
+from interlace.flows.warmup import supervised_warmup
+from interlace.jobs.launch import launch_warmup
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_tokenizer
+from interlace.observe.progress import ProgressView
+from interlace.recipes.config import Recipe
+from interlace.runtime.cluster import Cluster
+
+
+class _Examples:
+    """Demonstrations as samples."""
+
+    def __init__(self, recipe: Recipe, prompts: Sequence[Prompt]) -> None:
+        if recipe.warmup is None:
+            raise ValueError("the recipe has no warm-up")
+        self._size = recipe.warmup.batch_size
+        self._demonstrations = Demonstrations(
+            recipe.warmup.demonstrations, prompts, load_tokenizer(recipe.model), recipe.seed
+        )
+
+    def batch(self, step: int) -> Sequence[Sample]:
+        from interlace.engines.train import supervised_sample
+
+        shown = self._demonstrations.batch(step, self._size)
+        return [supervised_sample(example.prompt.token_ids, example.response_ids) for example in shown]
+
+
+def warmup_folder(recipe: Recipe) -> Path:
+    """Where the warmed-up model lies: named by everything that it depends on."""
+    parts = (recipe.model, recipe.task, recipe.warmup)
+    content = [part.model_dump_json() for part in parts if part is not None]
+    key = stable_hash(interlace.__version__, recipe.seed, recipe.tokens_per_microbatch, *content)
+    return Path(recipe.model.cache_dir).expanduser() / "warmup" / f"{key:016x}"
+
+
+async def warmed_model(
+    cluster: Cluster,
+    recipe: Recipe,
+    prompts: Sequence[Prompt],
+    progress: ProgressView,
+    *,
+    on_step: Callable[[], None] = lambda: None,
+) -> ModelConfig:
+    """The model to start from: the recipe's own, or what its warm-up makes of it.
+
+    on_step: called after each step of a warm-up, which what it raises ends.
+    """
+    if recipe.warmup is None:
+        return recipe.model
+    folder = warmup_folder(recipe)
+    if folder.exists():
+        progress.say(f"warm-up: found in {folder}")
+    else:
+        num_steps = recipe.warmup.steps
+
+        def told(done: int) -> None:
+            progress.stage("warm-up", done, num_steps)
+            on_step()
+
+        await _warm_up(cluster, recipe, prompts, told, folder)
+    return recipe.model.model_copy(update={"path": str(folder), "tokenizer": None})
+
+
+async def _warm_up(
+    cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt], told: Callable[[int], None], folder: Path
+) -> None:
+    if recipe.warmup is None:
+        raise ValueError("the recipe has no warm-up")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # A folder of its own: runs that are started together warm up the same model side by side.
+    with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as own:
+        unfinished = Path(own) / folder.name
+        unfinished.mkdir()
+        trainer = await launch_warmup(cluster, recipe)
+        await supervised_warmup(
+            trainer,
+            _Examples(recipe, prompts),
+            num_steps=recipe.warmup.steps,
+            folder=unfinished,
+            on_step=told,
+        )
+        await cluster.dismiss(trainer)
+        try:
+            unfinished.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            # Whoever was faster made the same.

@@ -1,0 +1,182 @@
+"""A recipe's workers, measured on this machine through the same workers and calls that train them."""
+
+import asyncio
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from interlace.core.profile import InferenceCosts, Interference, Profile, TrainCosts
+from interlace.core.types import Sample, SamplingParams
+from interlace.data.loading import load_prompts
+from interlace.data.stream import PromptStream
+from interlace.flows.run import RoleGroups
+from interlace.jobs.assemble import sampling_of
+from interlace.jobs.launch import Seats, launch_roles, launch_second_actor
+from interlace.jobs.warmup import warmed_model
+from interlace.models.loading import load_tokenizer
+from interlace.observe.progress import ProgressView
+from interlace.profiling.fit import medians
+from interlace.profiling.pairs import measure_interference
+from interlace.profiling.rollout import measure_rollout
+from interlace.profiling.samples import draw_samples, measure_lengths, measure_reward
+from interlace.profiling.steps import StepTimes, fitted, measure_steps
+from interlace.profiling.training import (
+    NOTHING_KEPT,
+    efficiency,
+    measure_export,
+    measure_inference,
+    measure_training,
+    train_call,
+)
+from interlace.recipes.clusters.base import back_end, run_on
+from interlace.recipes.config import Recipe, ScheduleChoice, algorithm_of
+from interlace.runtime.cluster import Cluster
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+
+PARTS = ("samples", "rollout", "reward", "two devices", "reference", "critic", "actor", "side by side", "whole steps")
+"""In the order in which they are measured."""
+NO_STEP = 1e-12
+"""Learning rate."""
+SHARES = {"rollout": 0.25, "side by side": 0.2, "whole steps": 0.25, "reward": 0.05, "two devices": 0.05}
+"""Of the budget, for each part; the others get a tenth. What an algorithm has no need of is not measured."""
+
+
+def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", budget_s: float) -> Profile:
+    """Measures on the recipe's cluster. The recipe was checked before.
+
+    source: what the profile names as its origin. budget_s: seconds of measuring, about: rounds that were begun are
+    finished, and one of each is always made.
+    """
+    devices = back_end(recipe.cluster).find_devices(recipe.cluster)
+    recipe = standing_still(recipe, apart(devices))
+
+    async def measure(cluster: Cluster) -> tuple[Profile, StepTimes | None]:
+        return await _Measurement(cluster, recipe, progress, budget_s).measure(source)
+
+    profile, steps = asyncio.run(run_on(recipe.cluster, recipe.schedule.resolved, measure))
+    return fitted(profile, steps, recipe, len(devices)) if steps else profile
+
+
+def apart(devices: Sequence[Device]) -> Schedule:
+    """Engines on every device, whatever else there is on the last: any two roles that may work at once can do so here.
+
+    The recipe's own schedule decides who shares what, but not what an instance costs.
+    """
+    last = str(len(devices) - 1)
+    roles = {"rollout": "all", "reference": last, "critic": last, "actor": last}
+    return Schedule.parse({"placement": roles}, where="the placement of a profile")
+
+
+def standing_still(recipe: Recipe, schedule: Schedule) -> Recipe:
+    """The recipe under a schedule, its models trained at full cost to no effect: what is measured stays as it is."""
+    still = {"lr": NO_STEP, "schedule": "constant"}
+    return recipe.model_copy(
+        update={
+            "schedule": ScheduleChoice(preset="a profile's", resolved=schedule),
+            "optimizer": recipe.optimizer.model_copy(update=still),
+            "critic": recipe.critic.model_copy(update={"optimizer": recipe.critic.optimizer.model_copy(update=still)}),
+        }
+    )
+
+
+class _Measurement:
+    def __init__(self, cluster: Cluster, recipe: Recipe, progress: ProgressView, budget_s: float) -> None:
+        self._cluster, self._recipe, self._progress, self._budget_s = cluster, recipe, progress, budget_s
+        self._groups: RoleGroups
+        self._samples: list[Sample]
+        self._sampling: SamplingParams
+
+    async def measure(self, source: str) -> tuple[Profile, StepTimes | None]:
+        recipe, cluster = self._recipe, self._cluster
+        prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
+        model = await warmed_model(cluster, recipe, prompts.train, self._progress)
+        seats = Seats(recipe=recipe, policy=model, initial=model)
+        groups = self._groups = await launch_roles(cluster, seats)
+        engine = groups.rollout[0]
+        budget_s = self._begin("samples")
+        self._sampling = sampling = await sampling_of(recipe, engine)
+        drawn = await draw_samples(engine, prompts.train, sampling, recipe, budget_s=budget_s)
+        budget_s = self._begin("rollout")
+        rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=budget_s)
+        budget_s = self._begin("reward")
+        reward = await measure_reward(groups.reward, drawn, recipe, budget_s=budget_s)
+        self._samples = drawn[: recipe.prompts_per_step * recipe.samples_per_prompt]
+        kept = await self._efficiency(seats)
+        profile = Profile(
+            device=device_name(cluster.devices[0]),
+            source=source,
+            device_memory_bytes=cluster.devices[0].memory_bytes,
+            rollout=rollout,
+            reward=reward,
+            lengths=measure_lengths(drawn),
+            reference=await self._reference(),
+            critic=await self._critic(kept),
+            actor=(await self._actor()).model_copy(update={"efficiency": kept}),
+            interference=await self._interference(),
+        )
+        budget_s, stream = self._begin("whole steps"), PromptStream(prompts.train, recipe.seed)
+        return profile, await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
+
+    async def _reference(self) -> InferenceCosts | None:
+        if not self._groups.reference:
+            return None
+        budget_s = self._begin("reference")
+        return await measure_inference(self._groups.reference[0], "logprobs", self._samples, budget_s=budget_s)
+
+    async def _critic(self, kept: float) -> TrainCosts | None:
+        if not self._groups.critic:
+            return None
+        budget_s = self._begin("critic")
+        needs = algorithm_of(self._recipe).needs
+        operation = "process_rewards" if needs.process_reward else "values"
+        critic, samples = self._groups.critic, self._samples
+        costs = await measure_training(critic, operation, samples, self._recipe, budget_s=budget_s)
+        return costs.model_copy(update={"efficiency": kept})
+
+    async def _actor(self) -> TrainCosts:
+        budget_s = self._begin("actor")
+        actor, samples = self._groups.actor, self._samples
+        costs = await measure_training(actor, "logprobs", samples, self._recipe, budget_s=budget_s)
+        return costs.model_copy(update={"export_s": await measure_export(actor)})
+
+    async def _efficiency(self, seats: Seats) -> float:
+        """Of speed that training keeps on a second device; on a cluster with one device there is nothing to keep."""
+        devices = [device for device in self._cluster.devices if device.pool == self._cluster.devices[0].pool]
+        if len(devices) < 2:
+            return NOTHING_KEPT
+        budget_s = self._begin("two devices")
+        alone, recipe, samples = self._groups.actor, self._recipe, self._samples
+        both = await launch_second_actor(self._cluster, seats, tuple(devices[:2]))
+        calls = [train_call(group, samples, recipe) for group in (alone, both)]
+        alone_s, both_s = await medians(calls, rounds=7, budget_s=budget_s)
+        await self._cluster.dismiss(both)
+        return efficiency(alone_s, both_s)
+
+    async def _interference(self) -> tuple[Interference, ...]:
+        budget_s = self._begin("side by side")
+        return await measure_interference(self._groups, self._samples, self._sampling, self._recipe, budget_s=budget_s)
+
+    def _begin(self, part: str) -> float:
+        """Says what comes. Returns its seconds."""
+        self._progress.stage("profile", PARTS.index(part), len(PARTS), part)
+        return SHARES.get(part, 0.1) * self._budget_s
+
+
+def device_name(device: Device) -> str:
+    """Kind of device, as people call it: `cpu, one core of AMD EPYC 7B13`."""
+    if device.pool == "cpu":
+        return f"cpu, one core of {_processor()}"
+    import torch
+
+    return f"{device.pool}, {torch.cuda.get_device_name(device.pool_index)}"
+
+
+def _processor() -> str:
+    """Its model's name on Linux, elsewhere its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

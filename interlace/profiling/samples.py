@@ -1,0 +1,125 @@
+"""What a recipe's policy writes, and what its reward makes of it: lengths, latencies, how much is right."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from interlace.core.profile import Lengths, RewardCosts
+from interlace.core.types import Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.profiling.fit import Call, fit, likeness, log_spread, medians, timed
+from interlace.profiling.rollout import serve_all
+from interlace.recipes.config import Recipe
+from interlace.runtime.group import WorkerGroup
+from interlace.stages.generate import answered
+
+Value = TypeVar("Value")
+ENOUGH_SAMPLES = 512
+"""Of the policy: more are not drawn."""
+NUM_QUANTILES = 33
+TIMED_ONE_BY_ONE = 48
+"""Samples that are scored each in a call of its own."""
+
+
+async def draw_samples(
+    engine: WorkerGroup[Any], prompts: Sequence[Prompt], sampling: SamplingParams, recipe: Recipe, *, budget_s: float
+) -> list[Sample]:
+    """Samples of whole steps, each of new prompts, until there are enough or time is up; one step at least."""
+    found: list[Sample] = []
+    start_s, per_step = time.perf_counter(), recipe.prompts_per_step
+    for first in range(0, max(1, len(prompts) - per_step + 1), per_step):
+        found += await _draw_step(engine, prompts[first : first + per_step], first, sampling, recipe)
+        if len(found) >= ENOUGH_SAMPLES or time.perf_counter() - start_s > budget_s:
+            break
+    return found
+
+
+async def _draw_step(
+    engine: WorkerGroup[Any], prompts: Sequence[Prompt], first: int, sampling: SamplingParams, recipe: Recipe
+) -> list[Sample]:
+    keys = [
+        SampleKey(first + place, index) for place in range(len(prompts)) for index in range(recipe.samples_per_prompt)
+    ]
+    by_id = {}
+    for key in keys:
+        prompt = prompts[key.gid - first]
+        request = Request(
+            uid=prompt.uid,
+            sample_index=key.index,
+            serial=key.gid,
+            prompt_ids=prompt.token_ids.tolist(),
+            params=sampling,
+        )
+        by_id[request.id] = (key, prompt, request)
+    responses, _ = await serve_all(engine, [request for _, _, request in by_id.values()])
+    samples = []
+    for response in responses:
+        key, prompt, _ = by_id[response.completion.request.id]
+        sample = answered(key, prompt, response)
+        samples.append(replace(sample, logprobs=np.array(response.completion.logprobs, np.float32)))
+    return sorted(samples, key=lambda sample: sample.key)
+
+
+def measure_lengths(samples: Sequence[Sample]) -> Lengths:
+    """Quantiles of response lengths, and how much of their spread is the prompt's."""
+    lengths = [sample.num_tokens for sample in samples]
+    spread = log_spread(by_prompt(samples, [float(max(1, length)) for length in lengths]))
+    quantiles = np.quantile(lengths, np.linspace(0, 1, NUM_QUANTILES))
+    return Lengths(
+        prompt_tokens=max(1, round(float(np.mean([len(sample.prompt.token_ids) for sample in samples])))),
+        median=max(1.0, float(np.median(lengths))),
+        prompt_sigma=spread.between,
+        response_sigma=spread.within,
+        quantiles=tuple(float(value) for value in quantiles),
+    )
+
+
+async def measure_reward(
+    group: WorkerGroup[Any], samples: Sequence[Sample], recipe: Recipe, *, budget_s: float
+) -> RewardCosts:
+    """Latencies of scoring and what comes with a call; how many answers are right, and how that differs by prompt."""
+    results: list[RewardResult] = await group.score(samples)
+    alone = [await timed(_score(group, samples[place : place + 1])) for place in _spread_out(len(samples))]
+    some, count = samples[: max(1, len(samples) // 4)], len(samples)
+    calls = [_score(group, some), _score(group, samples), lambda: _score_each(group, samples)]
+    times = await medians(calls, rounds=5, budget_s=budget_s)
+    call_s, answer_s = fit([[1.0, float(len(some))], [1.0, float(count)], [float(count), float(count)]], times)
+    workers = max(1, recipe.reward.workers)
+    right = [recipe.reward.is_right(result) for result in results]
+    failed = [result.failure is not None for result in results]
+    logs = np.log(np.maximum(alone, 1e-9))
+    return RewardCosts(
+        median_s=float(answer_s) * min(workers, len(samples)),
+        # Of single calls: a scorer that is quick hides in the call, and so does its spread.
+        sigma=float(np.std(logs)) if answer_s > call_s else 0.0,
+        call_s=float(call_s),
+        max_s=recipe.reward.timeout_s,
+        workers=workers,
+        solve_rate=sum(right) / len(right),
+        solve_spread=likeness(by_prompt(samples, right)),
+        fail_share=sum(failed) / len(failed),
+    )
+
+
+def by_prompt(samples: Sequence[Sample], values: Sequence[Value]) -> list[list[Value]]:
+    """One value a sample, as one list a prompt."""
+    found: dict[int, list[Value]] = {}
+    for sample, value in zip(samples, values, strict=True):
+        found.setdefault(sample.key.gid, []).append(value)
+    return list(found.values())
+
+
+async def _score_each(group: WorkerGroup[Any], samples: Sequence[Sample]) -> None:
+    """In calls that are under way at once, as a run makes them: what each takes of the way, not how long the way is."""
+    await asyncio.gather(*(group.score([sample]) for sample in samples))
+
+
+def _score(group: WorkerGroup[Any], samples: Sequence[Sample]) -> Call:
+    return lambda: group.score(samples)
+
+
+def _spread_out(count: int) -> range:
+    return range(0, count, max(1, count // TIMED_ONE_BY_ONE))

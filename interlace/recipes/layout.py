@@ -1,0 +1,35 @@
+"""What a recipe puts on each role's devices: how many ranks, and whether two roles share a model."""
+
+from collections.abc import Callable, Sequence
+
+from interlace.core.errors import UserError
+from interlace.recipes.config import Recipe
+from interlace.schedule.placement import Device
+
+
+def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
+    """Of an instance of `role` on these devices; roles that are not trained have one.
+
+    Raises UserError where the ranks that the recipe asks for do not fit them.
+    """
+    wanted = {"actor": recipe.actor.ranks, "critic": recipe.critic.ranks}.get(role, 1)
+    if wanted is None:
+        return len(devices) if devices[0].pool == "cuda" else 1
+    if len(devices) % wanted:
+        names = ", ".join(device.name for device in devices)
+        fitting = [count for count in range(1, len(devices) + 1) if len(devices) % count == 0]
+        raise UserError(
+            f"{role}.ranks={wanted}, but schedule.placement.{role} gives it {len(devices)} of the cluster's devices "
+            f"({names}), which cannot be shared out evenly. Set {role}.ranks to {' or '.join(map(str, fitting))}, or "
+            f"place it on {wanted} devices (schedule.placement.{role}, cluster.devices)."
+        )
+    return wanted
+
+
+def reference_is_base(recipe: Recipe, place: Callable[[str], tuple[tuple[Device, ...], ...]]) -> bool:
+    """Whether the actor's model with its adapter off serves as the reference: it is that model, at that place.
+
+    place: the devices of each instance of a role.
+    """
+    is_same = recipe.actor.lora is not None and recipe.reference.model is None
+    return is_same and {device for instance in place("reference") for device in instance} <= set(place("actor")[0])

@@ -1,0 +1,258 @@
+"""Drives one rollout engine: feeds it, brings its samples home, swaps its weights, yields its devices."""
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from interlace.core.training import WeightBundle
+from interlace.core.types import Metrics, Progress, Request, Response
+from interlace.runtime.clock import Clock
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.timeline import Timeline
+from interlace.runtime.waits import Signal, WaitRegistry
+from interlace.schedule.concurrency import EngineUse, create_limit
+from interlace.schedule.dispatch import Load
+from interlace.schedule.schedule import Schedule
+from interlace.stages.serve_meter import ServeMeter
+
+ROUNDING_S = 1e-6
+"""Of clocks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Job:
+    """A request and what to do with its response."""
+
+    request: Request
+    order: float
+    """Smaller goes first among jobs that have not started; those that have tokens already go before all others."""
+    expected_tokens: float
+    deliver: Callable[[Response], None]
+
+    @property
+    def started(self) -> bool:
+        """Whether it is a partial that goes on."""
+        return bool(self.request.generated_ids)
+
+
+class EngineDriver:
+    """One rollout instance. run(): devices, then requests, until nothing is left or others need the devices."""
+
+    def __init__(
+        self,
+        group: WorkerGroup[Any],
+        waits: WaitRegistry,
+        clock: Clock,
+        timeline: Timeline,
+        schedule: Schedule,
+        *,
+        on_swapped: Callable[[], None],
+        on_requeue: Callable[[list[Job]], None],
+    ) -> None:
+        """on_swapped: told when new weights serve. on_requeue: gets partials that were taken out, to dispatch anew."""
+        self.group = group
+        self.version = -1
+        self.load = Load(num_requests=0, live_tokens=0.0)
+        self.kv_use = 0.0
+        """Share of its KV cache that its last call held."""
+        self.metrics: Metrics = {}
+        """What the engine counted between its last two swaps of weights."""
+        self._clock, self._timeline = clock, timeline
+        self._meter = ServeMeter(group, timeline)
+        self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
+        self._min_hold = schedule.min_hold
+        self._on_swapped, self._on_requeue = on_swapped, on_requeue
+        self._wake = Signal(waits)
+        self._queue: list[tuple[bool, float, int, Job]] = []
+        self._queued: dict[str, Job] = {}
+        self._running: dict[str, Job] = {}
+        self._aborts: list[str] = []
+        self._pending: WeightBundle | None = None
+        self._sequence = 0
+        self._held_since = 0.0
+        self._serving = self._yield_asked = self._evacuating = False
+        group.on_yield = self._ask_to_yield
+        if schedule.kv_on_switch == "recompute":
+            group.unload_arguments, group.on_unload = (schedule.kv_on_switch,), self._meter.recompute
+
+    @property
+    def starts_new(self) -> bool:
+        """False while an update is pending: a sequence that began now would be older than its admission allows for."""
+        return self._pending is None
+
+    def submit(self, job: Job) -> None:
+        """Queues a job."""
+        self._sequence += 1
+        self.load.num_requests += 1
+        self.load.live_tokens += job.expected_tokens
+        self._queued[job.request.id] = job
+        heapq.heappush(self._queue, (not job.started, job.order, self._sequence, job))
+        self._poke()
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a job without a delivery. Nothing if it is not here."""
+        queued = self._queued.pop(request_id, None)  # its entry of the heap is passed over when it comes up
+        if queued:
+            self._left(queued)
+            self._meter.drop(len(queued.request.generated_ids))
+        job = self._running.pop(request_id, None)
+        if job:
+            self._left(job)
+            self._aborts.append(request_id)
+            self._poke()
+
+    def update_weights(self, bundle: WeightBundle) -> None:
+        """Swaps as soon as `on_update` allows; a newer bundle replaces one that still waits."""
+        self._pending = bundle
+        self._poke()
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that its engine has."""
+        return len(self._running)
+
+    @property
+    def num_queued(self) -> int:
+        """Jobs that its engine has not got yet."""
+        return len(self._queued)
+
+    def evacuate(self) -> None:
+        """Takes all running jobs out as partials, to go on elsewhere."""
+        self._evacuating = True
+        self._poke()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            while not self._has_work():
+                await self._wake.wait(who=self.group.name, what="requests or weights")
+            async with self.group.hold("generate"):
+                self._yield_asked, self._held_since = False, self._timeline.returned_s
+                await self._serve()
+
+    def _has_work(self) -> bool:
+        return bool(self._pending or self._queued or self._running or self._aborts)  # an evacuation is of running jobs
+
+    async def _serve(self) -> None:
+        while self._has_work():
+            if self._evacuating:
+                self._evacuating = False
+                await self._abort_all()
+            if self._pending:
+                await self._swap_if_due()
+            submissions = self._admit()
+            if not self._running and not self._aborts:
+                continue
+            aborts, self._aborts = tuple(self._aborts), []
+            self._serving = True
+            self._meter.submit(submissions)
+            progress: Progress
+            progress, span = await self.group.inline("serve", submissions, aborts)
+            self._serving = False
+            self.kv_use = progress.kv_use
+            self._meter.end(span, progress, self.num_queued)
+            for response in progress.responses:
+                self._deliver(response)
+            if self._limit.adapts:
+                self._limit.observe(self._use(progress))
+            if self._yield_asked and span.returned_s - self._held_since >= self._min_hold - ROUNDING_S:
+                return
+
+    def _admit(self) -> tuple[Request, ...]:
+        admitted = []
+        while (job := self._next()) and len(self._running) < self._limit.value:
+            if not self._may_begin(job):
+                break
+            heapq.heappop(self._queue)
+            del self._queued[job.request.id]
+            self._running[job.request.id] = job
+            admitted.append(job.request)
+        return tuple(admitted)
+
+    def _use(self, progress: Progress) -> EngineUse:
+        return EngineUse(
+            num_here=progress.num_running + progress.num_waiting,
+            num_waiting=progress.num_waiting,
+            num_finished=len(progress.responses),
+            kv_use=progress.kv_use,
+            num_preemptions=progress.num_preemptions,
+            is_binding=self._is_more_ready(),
+        )
+
+    def _is_more_ready(self) -> bool:
+        following = self._next()
+        return following is not None and self._may_begin(following)
+
+    def _may_begin(self, job: Job) -> bool:
+        """While an update is pending, what began under these weights or older ones may end under them."""
+        versions = job.request.generated_versions
+        return self.starts_new or (len(versions) > 0 and versions[-1] <= self.version)
+
+    def _deliver(self, response: Response) -> None:
+        job = self._running.pop(response.completion.request.id, None)
+        if job is None:  # cancelled while it ran, or on its way
+            self._meter.drop(len(response.completion.token_ids))
+            return
+        self._left(job)
+        job.deliver(response)
+
+    def _left(self, job: Job) -> None:
+        self.load.num_requests -= 1
+        self.load.live_tokens -= job.expected_tokens
+
+    async def _swap_if_due(self) -> None:
+        # Again where the next one was published meanwhile.
+        while self._pending and not (self._on_update == "drain" and self._must_drain()):
+            bundle, self._pending = self._pending, None
+            if self._on_update == "abort_resume" and self._running:
+                await self._abort_all()
+            await self._swap(bundle)
+
+    async def _swap(self, bundle: WeightBundle) -> None:
+        self.group.version = bundle.version
+        mode = "recompute" if self._on_update == "recompute" else "keep"
+        await self.group.because("publication").update_weights(bundle, mode)
+        if self._on_update == "recompute":
+            self._meter.recompute()
+        self.version = bundle.version
+        self.metrics = {**await self.group.engine_metrics(), **self._limit.metrics()}
+        self._on_swapped()
+
+    def _must_drain(self) -> bool:
+        return bool(self._running) or self._is_more_ready()
+
+    def _next(self) -> Job | None:
+        """The queued job whose turn it is."""
+        while self._queue and self._queued.get(self._queue[0][3].request.id) is not self._queue[0][3]:
+            heapq.heappop(self._queue)
+        return self._queue[0][3] if self._queue else None
+
+    async def _abort_all(self) -> None:
+        call = self.group.abort()
+        partials: tuple[Response, ...] = await call
+        self._meter.take_out(call.spans[0], partials)
+        jobs = []
+        for response in partials:
+            done = response.completion
+            job = self._running.pop(done.request.id, None)
+            if job is None:
+                self._meter.drop(len(done.token_ids))
+                continue
+            self._left(job)
+            jobs.append(replace(job, request=done.resumed))
+        self._on_requeue(jobs)
+
+    def _ask_to_yield(self) -> None:
+        self._yield_asked = True
+        left = self._held_since + self._min_hold - self._clock.now()
+        if left > ROUNDING_S:
+            asyncio.get_running_loop().call_later(left, self._poke)
+        else:
+            self._poke()
+
+    def _poke(self) -> None:
+        self._wake.fire()
+        if self._serving:
+            self.group.notify("interrupt")

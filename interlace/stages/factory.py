@@ -1,0 +1,150 @@
+"""Makes stages that follow a schedule. Flows compose what comes out of here and never read the schedule themselves."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from interlace.core.types import SampleGroup, SamplingParams
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.group import WorkerGroup
+from interlace.schedule.batcher import Batcher
+from interlace.schedule.gate import Gate
+from interlace.schedule.schedule import Schedule
+from interlace.schedule.tail import Oversample, TailBatching
+from interlace.stages.admission import Admission
+from interlace.stages.batches import Batches
+from interlace.stages.generate import Generator
+from interlace.stages.map import Columns, Failure, MapStage, OnFailed
+from interlace.stages.publish import Publisher
+from interlace.stages.rounds import Rounds
+from interlace.stages.sources import PromptSource
+from interlace.stages.stream import SampleChannel
+from interlace.stages.train import TrainStage
+
+
+class StageFactory:
+    """One run's stages on one cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        schedule: Schedule,
+        *,
+        prompts_per_step: int,
+        samples_per_prompt: int,
+        num_steps: int,
+        done_steps: int = 0,
+    ) -> None:
+        """done_steps: trained before, where a run is resumed."""
+        self._cluster, self._schedule = cluster, schedule
+        self._prompts_per_step, self._samples_per_prompt = prompts_per_step, samples_per_prompt
+        self.gate = Gate(schedule, prompts_per_step=prompts_per_step, num_steps=num_steps, done_steps=done_steps)
+        self._resolvers: list[Callable[[], bool]] = []
+        self._flushes: list[Callable[[], bool]] = []
+
+    def admission(self, source: PromptSource, channel: SampleChannel, *, refill_rounds: int) -> Admission:
+        """The gate's books over `source`, opening rows in `channel`. refill_rounds: see AlgorithmConfig."""
+        tail = self._schedule.tail
+        rounds = (
+            Rounds(
+                tail,
+                source,
+                prompts_per_step=self._prompts_per_step,
+                samples_per_prompt=self._samples_per_prompt,
+            )
+            if isinstance(tail, Oversample | TailBatching)
+            else None
+        )
+        return Admission(
+            gate=self.gate,
+            batcher=Batcher(self.gate, self._schedule.batching),
+            source=source,
+            channel=channel,
+            samples_per_prompt=self._samples_per_prompt,
+            max_refills=refill_rounds * self._prompts_per_step,
+            rounds=rounds,
+            waits=self._cluster.waits,
+        )
+
+    def generator(self, engines: Sequence[WorkerGroup[Any]], params: SamplingParams) -> Generator:
+        """The generation stage."""
+        generator = Generator(
+            self._cluster,
+            engines,
+            self._schedule,
+            params,
+            samples_per_step=self._prompts_per_step * self._samples_per_prompt,
+        )
+        # First of all: what is suspended may be all that the others wait for.
+        self._resolvers.insert(0, generator.resume)
+        return generator
+
+    def map_stage(
+        self,
+        name: str,
+        replicas: Sequence[WorkerGroup[Any]],
+        *,
+        operation: str,
+        writes: Sequence[str],
+        to_columns: Callable[[Any], Columns | Failure],
+        on_failed: OnFailed,
+    ) -> MapStage:
+        """A stage that adds columns; its granule is the schedule's. Register stages from upstream to downstream."""
+        stage = MapStage(
+            name,
+            self._cluster,
+            replicas,
+            operation=operation,
+            writes=writes,
+            to_columns=to_columns,
+            granule=self._granule(name),
+            on_failed=on_failed,
+        )
+        # A stall flushes from downstream up, behind whoever can resume.
+        self._flushes.insert(0, stage.flush)
+        return stage
+
+    def train_stage(
+        self,
+        name: str,
+        group: WorkerGroup[Any],
+        *,
+        minibatches: int,
+        whole_batch: bool,
+        recompute_proximal: bool = False,
+    ) -> TrainStage:
+        """A trained role."""
+        stage = TrainStage(
+            group,
+            granule=self._granule(name),
+            samples_per_prompt=self._samples_per_prompt,
+            minibatches=minibatches,
+            in_order=self._schedule.batches_are_fixed,
+            whole_batch=whole_batch,
+            recompute_proximal=recompute_proximal,
+        )
+        self._flushes.append(stage.flush)
+        return stage
+
+    def publisher(self, actor: WorkerGroup[Any], generator: Generator) -> Publisher:
+        """Weights from actor to rollout."""
+        return Publisher(actor, generator, self.gate, self._schedule, self._cluster.timeline)
+
+    def batches(
+        self,
+        admission: Admission,
+        generator: Generator,
+        *,
+        finish: Callable[[list[SampleGroup]], list[SampleGroup]],
+    ) -> Batches:
+        """Batches of complete groups. finish: what is done with the groups of a batch once it is closed."""
+        return Batches(admission, generator, self._schedule, self._cluster.waits, finish=finish)
+
+    def watch_stalls(self) -> None:
+        """Registers the stages with the watchdog; call once all are made."""
+        for resolver in [*self._resolvers, *self._flushes]:
+            self._cluster.watchdog.on_stall(resolver)
+
+    def _granule(self, stage: str) -> int:
+        return self._schedule.granule_samples(
+            stage, prompts_per_step=self._prompts_per_step, samples_per_prompt=self._samples_per_prompt
+        )

@@ -1,0 +1,70 @@
+"""A point of the flow that needs whole groups: selection, advantages."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from interlace.core.types import Sample, SampleGroup, TerminalEvent
+from interlace.stages.admission import Admission
+from interlace.stages.stream import Stream
+
+
+class GroupStage:
+    """Calls back as soon as the last sample of a group is here or has ended; it runs on the controller, at once."""
+
+    def __init__(
+        self, name: str, admission: Admission, *, min_samples: int, on_group: Callable[[SampleGroup], None]
+    ) -> None:
+        """min_samples: a group with fewer survivors is dropped as `filtered`: one alone has no group advantage."""
+        self._name, self._admission = name, admission
+        self._min_samples, self._on_group = min_samples, on_group
+        self._gathered: dict[int, _Gathered] = {}
+
+    def attach(self, stream: Stream) -> None:
+        """Starts collecting."""
+        cursor = stream.subscribe(self._name)
+        cursor.on_ready = self._sample_arrived
+        cursor.on_tombstone = self._sample_ended
+
+    def _sample_arrived(self, sample: Sample) -> None:
+        gid, index = sample.key
+        gathered = self._gathered.get(gid) or self._begin(gid)
+        gathered.samples[index] = sample
+        self._one_less(gid, gathered)
+
+    def _sample_ended(self, sample: Sample, _event: TerminalEvent) -> None:
+        gid, index = sample.key
+        if self._admission.ticket(gid) is None:
+            # The whole group has ended or is in training: nothing to count any more.
+            if gid in self._gathered:
+                del self._gathered[gid]
+            return
+        gathered = self._gathered.get(gid) or self._begin(gid)
+        if gathered.samples.pop(index, None) is None:
+            self._one_less(gid, gathered)
+
+    def _begin(self, gid: int) -> "_Gathered":
+        gathered = self._gathered[gid] = _Gathered(num_missing=self._admission.size_of(gid))
+        return gathered
+
+    def _one_less(self, gid: int, gathered: "_Gathered") -> None:
+        gathered.num_missing -= 1
+        if gathered.num_missing:
+            return
+        del self._gathered[gid]
+        ticket, samples = self._admission.ticket(gid), gathered.samples
+        if ticket is None:
+            return
+        if len(samples) < self._min_samples:
+            self._admission.retire(gid, TerminalEvent.FILTERED)
+            return
+        ordered = tuple([samples[index] for index in sorted(samples)])
+        self._on_group(SampleGroup(gid=gid, step=ticket.step, samples=ordered))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Gathered:
+    """What is here of a group."""
+
+    num_missing: int
+    """Samples that have neither arrived nor ended."""
+    samples: dict[int, Sample] = field(default_factory=dict)

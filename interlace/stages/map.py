@@ -1,0 +1,116 @@
+"""A stage that adds columns to samples: reward, reference log-probs, values."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from interlace.core.types import Sample, SampleKey, TerminalEvent
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.group import WorkerGroup
+from interlace.stages.stream import Stream
+
+Columns = dict[str, object]
+OnFailed = Callable[[SampleKey, str], None]
+
+
+class Failure:
+    """A row's result that says why there is none; the sample ends as `failed`."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class MapStage:
+    """Waits for a granule, then for devices, then takes the rows; replicas share each granule evenly."""
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        replicas: Sequence[WorkerGroup[Any]],
+        *,
+        operation: str,
+        writes: Sequence[str],
+        to_columns: Callable[[Any], Columns | Failure],
+        granule: int,
+        on_failed: OnFailed,
+    ) -> None:
+        """operation: takes a list of Samples, returns one result each. to_columns: a result as columns of its row.
+
+        granule: samples it waits for. on_failed: told of each failure, with its reason.
+        """
+        self._name, self._cluster, self._replicas = name, cluster, tuple(replicas)
+        self._operation, self._writes, self._to_columns = operation, tuple(writes), to_columns
+        self._granule, self._on_failed = granule, on_failed
+        self._wanted = f"{granule} samples for {name}"
+        self._attached = self._flush = False
+        self._released: deque[int] = deque()
+
+    def attach(self, stream: Stream) -> Stream:
+        """Starts the stage behind `stream`; returns the stream behind the stage."""
+        self._cursor = stream.subscribe(self._name)
+        self._channel = stream.channel
+        self._attached = True
+        for replica in self._replicas:
+            loop = self._serve(replica) if replica.devices else self._serve_concurrently(replica)
+            self._cluster.spawn(loop, name=f"{self._name} {replica.name}")
+        return stream.plus(*self._writes)
+
+    def flush(self) -> bool:
+        """At a stall: lets a partial granule go. False where there is none."""
+        if not self._attached or self._flush or self._released or not self._cursor.num_ready:
+            return False
+        self._flush = True
+        self._cursor.changed.fire()
+        return True
+
+    async def _serve(self, replica: WorkerGroup[Any]) -> None:
+        while await self._granule_released(replica):
+            async with replica.hold(self._name):
+                # Only now: while it waited for devices others may have taken all, or rows may have ended.
+                rows = self._cursor.lease(self._released.popleft()) if self._released else []
+                results, _ = await replica.inline(self._operation, rows) if rows else ([], None)
+            self._write(rows, results)
+
+    async def _serve_concurrently(self, replica: WorkerGroup[Any]) -> None:
+        name = f"{self._name} {replica.name}"
+        while await self._granule_released(replica):
+            rows = self._cursor.lease(self._released.popleft())
+            self._cluster.spawn(self._serve_granule(replica, rows), name=name)
+
+    async def _serve_granule(self, replica: WorkerGroup[Any], rows: Sequence[Sample]) -> None:
+        results, _ = await replica.inline(self._operation, rows, cause=self._name)
+        self._write(rows, results)
+
+    async def _granule_released(self, replica: WorkerGroup[Any]) -> bool:
+        while not self._released:
+            ready = self._cursor.num_ready
+            if ready and (ready >= self._granule or self._flush or self._cursor.starved):
+                self._release(ready)
+                self._cursor.changed.fire()
+            elif self._cursor.exhausted:
+                return False
+            else:
+                await self._cursor.changed.wait(who=replica.name, what=self._wanted)
+        return True
+
+    def _release(self, ready: int) -> None:
+        self._flush = False
+        # How samples are packed together moves the last bits of what is computed of them: with whole steps as granules
+        # two runs are equal only if the order is that of admission.
+        self._cursor.sort_ready(lambda key: key)
+        share = math.ceil(ready / len(self._replicas)) if self._replicas[0].devices else min(ready, self._granule)
+        self._released.extend([min(share, ready - start) for start in range(0, ready, share)])
+
+    def _write(self, rows: Sequence[Sample], results: Sequence[Any]) -> None:
+        for row, result in zip(rows, results, strict=True):
+            columns = self._to_columns(result)
+            if row.key not in self._channel:
+                continue  # it ended meanwhile
+            if isinstance(columns, Failure):
+                self._on_failed(row.key, columns.reason)
+                self._channel.end(row.key, TerminalEvent.FAILED)
+            else:
+                self._channel.put(row.key, columns)
+        self._cursor.acknowledge([row.key for row in rows])

@@ -1,0 +1,47 @@
+"""Publication: new weights become a version, and the gate gives slots back."""
+
+from typing import Any
+
+from interlace.core.training import WeightBundle
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.timeline import Timeline
+from interlace.schedule.gate import Gate
+from interlace.schedule.schedule import Schedule
+from interlace.stages.generate import Generator
+
+
+class Publisher:
+    """Moves the actor's weights to the rollout engines."""
+
+    def __init__(
+        self, actor: WorkerGroup[Any], generator: Generator, gate: Gate, schedule: Schedule, timeline: Timeline
+    ) -> None:
+        self._actor, self._generator, self._gate, self._timeline = actor, generator, gate, timeline
+        timeline.version = gate.version
+        self._sync_every = schedule.sync_every
+        self._waits_for_swap = schedule.publish == "blocking" and schedule.weight_update == "all_at_once"
+
+    async def install(self) -> None:
+        """Brings the initial weights to all engines, as the gate's current version."""
+        self._generator.update_weights(await self._export(self._gate.version))
+        await self._generator.swapped(self._gate.version)
+
+    async def publish(self, step: int) -> bool:
+        """After a trained step. True where it made a new version."""
+        if (step + 1) % self._sync_every:
+            return False
+        bundle = await self._export(self._gate.version + 1)
+        # The commit: from here on the version is current, for the gate and for staleness.
+        self._timeline.version = self._gate.publish()
+        self._generator.update_weights(bundle)
+        if self._waits_for_swap:
+            await self._generator.swapped(bundle.version)
+        self._generator.resume()
+        return True
+
+    async def _export(self, version: int) -> WeightBundle:
+        # Where the trainer goes on before every engine has swapped, engines must not read weights that change.
+        bundle: WeightBundle = await self._actor.because("publication").export_weights(
+            version, copy=not self._waits_for_swap
+        )
+        return bundle

@@ -1,0 +1,131 @@
+"""Speculative rounds: a step launches more than it needs and takes what finishes first."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from interlace.core.types import Prompt, SampleKey
+from interlace.schedule.tail import Oversample, TailBatching
+from interlace.stages.sources import PromptSource
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """A group to admit."""
+
+    prompt: Prompt
+    num_samples: int
+
+
+class Rounds:
+    """What a step launches, what of it is accepted, and what becomes of the prompts that were too slow.
+
+    A group is accepted once `samples_per_prompt` of its samples are generated; a round closes with `prompts_per_step`
+    accepted groups. Needs a synchronous schedule: a round is a step.
+    """
+
+    def __init__(
+        self, tail: Oversample | TailBatching, source: PromptSource, *, prompts_per_step: int, samples_per_prompt: int
+    ) -> None:
+        self._tail, self._source = tail, source
+        self._prompts_per_step, self._samples_per_prompt = prompts_per_step, samples_per_prompt
+        self._waiting: deque[tuple[Prompt, int]] = deque()
+        self._number = 0
+        self.is_open = False
+        """Whether a round goes on."""
+        self._generated: dict[int, int] = {}
+        self._accepted: dict[int, None] = {}
+        self._num_empty = 0
+        self.on_group_accepted: Callable[[int], None] = lambda _gid: None
+        """Told the gid: samples of it that are not generated yet are surplus."""
+        self.on_closed: Callable[[], None] = lambda: None
+        """Enough groups are accepted: the others are surplus."""
+
+    @property
+    def waiting_prompts(self) -> list[Prompt]:
+        """Prompts kept for a round of long ones."""
+        return [prompt for prompt, _ in self._waiting]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is no prompt left for another round."""
+        return self._source.exhausted and not self._waiting
+
+    def begin(self) -> list[Launch]:
+        """The groups of a new round."""
+        self._number += 1
+        self.is_open = True
+        if self._is_long_due():
+            return self._draw(self._prompts_per_step, self._samples_per_prompt, from_waiting=True)
+        groups = _times(self._prompts_per_step, self._tail.prompts)
+        return self._draw(groups, _times(self._samples_per_prompt, self._tail.responses), from_waiting=False)
+
+    def refill(self) -> Launch:
+        """A group in place of one that was dropped, without speculation. Not where `exhausted`."""
+        return self._draw(1, self._samples_per_prompt, from_waiting=False)[0]
+
+    def generated(self, key: SampleKey) -> None:
+        """A sample is generated."""
+        count = self._generated[key.gid] = self._generated.get(key.gid, 0) + 1
+        if count == self._samples_per_prompt:
+            self._accepted[key.gid] = None
+            self.on_group_accepted(key.gid)
+            self._close_if_full()
+
+    def is_accepted(self, gid: int) -> bool:
+        """Whether a group counts for its round."""
+        return gid in self._accepted
+
+    def dropped(self, gid: int) -> None:
+        """A group was filtered out or failed: it no longer counts."""
+        self._accepted.pop(gid, None)
+
+    def place_stays_empty(self) -> None:
+        """Nothing will take a dropped group's place."""
+        self._num_empty += 1
+        self._close_if_full()
+
+    def too_slow(self, prompt: Prompt) -> None:
+        """A prompt whose group was not needed: it comes again."""
+        if isinstance(self._tail, TailBatching):
+            self._waiting.append((prompt, self._number))
+        else:
+            self._source.hand_back([prompt])
+
+    def end(self) -> None:
+        """The step is over."""
+        self.is_open = False
+        self._generated.clear()
+        self._accepted.clear()
+        self._num_empty = 0
+
+    def _close_if_full(self) -> None:
+        if len(self._accepted) + self._num_empty == self._prompts_per_step:
+            self.on_closed()
+
+    def _is_long_due(self) -> bool:
+        if not isinstance(self._tail, TailBatching) or not self._waiting:
+            return False
+        # Without the age cap a prompt that is always among the slowest would starve (RollPacker has none).
+        is_old = self._number - self._waiting[0][1] >= self._tail.max_age
+        return len(self._waiting) >= self._prompts_per_step or is_old or self._source.exhausted
+
+    def _draw(self, count: int, num_samples: int, *, from_waiting: bool) -> list[Launch]:
+        found: list[Launch] = []
+        while len(found) < count:
+            if from_waiting and self._waiting:
+                prompt = self._waiting.popleft()[0]
+            elif not self._source.exhausted:
+                prompt = next(self._source)
+            elif self._waiting:
+                prompt = self._waiting.popleft()[0]
+            else:
+                break
+            found.append(Launch(prompt=prompt, num_samples=num_samples))
+        return found
+
+
+def _times(count: int, factor: float) -> int:
+    """Rounded up, but not for the sake of a last bit: 1.1 times 100 is 110."""
+    return math.ceil(count * factor - 1e-9)

@@ -1,0 +1,99 @@
+"""The training stage of one trained role (actor, critic)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from interlace.core.types import Sample
+from interlace.runtime.group import WorkerGroup
+from interlace.stages.batches import Batch
+from interlace.stages.minibatches import Minibatches, Part
+
+
+class TrainStage:
+    """Trains on a batch while it fills.
+
+    The gradient of a minibatch is accumulated granule by granule: it is unnormalised until the minibatch is closed, so
+    the result does not depend on the granules. Some algorithms need the whole batch first.
+    """
+
+    def __init__(
+        self,
+        group: WorkerGroup[Any],
+        *,
+        granule: int,
+        samples_per_prompt: int,
+        minibatches: int,
+        in_order: bool,
+        whole_batch: bool,
+        recompute_proximal: bool,
+    ) -> None:
+        """granule: samples it waits for before it asks for its devices.
+
+        in_order: minibatches are cut in order of admission, else as groups are taken.
+        recompute_proximal: log-probs under the weights at the start of the step are computed before the first update,
+            so several minibatches need the whole batch.
+        """
+        self._group, self._recompute_proximal = group, recompute_proximal
+        self._granule_groups = math.ceil(granule / samples_per_prompt)
+        self._minibatches, self._in_order = minibatches, in_order
+        self._whole_batch = whole_batch or (recompute_proximal and minibatches > 1)
+        self._flush = False
+        self._waiting_for: Minibatches | None = None
+        self._changed = lambda: None
+
+    async def update(self, batch: Batch) -> None:
+        """One step on the batch; the worker's metrics go into `batch.metrics`."""
+        minibatches = Minibatches(batch, self._minibatches, in_order=self._in_order)
+        is_last = False
+        while not is_last:
+            parts = await self._ready(batch, minibatches)
+            minibatches.take(parts)
+            is_last = batch.closed
+            if parts:
+                await self._train(parts)
+        batch.metrics.update(await self._group.step_metrics())
+
+    def flush(self) -> bool:
+        """At a stall: trains on a partial granule. False where there is none."""
+        minibatches = self._waiting_for
+        if minibatches is None or self._flush or self._whole_batch or not minibatches.ready():
+            return False
+        self._flush = True
+        self._changed()
+        return True
+
+    async def _train(self, parts: Sequence[Part]) -> None:
+        async with self._group.hold("train"):
+            # All of them before the first update: so they are of the weights at the start of the step.
+            prepared = [await self._with_proximal(part.samples) for part in parts]
+            for part, samples in zip(parts, prepared, strict=True):
+                if samples:
+                    await self._group.accumulate(samples)
+                if part.ends:
+                    await self._group.optimizer_step()
+
+    async def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
+        if not self._recompute_proximal or not samples:
+            return samples
+        logprobs = await self._group.logprobs(samples)
+        return [replace(sample, proximal_logprobs=found) for sample, found in zip(samples, logprobs, strict=True)]
+
+    async def _ready(self, batch: Batch, minibatches: Minibatches) -> list[Part]:
+        """A granule, or what is left of the batch; at a stall, what there is."""
+        self._waiting_for, self._changed = minibatches, batch.changed.fire
+        need = batch.size if self._whole_batch else min(self._granule_groups, batch.size - minibatches.num_trained)
+        while True:
+            if batch.closed or self._flush or minibatches.num_left >= need:
+                parts = minibatches.ready()
+                if batch.closed or self._flush:
+                    break
+                # The start of a minibatch is a granule by itself, or waits: whole minibatches are summed in one order.
+                if parts and not parts[-1].ends and len(parts[-1].groups) < need:
+                    parts.pop()
+                if sum(len(part.groups) for part in parts) >= need:
+                    break
+            await batch.changed.wait(who=self._group.name, what=f"{need} groups of step {batch.step}")
+        self._waiting_for, self._flush = None, False
+        return parts
