@@ -30,7 +30,7 @@ from interlace.engines.rollout.protocol import StepOutput
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import StepResult
 from interlace.jobs.assemble import assemble
-from interlace.jobs.launch import Seat, Seats, launch_roles
+from interlace.jobs.launch import EngineSource, ModelSources, launch_roles
 from interlace.models.loading import load_model, load_tokenizer
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.recipes.clusters.base import back_end
@@ -38,7 +38,7 @@ from interlace.recipes.config import algorithm_of
 from interlace.recipes.load import load_recipe
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext
-from interlace.workers.rollout import Serving
+from interlace.workers.rollout import RolloutBundle
 
 UNMEASURED = 2
 """Steps at the start of a turn of a run that generates ahead: what it had ready before does not count."""
@@ -61,10 +61,10 @@ class ForcedLengths(NativeEngine):
         return replace(output, finished=tuple(ended))
 
 
-def forced_engine(lengths: str, seat: Seat, context: WorkerContext) -> Serving:
+def forced_engine(lengths: str, source: EngineSource, context: WorkerContext) -> RolloutBundle:
     """As `make_rollout_engine`, with forced lengths."""
     del context
-    recipe, loaded = seat.recipe, load_model(seat.model)
+    recipe, loaded = source.recipe, load_model(source.model)
     settings = recipe.rollout
     engine = ForcedLengths(
         loaded.model,
@@ -76,7 +76,7 @@ def forced_engine(lengths: str, seat: Seat, context: WorkerContext) -> Serving:
         options=EngineOptions(num_threads=1),
     )
     engine.lengths = lengths
-    return Serving(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=())
+    return RolloutBundle(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=())
 
 
 class Turns:
@@ -133,8 +133,8 @@ async def main(folder: Path, lengths: str, overrides: Sequence[str]) -> None:
     cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
 
     async def work() -> None:
-        seats = Seats(recipe=recipe, policy=recipe.model, initial=recipe.model)
-        groups = await launch_roles(cluster, seats, partial(forced_engine, lengths))
+        sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model)
+        groups = await launch_roles(cluster, sources, partial(forced_engine, lengths))
         prompts = PromptStream(load_prompts(recipe.task, load_tokenizer(recipe.model)).train, recipe.seed)
         turns = Turns(cluster, runs_ahead=recipe.schedule.resolved.max_staleness > 0)
         run = (await assemble(cluster, recipe, algorithm_of(recipe), groups, prompts, turns)).run

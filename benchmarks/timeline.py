@@ -37,8 +37,8 @@ from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.recipes.load import load_recipe
-from interlace.runtime.goodput import Accountant
-from interlace.runtime.timeline import Recorder, Records, Served, Span, Timeline
+from interlace.runtime.goodput import LedgerBuilder
+from interlace.runtime.timeline import EngineCall, Recorder, Records, Span, Timeline
 from interlace.simulate.profiles import load_profile
 
 ARMS = ("written", "ledger", "off")
@@ -88,7 +88,7 @@ class Switched(Timeline):
         else:
             span.start_s, span.end_s, span.returned_s = start_s, end_s, returned_s
 
-    def serve(self, served: Served) -> None:
+    def serve(self, served: EngineCall) -> None:
         if self._arm != "off":
             with self.timed():
                 super().serve(served)
@@ -161,8 +161,8 @@ def measured(run: Callable[[], object]) -> list[Step]:
 
     with (
         patch("interlace.runtime.cluster.Timeline", make),
-        patch.object(Accountant, "step", timed(Accountant.step)),
-        patch.object(Accountant, "between", timed(Accountant.between)),
+        patch.object(LedgerBuilder, "step", timed(LedgerBuilder.step)),
+        patch.object(LedgerBuilder, "between", timed(LedgerBuilder.between)),
     ):
         run()
     steps = made[-1].steps[WARM_STEPS - WARM_STEPS % len(ARMS) :]

@@ -72,7 +72,7 @@ class Algorithm(ABC):
         return False
 
     @property
-    def least_reward(self) -> float | None:
+    def min_reward(self) -> float | None:
         """The lowest reward that its advantages are defined for; None takes any."""
         return None
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from interlace.algorithms.base import Algorithm
 from interlace.core.errors import UserError
-from interlace.core.plugins import builtin_module, builtin_names, load_object, whole_class
+from interlace.core.plugins import builtin_module, builtin_names, concrete_subclass, load_object
 
 SHARED = ("base", "load", "policy", "advantages", "losses", "off_policy")
 """Modules of this folder that are not algorithms."""
@@ -23,7 +23,7 @@ def create_algorithm(spec: str, settings: Mapping[str, object]) -> Algorithm:
     for a class that leaves out what every algorithm has.
     """
     found = load_object("algorithm", spec) if ":" in spec else _builtin(spec)
-    kind = whole_class(f"algorithm {spec!r}", found, Algorithm)  # type: ignore[type-abstract]
+    kind = concrete_subclass(f"algorithm {spec!r}", found, Algorithm)  # type: ignore[type-abstract]
     parsed = kind.Settings.parse(settings, where=f"algorithm {spec}")
     try:
         return kind(parsed)

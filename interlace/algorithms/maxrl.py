@@ -30,13 +30,13 @@ class MaxRL(GroupAlgorithm):
     Settings = MaxRLSettings
 
     @property
-    def least_reward(self) -> float:
+    def min_reward(self) -> float:
         """Below 0 a mean may be 0 or less, and to divide by it would turn right into wrong."""
         return 0.0
 
     def advantages(self, group: SampleGroup) -> Advantages:
         rewards_G = self.rewards(group)
-        if (rewards_G < self.least_reward).any():
+        if (rewards_G < self.min_reward).any():
             raise UserError(
                 f"maxrl divides by the mean reward of a group and got {rewards_G.min():g}: "
                 "score with rewards of 0 or more (such as 1 for right, 0 for wrong), or use grpo."

@@ -90,7 +90,7 @@ def show_comparison(
     """A column a schedule, in as many tables as the console's width asks for: a column cut short tells nothing."""
     from interlace.observe.goodput import BINS
 
-    bins = [name for name in BINS if any(each.books.fraction(name) >= SHOWN_SHARE for each in outcomes)]
+    bins = [name for name in BINS if any(each.ledger.fraction(name) >= SHOWN_SHARE for each in outcomes)]
     rest = list(outcomes)
     while rest:
         size = len(rest)
@@ -141,7 +141,7 @@ def _add_bin(table: Table, name: str, outcomes: Sequence["Outcome"]) -> None:
 
     cells = []
     for outcome in outcomes:
-        waste = outcome.books.largest_waste()
+        waste = outcome.ledger.largest_waste()
         is_worst = waste is not None and waste.name == name
-        cells.append(Text(f"{outcome.books.fraction(name):.1%}", "red" if is_worst else ""))
+        cells.append(Text(f"{outcome.ledger.fraction(name):.1%}", "red" if is_worst else ""))
     table.add_row(Text(name, "green" if name in USEFUL else ""), *cells)

@@ -50,7 +50,9 @@ def _memory(derived: "Derived") -> Iterator[DerivedNumber]:
     for worker in derived.memory:
         devices = ", ".join(device.name for device in worker.devices)
         passing = (
-            f"; about {worker.passing_bytes / 2**20:,.0f} MiB more while it computes" if worker.passing_bytes else ""
+            f"; about {worker.transient_bytes / 2**20:,.0f} MiB more while it computes"
+            if worker.transient_bytes
+            else ""
         )
         yield DerivedNumber(
             name=worker.worker, value=f"{worker.num_bytes / 2**20:,.0f} MiB", how=f"on {devices}: {worker.how}{passing}"

@@ -29,14 +29,14 @@ def evaluate(
 ) -> None:
     """Answer a recipe's held-out prompts and print how many are right."""
     from interlace.cli.outcome import evaluation_tables
-    from interlace.jobs.evaluate_model import judge
+    from interlace.jobs.evaluate_model import evaluate_model
     from interlace.observe.progress import open_progress
 
     hush_libraries()
     settings = _settings(run_or_model, recipe, overrides or [])
     console = Console()
     with open_progress(console, num_steps=0, quiet=quiet) as progress:
-        evaluation = judge(settings, progress)
+        evaluation = evaluate_model(settings, progress)
     for table in evaluation_tables(settings, evaluation):
         console.print(table)
 

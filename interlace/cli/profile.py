@@ -54,8 +54,8 @@ def _trace(attach: str, seconds: float) -> None:
 
 
 def _measure(spec: str, overrides: list[str], out: Path, *, budget_s: float, as_json: bool, quiet: bool) -> None:
+    from interlace.observe.atomic_file import write_atomic
     from interlace.observe.progress import open_progress
-    from interlace.observe.whole_file import write_whole
     from interlace.profiling.profile import PARTS, profile_recipe
     from interlace.recipes.check import check_recipe
     from interlace.recipes.load import load_recipe
@@ -70,7 +70,7 @@ def _measure(spec: str, overrides: list[str], out: Path, *, budget_s: float, as_
     with open_progress(console, num_steps=len(PARTS), quiet=quiet or as_json) as progress:
         source = " ".join(["interlace profile", spec, *overrides])
         profile = profile_recipe(settings, progress, source=source, budget_s=budget_s)
-    write_whole(out, profile.model_dump_json(indent=1) + "\n")
+    write_atomic(out, profile.model_dump_json(indent=1) + "\n")
     if as_json:
         print(profile.model_dump_json())
     else:

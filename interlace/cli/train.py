@@ -132,9 +132,9 @@ def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console:
 
     for table in outcome_tables(recipe, report):
         console.print(table)
-    if report.books.total_s > 0:
-        console.print(goodput_table(report.books))
-        if waste := report.books.largest_waste():
+    if report.ledger.total_s > 0:
+        console.print(goodput_table(report.ledger))
+        if waste := report.ledger.largest_waste():
             console.print(waste.sentence, markup=False, highlight=False, soft_wrap=True)
     console.print(written_paths(folder, report))
     if report.was_stopped:

@@ -68,7 +68,7 @@ def load_callable(kind: str, spec: str) -> Callable[..., object]:
     return found
 
 
-def whole_class(what: str, found: object, base: type[T]) -> type[T]:
+def concrete_subclass(what: str, found: object, base: type[T]) -> type[T]:
     """What was found, if it is a subclass of `base` that leaves nothing out. what: named in the UserError otherwise."""
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{what} is not a subclass of {base.__name__}, of {base.__module__}.")

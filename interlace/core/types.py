@@ -57,7 +57,7 @@ class TerminalEvent(StrEnum):
     SURPLUS = "surplus"
 
 
-LEAST_TEMPERATURE = 1e-6
+MIN_TEMPERATURE = 1e-6
 """Above 0. Below, gradients and then logits divided by it leave what a float32 can hold."""
 
 
@@ -85,10 +85,10 @@ class SamplingParams(Config):
     @field_validator("temperature")
     @classmethod
     def _divides_logits(cls, temperature: float) -> float:
-        if 0 < temperature < LEAST_TEMPERATURE:
+        if 0 < temperature < MIN_TEMPERATURE:
             raise ValueError(
                 "what is divided by it leaves the range of a float32; set it to "
-                f"{LEAST_TEMPERATURE:g} or more, or to 0 for greedy decoding"
+                f"{MIN_TEMPERATURE:g} or more, or to 0 for greedy decoding"
             )
         return temperature
 

@@ -10,7 +10,7 @@ from pydantic import Field
 import interlace.data.demonstrations as builtin
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.plugins import builtin_module, load_object, whole_class
+from interlace.core.plugins import builtin_module, concrete_subclass, load_object
 from interlace.core.random import keyed_random, permutation
 from interlace.core.types import IntArray, Prompt
 from interlace.data.config import Parameter
@@ -94,5 +94,5 @@ def load_demonstrator(config: DemonstrationConfig) -> Demonstrator:
         found = load_object("demonstration style", config.style)
     else:
         found = builtin_module("demonstration style", builtin, config.style).Demonstrator
-    kind = whole_class(f"demonstration style {config.style!r}", found, Demonstrator)  # type: ignore[type-abstract]
+    kind = concrete_subclass(f"demonstration style {config.style!r}", found, Demonstrator)  # type: ignore[type-abstract]
     return kind(kind.Settings.parse(config.settings, where=f"demonstrations {config.style}"))

@@ -66,7 +66,7 @@ class GreedyBaseline:
         )
         [response] = await self._generator.complete([request])
         greedy = answered(SampleKey(gid, GREEDY_INDEX), prompt, response)
-        results: list[RewardResult] = await self._reward.because("baseline").score([greedy])
+        results: list[RewardResult] = await self._reward.with_cause("baseline").score([greedy])
         if self._admission.ticket(gid) is None:
             return
         keys = [SampleKey(gid, index) for index in range(self._admission.size_of(gid))]

@@ -268,7 +268,7 @@ class PolicyRun:
     def _min_samples(self) -> int:
         return 2 if self._algorithm.is_group_relative else 1
 
-    def books(self) -> Ledger:
+    def ledger(self) -> Ledger:
         """Where the device-seconds went until now, from the start on."""
         return self._meter.finish()
 

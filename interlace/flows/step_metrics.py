@@ -7,7 +7,7 @@ from math import fsum
 from interlace.core.types import Metrics, Sample, TerminalEvent
 from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.goodput import Accountant
+from interlace.runtime.goodput import LedgerBuilder
 from interlace.runtime.timeline import Span, StepRecord, busy_seconds, by_device
 from interlace.stages.batches import Batch
 
@@ -23,7 +23,7 @@ class StepMeter:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._start_s = cluster.clock.now()
-        self._accountant = Accountant(
+        self._ledger_builder = LedgerBuilder(
             cluster.lock,
             len(cluster.devices),
             [device.index for instance in cluster.place("rollout") for device in instance],
@@ -58,7 +58,7 @@ class StepMeter:
         step_s = max(end_s - self._start_s, 1e-9)
         num_trained = sum([sample.num_tokens for sample, event in ended if event == TerminalEvent.TRAINED])
         num_lost = sum([sample.num_tokens for sample, event in ended if event != TerminalEvent.TRAINED])
-        ledger = self._accountant.step(records, num_trained, num_lost)
+        ledger = self._ledger_builder.step(records, num_trained, num_lost)
         self._num_steps += 1
         self._ledger = self._ledger.plus(ledger)
         counts = Counter(event for _, event in ended)
@@ -90,7 +90,7 @@ class StepMeter:
 
     def _book_boundary(self) -> float:
         """Books what lay between two steps, and returns when it ended."""
-        books, records = self._accountant, self._cluster.timeline.take()
+        books, records = self._ledger_builder, self._cluster.timeline.take()
         ledger = books.between(records, evaluated=self._evaluated) if self._num_steps else books.startup(records)
         self._ledger, self._evaluated = self._ledger.plus(ledger), False
         return records.end_s

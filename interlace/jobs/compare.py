@@ -37,7 +37,7 @@ class Outcome:
     tokens_per_s: float
     """Prompt and response tokens of scored samples."""
     trained_tokens_per_device_s: float
-    books: Ledger
+    ledger: Ledger
     """Of the steps."""
     staleness_mean: float
     staleness_max: float
@@ -57,7 +57,7 @@ class Outcome:
             step_s=seconds / len(run.rows),
             tokens_per_s=sum(run.values("perf/num_tokens")) / max(seconds, 1e-9),
             trained_tokens_per_device_s=run.time_mean("goodput/trained_tokens_per_device_s") or 0.0,
-            books=ledger_of(run.rows),
+            ledger=ledger_of(run.rows),
             staleness_mean=fmean(run.values("sched/staleness_mean")),
             staleness_max=max(run.values("sched/staleness_max")),
             lengths=run.length_bias,
@@ -71,14 +71,14 @@ class Outcome:
 
     def row(self, first: "Outcome") -> Mapping[str, JSON]:
         """As JSON, with the ratios against the first schedule."""
-        waste, lengths = self.books.largest_waste(), self.lengths
+        waste, lengths = self.ledger.largest_waste(), self.lengths
         return {
             "schedule": self.schedule,
             "folder": str(self.folder),
             "steps": self.num_steps,
             **{name: getattr(self, name) for name in RATIOS},
             "ratio_to_first": {name: self.ratio(name, first) for name in RATIOS},
-            "goodput": {name: self.books.fraction(name) for name in self.books.seconds},
+            "goodput": {name: self.ledger.fraction(name) for name in self.ledger.seconds},
             "largest_waste": {"bin": waste.name, "share": waste.fraction, "governed_by": waste.governed_by}
             if waste
             else None,

@@ -7,7 +7,7 @@ from interlace.data.stream import PromptStream
 from interlace.flows.run import StepResult
 from interlace.jobs.assemble import assemble
 from interlace.jobs.evaluation import Evaluation, Evaluator
-from interlace.jobs.launch import Seats, launch_roles
+from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.models.loading import load_tokenizer
 from interlace.observe.progress import ProgressView
 from interlace.recipes.clusters.base import run_on
@@ -15,7 +15,7 @@ from interlace.recipes.config import Recipe, algorithm_of
 from interlace.runtime.cluster import Cluster
 
 
-def judge(recipe: Recipe, progress: ProgressView) -> Evaluation:
+def evaluate_model(recipe: Recipe, progress: ProgressView) -> Evaluation:
     """Evaluates the recipe's model on its held-out prompts, without its warm-up. The recipe was checked before."""
 
     async def evaluate(cluster: Cluster) -> Evaluation:
@@ -26,7 +26,7 @@ def judge(recipe: Recipe, progress: ProgressView) -> Evaluation:
 
 async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) -> Evaluation:
     prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
-    groups = await launch_roles(cluster, Seats(recipe=recipe, policy=recipe.model, initial=recipe.model))
+    groups = await launch_roles(cluster, ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model))
     stream = PromptStream(prompts.train, recipe.seed)
     assembled = await assemble(cluster, recipe, algorithm_of(recipe), groups, stream, _NoSteps())
     await assembled.run.start()

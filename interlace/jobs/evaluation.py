@@ -118,7 +118,7 @@ class Evaluator:
             answered(SampleKey(-1, index), prompt, response)
             for (prompt, index), response in zip(asked, responses, strict=True)
         ]
-        results: list[RewardResult] = await self._reward.because("evaluation").score(samples) if samples else []
+        results: list[RewardResult] = await self._reward.with_cause("evaluation").score(samples) if samples else []
         return list(zip(samples, results, strict=True))
 
     def _share(self, scored: Sequence[Scored]) -> float:

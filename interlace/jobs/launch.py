@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from interlace.engines.train.ranks import Ranks
     from interlace.models.loading import LoadedModel
     from interlace.rewards.classifier import ModelScorer
-    from interlace.workers.rollout import Serving
+    from interlace.workers.rollout import RolloutBundle
 
 STAGES = {"rollout": 0, "reward": 1, "reference": 2, "critic": 3, "actor": 4}
 """Place of each role in the flow, from upstream."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class EngineSource:
     """What a worker is made from. Crosses to wherever the worker lives."""
 
     recipe: Recipe
@@ -43,7 +43,7 @@ class Seat:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seats:
+class ModelSources:
     """What the workers of a run are made from."""
 
     recipe: Recipe
@@ -58,7 +58,9 @@ class Seats:
 
 
 async def launch_roles(
-    cluster: Cluster, seats: Seats, make_rollout: "Callable[[Seat, WorkerContext], Serving] | None" = None
+    cluster: Cluster,
+    sources: ModelSources,
+    make_rollout: "Callable[[EngineSource, WorkerContext], RolloutBundle] | None" = None,
 ) -> RoleGroups:
     """Starts the workers of all roles that the algorithm needs. make_rollout: an engine in place of the recipe's."""
     from interlace.workers.actor import ActorWorker
@@ -67,28 +69,28 @@ async def launch_roles(
     from interlace.workers.reference import ReferenceWorker
     from interlace.workers.rollout import RolloutWorker
 
-    recipe = seats.recipe
+    recipe = sources.recipe
     needs, launch = algorithm_of(recipe).needs, partial(_launch_all, cluster, recipe)
-    seat, reference_seat = (
-        Seat(recipe=recipe, model=seats.policy),
-        Seat(recipe=recipe, model=recipe.reference.model or seats.initial),
+    source, reference_source = (
+        EngineSource(recipe=recipe, model=sources.policy),
+        EngineSource(recipe=recipe, model=recipe.reference.model or sources.initial),
     )
-    make_engine = partial(make_rollout or make_rollout_engine, seat)
+    make_engine = partial(make_rollout or make_rollout_engine, source)
     rollout = await launch("rollout", RolloutWorker, make_engine, preemptible=True)
-    base = Seat(recipe=recipe, model=seats.initial, adapter=seats.adapter)
-    make_actor = partial(make_actor_engine, base if recipe.actor.lora else seat)
+    base = EngineSource(recipe=recipe, model=sources.initial, adapter=sources.adapter)
+    make_actor = partial(make_actor_engine, base if recipe.actor.lora else source)
     actor = await launch("actor", ActorWorker, make_actor)
     reference: list[WorkerGroup[Any]] = []
     if needs.reference and reference_is_base(recipe, cluster.place):
         reference = actor[:1]
     elif needs.reference:
-        make_reference = partial(make_reference_engine, reference_seat)
+        make_reference = partial(make_reference_engine, reference_source)
         reference = await launch("reference", ReferenceWorker, make_reference)
     critic: list[WorkerGroup[Any]] = []
     if needs.critic:
-        critic = await launch("critic", CriticWorker, partial(make_critic_engine, seat, seats.critic))
+        critic = await launch("critic", CriticWorker, partial(make_critic_engine, source, sources.critic))
     elif needs.process_reward:
-        make = partial(make_process_reward_engine, reference_seat, seats.critic)
+        make = partial(make_process_reward_engine, reference_source, sources.critic)
         critic = await launch("critic", ProcessRewardWorker, make)
     reward = await _launch_reward(cluster, recipe)
     return RoleGroups(
@@ -122,16 +124,19 @@ async def launch_warmup(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
     """The worker that is trained on examples, where the actor will be."""
     from interlace.workers.actor import ActorWorker
 
-    make, devices = partial(make_warmup_engine, Seat(recipe=recipe, model=recipe.model)), cluster.place("actor")[0]
+    make, devices = (
+        partial(make_warmup_engine, EngineSource(recipe=recipe, model=recipe.model)),
+        cluster.place("actor")[0],
+    )
     return await cluster.launch(replace(_spec(recipe, ("actor", 0), devices, ActorWorker, make), name="warmup"))
 
 
-async def launch_second_actor(cluster: Cluster, seats: Seats, devices: tuple[Device, ...]) -> WorkerGroup[Any]:
+async def launch_second_actor(cluster: Cluster, sources: ModelSources, devices: tuple[Device, ...]) -> WorkerGroup[Any]:
     """Another instance of the actor, on these devices: to measure what it makes of them."""
     from interlace.workers.actor import ActorWorker
 
-    make = partial(make_actor_engine, Seat(recipe=seats.recipe, model=seats.policy))
-    return await cluster.launch(_spec(seats.recipe, ("actor", 1), devices, ActorWorker, make))
+    make = partial(make_actor_engine, EngineSource(recipe=sources.recipe, model=sources.policy))
+    return await cluster.launch(_spec(sources.recipe, ("actor", 1), devices, ActorWorker, make))
 
 
 async def _launch_all(
@@ -153,15 +158,15 @@ async def _launch_all(
 
 def _spec(
     recipe: Recipe,
-    seat: tuple[str, int],
+    source: tuple[str, int],
     devices: tuple[Device, ...],
     worker: type[Worker],
     make_engine: Callable[..., object],
     *,
     preemptible: bool = False,
 ) -> WorkerSpec:
-    """seat: role and number of the instance."""
-    role, number = seat
+    """source: role and number of the instance."""
+    role, number = source
     return WorkerSpec(
         name=f"{role}/{number}",
         factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # of a Worker with an engine
@@ -173,34 +178,34 @@ def _spec(
     )
 
 
-def make_rollout_engine(seat: Seat, context: WorkerContext) -> "Serving":
+def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
     """The engine that serves a recipe's policy."""
     from interlace.engines.rollout import EngineOptions, NativeEngine
-    from interlace.workers.rollout import Serving
+    from interlace.workers.rollout import RolloutBundle
 
-    loaded = _load(seat)
-    settings = seat.recipe.rollout
+    loaded = _load(source)
+    settings = source.recipe.rollout
     engine = NativeEngine(
         loaded.model.to(torch_device(context)),  # type: ignore[arg-type]  # transformers' own stub
         tokenizer=loaded.tokenizer,
         max_running=settings.max_running,
         max_tokens=settings.max_tokens,
         max_batch_tokens=settings.max_batch_tokens,
-        seed=seat.recipe.seed,
-        options=EngineOptions(num_threads=seat.recipe.cluster.threads_per_worker),
+        seed=source.recipe.seed,
+        options=EngineOptions(num_threads=source.recipe.cluster.threads_per_worker),
     )
-    return Serving(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=loaded.stop_token_ids)
+    return RolloutBundle(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=loaded.stop_token_ids)
 
 
-def make_actor_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
+def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
     """The engine that trains a recipe's policy by its algorithm's loss."""
     from interlace.engines.train import Adapter, TrainEngine
 
-    recipe, algorithm = seat.recipe, algorithm_of(seat.recipe)
-    loaded = _load(seat, trained=recipe.actor.lora is None)
+    recipe, algorithm = source.recipe, algorithm_of(source.recipe)
+    loaded = _load(source, trained=recipe.actor.lora is None)
     adapter = Adapter(loaded.model, recipe.actor.lora, seed=recipe.seed) if recipe.actor.lora else None
-    if adapter and seat.adapter:
-        adapter.load(seat.adapter)
+    if adapter and source.adapter:
+        adapter.load(source.adapter)
     engine = TrainEngine(
         loaded.model,
         loss=algorithm.loss,
@@ -213,14 +218,14 @@ def make_actor_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine,
     return engine, loaded.tokenizer
 
 
-def make_warmup_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
+def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
     """The engine of supervised warm-up."""
     from interlace.engines.train import TrainConfig, TrainEngine, sft_loss
 
-    warmup = seat.recipe.warmup
+    warmup = source.recipe.warmup
     if warmup is None:
         raise ValueError("the recipe has no warm-up")
-    config, loaded = TrainConfig(tokens_per_microbatch=seat.recipe.tokens_per_microbatch), _load(seat, trained=True)
+    config, loaded = TrainConfig(tokens_per_microbatch=source.recipe.tokens_per_microbatch), _load(source, trained=True)
     engine = TrainEngine(
         loaded.model,
         loss=sft_loss,
@@ -232,21 +237,21 @@ def make_warmup_engine(seat: Seat, context: WorkerContext) -> "tuple[TrainEngine
     return engine, loaded.tokenizer
 
 
-def make_critic_engine(seat: Seat, folder: Path | None, context: WorkerContext) -> "CriticEngine":
+def make_critic_engine(source: EngineSource, folder: Path | None, context: WorkerContext) -> "CriticEngine":
     """The value model: of a checkpoint, or new on the policy's body."""
     from transformers import AutoModelForTokenClassification
 
     from interlace.engines.train import CriticConfig, CriticEngine, critic_model
 
-    settings = seat.recipe.critic
-    policy = _load(seat, trained=True).model
+    settings = source.recipe.critic
+    policy = _load(source, trained=True).model
     model = (
         AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
         if folder
-        else critic_model(policy, seed=seat.recipe.seed)
+        else critic_model(policy, seed=source.recipe.seed)
     )
     config = CriticConfig(
-        tokens_per_microbatch=seat.recipe.tokens_per_microbatch,
+        tokens_per_microbatch=source.recipe.tokens_per_microbatch,
         gradient_checkpointing=settings.gradient_checkpointing,
         reshard=settings.reshard,
         value_clip=settings.value_clip,
@@ -255,15 +260,17 @@ def make_critic_engine(seat: Seat, folder: Path | None, context: WorkerContext) 
     return CriticEngine(model, optimizer=settings.optimizer, config=config, device=device, ranks=ranks)
 
 
-def make_process_reward_engine(seat: Seat, folder: Path | None, context: WorkerContext) -> "ImplicitRewardEngine":
+def make_process_reward_engine(
+    source: EngineSource, folder: Path | None, context: WorkerContext
+) -> "ImplicitRewardEngine":
     """The process reward model: of a checkpoint, or the reference at first."""
     from transformers import AutoModelForCausalLM
 
     from interlace.engines.train import training_temperature
     from interlace.engines.train.implicit_reward import ImplicitRewardConfig, ImplicitRewardEngine
 
-    settings, recipe = seat.recipe.critic, seat.recipe
-    reference = _load(seat, trained=True).model
+    settings, recipe = source.recipe.critic, source.recipe
+    reference = _load(source, trained=True).model
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else reference
     config = ImplicitRewardConfig(
         tokens_per_microbatch=recipe.tokens_per_microbatch,
@@ -277,12 +284,12 @@ def make_process_reward_engine(seat: Seat, folder: Path | None, context: WorkerC
     return ImplicitRewardEngine(model, optimizer=settings.optimizer, config=config, device=device, ranks=ranks)
 
 
-def make_reference_engine(seat: Seat, context: WorkerContext) -> "LogprobEngine":
+def make_reference_engine(source: EngineSource, context: WorkerContext) -> "LogprobEngine":
     """Log-probs under weights that stay."""
     from interlace.engines.train import LogprobEngine
 
-    config = train_config(seat.recipe, algorithm_of(seat.recipe))
-    return LogprobEngine(_load(seat).model, config=config, device=torch_device(context))
+    config = train_config(source.recipe, algorithm_of(source.recipe))
+    return LogprobEngine(_load(source).model, config=config, device=torch_device(context))
 
 
 def make_reward_model(recipe: Recipe, context: WorkerContext) -> "ModelScorer":
@@ -332,12 +339,12 @@ def join_ranks(context: WorkerContext) -> "Ranks":
     return Ranks.join(place.url, rank=context.rank, num_ranks=context.num_ranks, device=device)
 
 
-def _load(seat: Seat, *, trained: bool = False) -> "LoadedModel":
+def _load(source: EngineSource, *, trained: bool = False) -> "LoadedModel":
     """trained: in float32, for in bfloat16 an update of a small learning rate is lost in rounding."""
     import torch
 
     from interlace.models.loading import load_model
 
     # Counted for each thread, and this is the worker's own: two workers' pools would fight for the same cores.
-    torch.set_num_threads(seat.recipe.cluster.threads_per_worker)
-    return load_model(seat.model.model_copy(update={"dtype": "float32"}) if trained else seat.model)
+    torch.set_num_threads(source.recipe.cluster.threads_per_worker)
+    return load_model(source.model.model_copy(update={"dtype": "float32"}) if trained else source.model)

@@ -11,7 +11,7 @@ from interlace.flows.policy import policy_optimization
 from interlace.flows.run import Ended, StepResult
 from interlace.jobs.assemble import assemble
 from interlace.jobs.evaluation import Evaluator
-from interlace.jobs.launch import Seats, launch_roles
+from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.jobs.saving import Saver
 from interlace.jobs.state import RunState
 from interlace.jobs.virtual import HANG_AFTER_S, Timed, on_virtual_clock
@@ -133,7 +133,7 @@ class _Session:
         recipe = self._recipe
         prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
         stream = self._stream = PromptStream(prompts.train, recipe.seed)
-        groups = await launch_roles(cluster, Seats(recipe=recipe, policy=recipe.model, initial=recipe.model))
+        groups = await launch_roles(cluster, ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model))
         # It asks for what a run asked for; on this cluster nothing is written.
         self._saver = Saver(cluster, Checkpoints(self._checkpoints, keep=recipe.keep_checkpoints), groups)
         if self._state:

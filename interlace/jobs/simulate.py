@@ -20,8 +20,8 @@ from interlace.observe.transcripts import step_file
 from interlace.recipes.check import check_placement, check_sizes
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.load import load_recipe
-from interlace.runtime.sim.cluster import Around
-from interlace.runtime.sim.faults import Faults, struck_by
+from interlace.runtime.sim.cluster import RankWrapper
+from interlace.runtime.sim.faults import Faults, with_faults
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
 from interlace.schedule.placement import Device
@@ -50,9 +50,9 @@ class Simulation:
         )
 
     @property
-    def around(self) -> Around:
+    def around(self) -> RankWrapper:
         """The faults."""
-        return struck_by(self.faults)
+        return with_faults(self.faults)
 
     def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
         """Prompts of the profile's mean length, without text: the recipe's own need its tokenizer."""

@@ -15,7 +15,7 @@ from interlace.flows.policy import policy_optimization
 from interlace.flows.run import PolicyRun, RoleGroups, StepResult, shares_base
 from interlace.jobs.assemble import assemble
 from interlace.jobs.evaluation import Evaluation, Evaluator
-from interlace.jobs.launch import Seats, launch_roles
+from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.jobs.saving import CRITIC_FOLDER, Saver
 from interlace.jobs.state import RunState
 from interlace.jobs.torch_trace import LiveTrace
@@ -49,7 +49,7 @@ class TrainReport:
     after: Evaluation | None
     checkpoint: Path | None
     """The newest."""
-    books: Ledger = Ledger()
+    ledger: Ledger = Ledger()
     """Where the device-seconds of this process went, its start included, the evaluation at the end not."""
 
     @property
@@ -80,7 +80,7 @@ class _Session:
         self._done_steps = 0
         self._before: Evaluation | None = None
         self._after: Evaluation | None = None
-        self._books = Ledger()
+        self._ledger = Ledger()
         self._told: set[str] = set()
         self._has_scored = False
         """Any sample, in this process."""
@@ -120,7 +120,7 @@ class _Session:
             before=self._before,
             after=self._after,
             checkpoint=self._checkpoints.latest(),
-            books=self._books,
+            ledger=self._ledger,
         )
 
     def _recorder(self) -> Recorder:
@@ -145,7 +145,7 @@ class _Session:
         if self._evaluator.has_prompts and newest is None:
             self._before = await self._evaluate("evaluation before")
         await policy_optimization(self._run)
-        self._books = self._run.books()
+        self._ledger = self._run.ledger()
         # Before what is in flight is given up: a resumed run with more steps starts with these prompts.
         unfinished = self._run.unconsumed_prompts()
         leftover = [entry for entry in self._run.finish() if entry.event != TerminalEvent.TRAINED]
@@ -164,8 +164,8 @@ class _Session:
         policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
         critic = newest / CRITIC_FOLDER if newest else None
         adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None
-        seats = Seats(recipe=recipe, policy=policy, initial=initial, critic=critic, adapter=adapter)
-        self._groups = await launch_roles(cluster, seats)
+        sources = ModelSources(recipe=recipe, policy=policy, initial=initial, critic=critic, adapter=adapter)
+        self._groups = await launch_roles(cluster, sources)
         self._saver = Saver(cluster, self._checkpoints, self._groups)
         if newest:
             await self._groups.actor.load_optimizer(newest)

@@ -24,7 +24,7 @@ from interlace.observe.run_data import RunData, Transcript
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.sim.cluster import Around, SimCluster
+from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import Recorder
 from interlace.runtime.worker import Worker
@@ -38,14 +38,14 @@ SimulatedRole = tuple[Callable[..., Worker], type[Worker]]
 """What makes a worker from its context, and the worker's class."""
 
 
-class StandIns(Protocol):
+class SimulationBackend(Protocol):
     """What a recipe runs on instead of its own workers, devices and prompts."""
 
     @property
     def devices(self) -> tuple[Device, ...]: ...
 
     @property
-    def around(self) -> Around:
+    def around(self) -> RankWrapper:
         """What is put around each rank."""
         ...
 
@@ -65,7 +65,7 @@ class Simulated:
     name: str
     results: Sequence[StepResult]
     """Of each step."""
-    books: Ledger
+    ledger: Ledger
     """Of all device-seconds, start-up included."""
     events: Sequence[Ended]
     """How each sample ended, in order."""
@@ -83,7 +83,9 @@ class Simulated:
         )
 
 
-def run_virtually(recipe: Recipe, stand_ins: StandIns, *, name: str, recorder: Callable[[], Recorder]) -> Simulated:
+def run_virtually(
+    recipe: Recipe, stand_ins: SimulationBackend, *, name: str, recorder: Callable[[], Recorder]
+) -> Simulated:
     """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
 
     recorder: makes what is told of all that happens. Raises UserError for what cannot work, and what a run on any other
@@ -120,7 +122,7 @@ def _no_search_for_cycles() -> Iterator[None]:
 class _Session:
     """One run, observed."""
 
-    def __init__(self, recipe: Recipe, stand_ins: StandIns) -> None:
+    def __init__(self, recipe: Recipe, stand_ins: SimulationBackend) -> None:
         self._recipe, self._stand_ins = recipe, stand_ins
         self._algorithm = Timed(algorithm_of(recipe))
         self._results: list[StepResult] = []
@@ -139,7 +141,7 @@ class _Session:
             ready = await assemble(cluster, recipe, self._algorithm, groups, prompts, self)
             with cluster.timeline.recorded_by(recorder()):
                 await cluster.run(_flow(ready.run))
-                books = ready.run.books()
+                books = ready.run.ledger()
         finally:
             await cluster.shutdown()
         leftover = ready.run.finish()
@@ -148,7 +150,7 @@ class _Session:
         return Simulated(
             name=name,
             results=self._results,
-            books=books,
+            ledger=books,
             events=[*(ended for result in self._results for ended in result.ended), *leftover],
             seconds=cluster.clock.now(),
         )

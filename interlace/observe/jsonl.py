@@ -7,7 +7,7 @@ from pathlib import Path
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
-from interlace.observe.whole_file import write_whole
+from interlace.observe.atomic_file import write_atomic
 
 Row = Mapping[str, JSON]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
@@ -48,7 +48,7 @@ def truncate_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [line for line in _lines(path) if _step_of(line) <= step]
-    write_whole(path, b"".join(kept).decode("utf-8"))
+    write_atomic(path, b"".join(kept).decode("utf-8"))
 
 
 def _lines(path: Path) -> Sequence[bytes]:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 from interlace.core.types import Sample, TerminalEvent
+from interlace.observe.atomic_file import write_atomic
 from interlace.observe.jsonl import Row, read_rows, to_line
-from interlace.observe.whole_file import write_whole
 
 
 class EndedSample(Protocol):
@@ -28,7 +28,7 @@ def write_transcripts(folder: Path, step: int, ended: Iterable[EndedSample]) -> 
     """Writes the file of a step, samples in order of admission, and returns its path."""
     path = step_file(folder, step)
     rows = sorted(ended, key=lambda row: row.sample.key)
-    write_whole(path, "".join(to_line(_row(step, row)) for row in rows))
+    write_atomic(path, "".join(to_line(_row(step, row)) for row in rows))
     return path
 
 

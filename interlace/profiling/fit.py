@@ -77,7 +77,7 @@ def log_spread(groups: Sequence[Sequence[float]]) -> LogSpread:
     return LogSpread(between=math.sqrt(between), within=math.sqrt(within))
 
 
-def likeness(groups: Sequence[Sequence[bool]]) -> float:
+def intraclass_correlation(groups: Sequence[Sequence[bool]]) -> float:
     """How alike verdicts on one prompt are: variance between prompts over all, 0 ... 1 (intra-class correlation)."""
     between, within = _components([[float(value) for value in group] for group in groups])
     return between / (between + within) if between else 0.0

@@ -11,7 +11,7 @@ from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.jobs.assemble import sampling_of
-from interlace.jobs.launch import Seats, launch_roles, launch_second_actor
+from interlace.jobs.launch import ModelSources, launch_roles, launch_second_actor
 from interlace.jobs.warmup import warmed_model
 from interlace.models.loading import load_tokenizer
 from interlace.observe.progress import ProgressView
@@ -49,7 +49,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     finished, and one of each is always made.
     """
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
-    recipe = standing_still(recipe, apart(devices))
+    recipe = with_zero_lr(recipe, spread_placement(devices))
 
     async def measure(cluster: Cluster) -> tuple[Profile, StepTimes | None]:
         return await _Measurement(cluster, recipe, progress, budget_s).measure(source)
@@ -58,7 +58,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     return fitted(profile, steps, recipe, len(devices)) if steps else profile
 
 
-def apart(devices: Sequence[Device]) -> Schedule:
+def spread_placement(devices: Sequence[Device]) -> Schedule:
     """Engines on every device, whatever else there is on the last: any two roles that may work at once can do so here.
 
     The recipe's own schedule decides who shares what, but not what an instance costs.
@@ -68,7 +68,7 @@ def apart(devices: Sequence[Device]) -> Schedule:
     return Schedule.parse({"placement": roles}, where="the placement of a profile")
 
 
-def standing_still(recipe: Recipe, schedule: Schedule) -> Recipe:
+def with_zero_lr(recipe: Recipe, schedule: Schedule) -> Recipe:
     """The recipe under a schedule, its models trained at full cost to no effect: what is measured stays as it is."""
     still = {"lr": NO_STEP, "schedule": "constant"}
     return recipe.model_copy(
@@ -91,8 +91,8 @@ class _Measurement:
         recipe, cluster = self._recipe, self._cluster
         prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
         model = await warmed_model(cluster, recipe, prompts.train, self._progress)
-        seats = Seats(recipe=recipe, policy=model, initial=model)
-        groups = self._groups = await launch_roles(cluster, seats)
+        sources = ModelSources(recipe=recipe, policy=model, initial=model)
+        groups = self._groups = await launch_roles(cluster, sources)
         engine = groups.rollout[0]
         budget_s = self._begin("samples")
         self._sampling = sampling = await sampling_of(recipe, engine)
@@ -102,7 +102,7 @@ class _Measurement:
         budget_s = self._begin("reward")
         reward = await measure_reward(groups.reward, drawn, recipe, budget_s=budget_s)
         self._samples = drawn[: recipe.prompts_per_step * recipe.samples_per_prompt]
-        kept = await self._efficiency(seats)
+        kept = await self._efficiency(sources)
         profile = Profile(
             device=device_name(cluster.devices[0]),
             source=source,
@@ -140,14 +140,14 @@ class _Measurement:
         costs = await measure_training(actor, "logprobs", samples, self._recipe, budget_s=budget_s)
         return costs.model_copy(update={"export_s": await measure_export(actor)})
 
-    async def _efficiency(self, seats: Seats) -> float:
+    async def _efficiency(self, sources: ModelSources) -> float:
         """Of speed that training keeps on a second device; on a cluster with one device there is nothing to keep."""
         devices = [device for device in self._cluster.devices if device.pool == self._cluster.devices[0].pool]
         if len(devices) < 2:
             return NOTHING_KEPT
         budget_s = self._begin("two devices")
         alone, recipe, samples = self._groups.actor, self._recipe, self._samples
-        both = await launch_second_actor(self._cluster, seats, tuple(devices[:2]))
+        both = await launch_second_actor(self._cluster, sources, tuple(devices[:2]))
         calls = [train_call(group, samples, recipe) for group in (alone, both)]
         alone_s, both_s = await medians(calls, rounds=7, budget_s=budget_s)
         await self._cluster.dismiss(both)

@@ -10,7 +10,7 @@ import numpy as np
 
 from interlace.core.profile import Lengths, RewardCosts
 from interlace.core.types import Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
-from interlace.profiling.fit import Call, fit, likeness, log_spread, medians, timed
+from interlace.profiling.fit import Call, fit, intraclass_correlation, log_spread, medians, timed
 from interlace.profiling.rollout import serve_all
 from interlace.recipes.config import Recipe
 from interlace.runtime.group import WorkerGroup
@@ -99,7 +99,7 @@ async def measure_reward(
         max_s=recipe.reward.timeout_s,
         workers=workers,
         solve_rate=sum(right) / len(right),
-        solve_spread=likeness(by_prompt(samples, right)),
+        solve_spread=intraclass_correlation(by_prompt(samples, right)),
         fail_share=sum(failed) / len(failed),
     )
 

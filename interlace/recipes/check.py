@@ -137,10 +137,10 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
 
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
     """Of a reward that only the run can show, the algorithm says itself what it cannot take."""
-    least, wanted = recipe.reward.least, algorithm.least_reward
+    least, wanted = recipe.reward.least, algorithm.min_reward
     if least is None or wanted is None or least >= wanted:
         return
-    shaping = recipe.reward.shaping.most_taken_off
+    shaping = recipe.reward.shaping.max_penalty
     raise UserError(
         f"algorithm {recipe.algorithm.name!r} takes rewards of {wanted:g} or more, and with "
         f"reward.correct={recipe.reward.correct:g}, reward.incorrect={recipe.reward.incorrect:g}"

@@ -10,7 +10,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError, nearest
 from interlace.core.plugins import builtin_names
 from interlace.core.random import SEED_END
-from interlace.core.types import LEAST_TEMPERATURE, SamplingParams
+from interlace.core.types import MIN_TEMPERATURE, SamplingParams
 from interlace.data.config import DataConfig
 from interlace.data.warmup import DemonstrationConfig
 from interlace.engines.train.lora import LoraConfig
@@ -178,7 +178,7 @@ class EvaluationConfig(Config):
     """The first so many of the task's held-out prompts; None takes all."""
     samples_per_prompt: int = Field(default=1, ge=0)
     """Sampled answers to each prompt; 0 leaves greedy decoding alone."""
-    temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE)
+    temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE)
     """Of the sampled answers."""
     num_shown: int = Field(default=4, ge=0)
     """Prompts whose answers before and after are printed."""

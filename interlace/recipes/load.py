@@ -12,7 +12,7 @@ from interlace.core.config import Config, explain
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import YamlFiles, parse_yaml
 from interlace.recipes.config import SHORT, Recipe
-from interlace.schedule.vocabulary import lesson
+from interlace.schedule.vocabulary import foreign_setting_hint
 
 _RECIPES = YamlFiles(kind="recipe", folder=Path(__file__).parent)
 recipe_names, recipe_path = _RECIPES.names, _RECIPES.path
@@ -77,7 +77,7 @@ def _elsewhere(error: ValidationError) -> Iterator[str]:
             places = [key for key in _keys(Recipe) if key.endswith(f".{detail['loc'][-1]}")]
             if places:
                 yield f"{detail['loc'][-1]!r} is a key of other sections: {', '.join(places)}."
-            if told := lesson(str(detail["loc"][-1])):
+            if told := foreign_setting_hint(str(detail["loc"][-1])):
                 yield told
 
 

@@ -40,7 +40,7 @@ class WorkerMemory:
     """Resident on each of its devices."""
     how: str
     """What that follows from."""
-    passing_bytes: int = 0
+    transient_bytes: int = 0
     """On top while it computes, about: activations and logits of one micro-batch, and what ranks gather."""
 
 
@@ -49,7 +49,7 @@ class _Role:
     name: str
     num_bytes: int
     how: str
-    passing_bytes: int = 0
+    transient_bytes: int = 0
     gathered_bytes: int = 0
     """On top of that, where it has several ranks."""
 
@@ -68,7 +68,7 @@ def forecast_memory(
                     devices=instance,
                     num_bytes=math.ceil(role.num_bytes / ranks),
                     how=role.how if ranks == 1 else f"1/{ranks} of {role.how}",
-                    passing_bytes=role.passing_bytes + (role.gathered_bytes if ranks > 1 else 0),
+                    transient_bytes=role.transient_bytes + (role.gathered_bytes if ranks > 1 else 0),
                 )
             )
     return tuple(found)
@@ -95,7 +95,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     ]
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
     if needs.reference and not serves_as_reference:
-        roles.append(_Role(name="reference", num_bytes=size.weight_bytes, how="weights", passing_bytes=logits))
+        roles.append(_Role(name="reference", num_bytes=size.weight_bytes, how="weights", transient_bytes=logits))
     if recipe.reward.model is not None:
         weights = sum(parameter.nbytes for parameter in empty_classifier(recipe.reward.model).parameters())
         roles.append(_Role(name="reward", num_bytes=weights, how="weights of reward.model, whole on each"))
@@ -108,7 +108,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
                 name="critic",
                 num_bytes=trained,
                 how=TRAINED,
-                passing_bytes=passing,
+                transient_bytes=passing,
                 gathered_bytes=_gathered_bytes(recipe.critic, size),
             )
         )
@@ -119,7 +119,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         how += ", also the reference" if needs.reference and serves_as_reference else ""
     passing = logits + size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing)
     gathered = _gathered_bytes(recipe.actor, size)
-    return [*roles, _Role(name="actor", num_bytes=trained, how=how, passing_bytes=passing, gathered_bytes=gathered)]
+    return [*roles, _Role(name="actor", num_bytes=trained, how=how, transient_bytes=passing, gathered_bytes=gathered)]
 
 
 def _gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:

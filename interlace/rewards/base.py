@@ -118,7 +118,7 @@ class RewardConfig(Config):
             return None
         # A response without the tag is never shown to the function.
         verdicts = (self.incorrect,) if is_own else (self.correct, self.incorrect)
-        return min(verdicts) - self.shaping.most_taken_off
+        return min(verdicts) - self.shaping.max_penalty
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

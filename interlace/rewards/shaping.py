@@ -55,7 +55,7 @@ class ShapingConfig(Config):
         return (TASK, *found) if found else ()
 
     @property
-    def most_taken_off(self) -> float:
+    def max_penalty(self) -> float:
         """What a response loses at worst to its form."""
         overlong = self.overlong_penalty if self.overlong_limit is not None else 0.0
         repetition = self.repetition_penalty if self.repetition_ngram is not None else 0.0

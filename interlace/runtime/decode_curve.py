@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from interlace.runtime.timeline import Served
+from interlace.runtime.timeline import EngineCall
 
 UNDERFILLED_SHARE = 0.5
 """Of the best tokens/s: a batch that decodes at less does not use the device."""
@@ -22,7 +22,7 @@ class DecodeCurve:
         self._too_small: set[int] | None = None
         """Sizes that are underfilled; None where calls came since it was found."""
 
-    def observe(self, call: Served) -> None:
+    def observe(self, call: EngineCall) -> None:
         """Learns from a call that mostly decoded; one that mostly read prompts says little of the batch."""
         seconds = call.span.end_s - call.span.start_s
         if seconds <= 0 or call.num_new_tokens <= call.num_prompt_tokens + call.num_repeated_tokens:

@@ -8,7 +8,7 @@ from operator import itemgetter
 from interlace.observe.goodput import BINS, Ledger
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.device_lock import DeviceLock, Hold
-from interlace.runtime.timeline import Records, Served, Span, by_device
+from interlace.runtime.timeline import EngineCall, Records, Span, by_device
 
 Interval = tuple[float, float]
 OPERATIONS: Mapping[str, str] = {
@@ -85,7 +85,7 @@ def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> 
     return seconds
 
 
-class Accountant:
+class LedgerBuilder:
     """Closes the books over one stretch of a run after the other, so that each device-second is in one of them."""
 
     def __init__(self, lock: DeviceLock, num_devices: int, rollout_devices: Iterable[int]) -> None:
@@ -101,7 +101,7 @@ class Accountant:
         """Everything until now, before the first step."""
         self._note_calls(records)
         window = self._next_window(records)
-        return Ledger(seconds=fill_each([fill(window, [("startup", [window])])] * self._num_devices))
+        return Ledger(seconds=sum_bins([fill(window, [("startup", [window])])] * self._num_devices))
 
     def step(self, records: Records, num_trained_tokens: int, num_lost_tokens: int) -> Ledger:
         """A step that ends now: response tokens of samples that ended in it, trained and otherwise."""
@@ -140,7 +140,7 @@ class Accountant:
             seconds = fill(window, layers)
             self._split_generation(seconds, calls[device], window)
             filled.append(seconds)
-        return Ledger(seconds=fill_each(filled))
+        return Ledger(seconds=sum_bins(filled))
 
     def _next_window(self, records: Records) -> Interval:
         start_s, self._start_s = self._start_s, records.end_s
@@ -151,7 +151,7 @@ class Accountant:
         for call in records.served:
             self._curves.setdefault(call.span.group, DecodeCurve()).observe(call)
 
-    def _split_generation(self, seconds: dict[str, float], served: Sequence[Served], window: Interval) -> None:
+    def _split_generation(self, seconds: dict[str, float], served: Sequence[EngineCall], window: Interval) -> None:
         """Divides what a device served among the bins of generation, by the calls that ended in the window."""
         whole = repeated = underfilled = 0.0
         start_s, end_s = window
@@ -176,7 +176,7 @@ class Accountant:
         seconds["generate"] = full - seconds["discarded"]
 
 
-def fill_each(devices: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def sum_bins(devices: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """The sum over devices."""
     total = dict.fromkeys(BINS, 0.0)
     for seconds in devices:

@@ -22,7 +22,7 @@ W_co = TypeVar("W_co", bound=Worker, covariant=True)
 _NO_TURN = nullcontext()
 
 
-class Ran(NamedTuple):
+class RankResult(NamedTuple):
     """What an operation gave, and when it ran where the worker lives, in the run clock's seconds."""
 
     value: Any
@@ -33,7 +33,7 @@ class Ran(NamedTuple):
 class Rank(Protocol):
     """Where one worker object lives: a thread, an actor, or a coroutine on a virtual clock."""
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """Runs an operation after those called before. Raises RemoteError."""
         ...
 
@@ -77,7 +77,7 @@ class _Call:
     spans: list[Span] = field(default_factory=list)
 
 
-class Caller:
+class CausedGroup:
     """Operations of a group, for one cause."""
 
     def __init__(self, caller: Callable[[str, str], Callable[..., Handle[Any]]], cause: str) -> None:
@@ -133,9 +133,9 @@ class WorkerGroup(Generic[W_co]):
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
         return self._caller(method, "")
 
-    def because(self, cause: str) -> "Caller":
+    def with_cause(self, cause: str) -> "CausedGroup":
         """The group's operations, called for another cause than that of the hold they are in, if any."""
-        return Caller(self._caller, cause)
+        return CausedGroup(self._caller, cause)
 
     def _caller(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
         how = self._declared(method)

@@ -23,7 +23,7 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class DeviceSlot:
     """A device and where it is."""
 
     device: Device
@@ -32,7 +32,7 @@ class Seat:
     """As torch names it there: `cuda:1` may be the cluster's ninth GPU."""
 
 
-def find_seats(spec: str, machines: Sequence[Machine]) -> tuple[Seat, ...]:
+def find_slots(spec: str, machines: Sequence[Machine]) -> tuple[DeviceSlot, ...]:
     """The devices of `auto`, or of counts by kind such as `cpu:2` or `cuda:1,cpu:4`; a kind without a count means all.
 
     auto takes every GPU, or where there is none one device for each CPU core. More CPU devices than cores are allowed:
@@ -40,15 +40,15 @@ def find_seats(spec: str, machines: Sequence[Machine]) -> tuple[Seat, ...]:
     """
     if spec == "auto":
         spec = "cuda" if any(machine.gpu_bytes for machine in machines) else "cpu"
-    seats: list[Seat] = []
+    slots: list[DeviceSlot] = []
     for part in spec.split(","):
-        seen = [seat.device.pool for seat in seats]
+        seen = [slot.device.pool for slot in slots]
         pool, count = _read(part.strip(), spec, seen)
         found = _cores(count, machines) if pool == "cpu" else _gpus(count, machines, spec)
         for pool_index, (machine, local_index, memory_bytes) in enumerate(found):
-            device = Device(index=len(seats), pool=pool, pool_index=pool_index, memory_bytes=memory_bytes)
-            seats.append(Seat(device=device, machine=machine, local_name=f"{pool}:{local_index}"))
-    return tuple(seats)
+            device = Device(index=len(slots), pool=pool, pool_index=pool_index, memory_bytes=memory_bytes)
+            slots.append(DeviceSlot(device=device, machine=machine, local_name=f"{pool}:{local_index}"))
+    return tuple(slots)
 
 
 def _read(part: str, spec: str, seen: Sequence[str]) -> tuple[str, int | None]:

@@ -50,7 +50,7 @@ class Span:
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Served:
+class EngineCall:
     """What one call of a rollout engine computed."""
 
     span: Span
@@ -97,7 +97,7 @@ class Records:
     """Those that ended in it, in the order in which they ended."""
     running: Sequence[Span]
     """Those that go on."""
-    served: Sequence[Served]
+    served: Sequence[EngineCall]
     steps: Sequence[StepRecord]
     num_dropped_tokens: int
     """Generated of samples that ended before they were finished."""
@@ -161,7 +161,7 @@ class Timeline:
     _recorder: Recorder = field(default_factory=NoRecorder)
     _spans: list[Span] = field(default_factory=list)
     _running: dict[Span, None] = field(default_factory=dict)
-    _served: list[Served] = field(default_factory=list)
+    _served: list[EngineCall] = field(default_factory=list)
     _steps: list[StepRecord] = field(default_factory=list)
     _num_dropped_tokens: int = 0
 
@@ -177,7 +177,7 @@ class Timeline:
             self.returned_s = returned_s
         self._spans.append(span)
 
-    def serve(self, served: Served) -> None:
+    def serve(self, served: EngineCall) -> None:
         """A call of a rollout engine ended."""
         self._served.append(served)
 

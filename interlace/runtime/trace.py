@@ -16,7 +16,7 @@ from typing import NamedTuple, TextIO
 
 from interlace.core.types import JSON, Completion, FinishReason, Request, Response, Sample, SampleKey
 from interlace.runtime.goodput import OPERATIONS
-from interlace.runtime.timeline import Records, Served, Span, StepRecord
+from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord
 from interlace.schedule.placement import Device
 
 RUN_PROCESS, DEVICE_PROCESS, WORKER_PROCESS = 1, 2, 3
@@ -74,7 +74,7 @@ class TraceFile:
         for step in records.steps:
             self._step(step)
 
-    def _draw(self, span: Span, end_s: float, served: Served | None = None) -> "_Track":
+    def _draw(self, span: Span, end_s: float, served: EngineCall | None = None) -> "_Track":
         """Returns its worker's track, on which alone is what a replay needs."""
         start_us, end_us = _us(span.start_s), _us(end_s)
         when = _When(start_us, end_us, f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}')
@@ -198,7 +198,7 @@ class _Counters:
         self._lines = lines
         self._last: dict[str, object] = {}
 
-    def served(self, served: Served) -> None:
+    def served(self, served: EngineCall) -> None:
         """An engine's, as the call began and after it."""
         span, kv_use = served.span, round(served.kv_use, 3)
         self._engine(span.group, span.start_s, (served.batch, kv_use, served.num_queued))
@@ -261,7 +261,7 @@ def _left(responses: Sequence[Response]) -> str:
     return f',"left":[{",".join(found)}]'
 
 
-def _engine(served: Served) -> str:
+def _engine(served: EngineCall) -> str:
     """What the engine said of itself after the call: running, waiting, preempted, KV use."""
     return f',"engine":[{served.num_running},{served.num_waiting},{served.num_preemptions},{served.kv_use}]'
 

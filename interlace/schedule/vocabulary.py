@@ -54,11 +54,11 @@ def vocabulary() -> Vocabulary:
 def refuse_foreign_words(unknown: Iterable[str]) -> None:
     """Raises UserError for the first that is another system's word for something: what to write instead."""
     for name in unknown:
-        if told := lesson(name):
+        if told := foreign_setting_hint(name):
             raise UserError(f"schedule.{told}")
 
 
-def lesson(name: str) -> str | None:
+def foreign_setting_hint(name: str) -> str | None:
     """What to write instead of another system's word; None for a word of nobody."""
     found = vocabulary().aliases.get(name)
     if not found:

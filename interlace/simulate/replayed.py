@@ -10,7 +10,7 @@ from interlace.core.runs import Runs
 from interlace.core.training import WeightBundle
 from interlace.core.types import JSON, FloatArray, Metrics, Progress, Request, Response, RewardResult, Sample
 from interlace.runtime.cluster import WorkerSpec
-from interlace.runtime.group import Ran, Rank
+from interlace.runtime.group import Rank, RankResult
 from interlace.runtime.sim.cluster import InlineRank, SimCluster
 from interlace.runtime.trace import names_of
 from interlace.runtime.worker import Worker, WorkerContext
@@ -74,7 +74,7 @@ class ReplayedRank:
     def __init__(self, rank: Rank, context: WorkerContext, recording: Recording) -> None:
         self._rank, self._track = rank, RecordedTrack(track_of(context), recording)
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """As recorded. PartedError for a call that the run did not make."""
         recorded = self._track.take(method, names_of(args[0]) if args and isinstance(args[0], Sequence) else [])
         ran = await self._rank.call(method, args, kwargs)

@@ -74,7 +74,7 @@ class _Tally:
 
     num_new_tokens: int = 0
     num_preemptions: int = 0
-    most_cached: int = 0
+    max_cached: int = 0
 
 
 class SimulatedEngine(Worker):
@@ -140,7 +140,7 @@ class SimulatedEngine(Worker):
             num_running=len(self._running),
             num_waiting=len(self._waiting),
             num_new_tokens=tally.num_new_tokens,
-            kv_use=tally.most_cached / self._capacity,
+            kv_use=tally.max_cached / self._capacity,
             num_preemptions=tally.num_preemptions,
         )
 
@@ -293,7 +293,7 @@ class SimulatedEngine(Worker):
             self._step += stretch.steps
             self._num_cached += num_tokens
             tally.num_new_tokens += num_tokens
-            tally.most_cached = max(tally.most_cached, self._num_cached)
+            tally.max_cached = max(tally.max_cached, self._num_cached)
             if self._interrupted and done_s < seconds:
                 await self._pace.work(ROLE, seconds - done_s)
                 return

@@ -15,7 +15,7 @@ from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.concurrency import EngineUse, create_limit
 from interlace.schedule.dispatch import Load
 from interlace.schedule.schedule import Schedule
-from interlace.stages.serve_meter import ServeMeter
+from interlace.stages.generation_meter import GenerationMeter
 
 ROUNDING_S = 1e-6
 """Of clocks."""
@@ -60,7 +60,7 @@ class EngineDriver:
         self.metrics: Metrics = {}
         """What the engine counted between its last two swaps of weights."""
         self._clock, self._timeline = clock, timeline
-        self._meter = ServeMeter(group, timeline)
+        self._meter = GenerationMeter(group, timeline)
         self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
         self._min_hold = schedule.min_hold
         self._on_swapped, self._on_requeue = on_swapped, on_requeue
@@ -213,7 +213,7 @@ class EngineDriver:
     async def _swap(self, bundle: WeightBundle) -> None:
         self.group.version = bundle.version
         mode = "recompute" if self._on_update == "recompute" else "keep"
-        await self.group.because("publication").update_weights(bundle, mode)
+        await self.group.with_cause("publication").update_weights(bundle, mode)
         if self._on_update == "recompute":
             self._meter.recompute()
         self.version = bundle.version

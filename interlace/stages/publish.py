@@ -41,7 +41,7 @@ class Publisher:
 
     async def _export(self, version: int) -> WeightBundle:
         # Where the trainer goes on before every engine has swapped, engines must not read weights that change.
-        bundle: WeightBundle = await self._actor.because("publication").export_weights(
+        bundle: WeightBundle = await self._actor.with_cause("publication").export_weights(
             version, copy=not self._waits_for_swap
         )
         return bundle

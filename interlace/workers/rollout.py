@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Serving:
+class RolloutBundle:
     """What a rollout worker is made of."""
 
     engine: RolloutEngine
@@ -35,7 +35,7 @@ class RolloutWorker(Worker):
     def __init__(
         self,
         context: WorkerContext,
-        make_engine: Callable[[WorkerContext], Serving],
+        make_engine: Callable[[WorkerContext], RolloutBundle],
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(context)

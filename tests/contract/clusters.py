@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.local.cluster import LocalCluster
-from interlace.runtime.machine import Seat
+from interlace.runtime.machine import DeviceSlot
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.schedule.placement import Device
@@ -50,9 +50,9 @@ def run_ray(body: Body[T], schedule: Schedule, memory_bytes: int) -> T:
     from interlace.runtime.ray.session import RaySession
 
     node = ray.nodes()[0]["NodeID"]
-    seats = [Seat(device=device, machine=node, local_name=device.name) for device in two_devices(memory_bytes)]
+    slots = [DeviceSlot(device=device, machine=node, local_name=device.name) for device in two_devices(memory_bytes)]
     session = RaySession(is_own=False)
-    return asyncio.run(_with(lambda: RayCluster(session, seats, schedule, hang_after_s=60), body))
+    return asyncio.run(_with(lambda: RayCluster(session, slots, schedule, hang_after_s=60), body))
 
 
 CLUSTERS = {"local": run_local, "sim": run_sim, "ray": run_ray}

@@ -263,7 +263,7 @@ def test_every_operation_is_a_span_on_its_devices(run: Run) -> None:
         cluster.timeline.step, cluster.timeline.version = 3, 2
         async with group.hold("train"):
             await group.work("x")
-            await group.because("publication").work("y")
+            await group.with_cause("publication").work("y")
             going_on = group.later(1)
             while not going_on.spans:
                 await asyncio.sleep(0)

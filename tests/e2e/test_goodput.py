@@ -35,9 +35,9 @@ def test_every_device_second_of_a_real_run_is_in_one_bin(root: Path, schedule: s
     assert all(row["goodput/train"] > 0 and row["goodput/trained_tokens_per_device_s"] > 0 for row in rows)
     assert any(row["goodput/generate"] > 0 for row in rows)
     steps_s = 2 * sum(row["timing_s/step"] for row in rows)
-    assert report.books.total_s > steps_s
-    assert report.books.seconds["startup"] > 0
-    parts = report.books.total_s - report.books.seconds["startup"] - report.books.seconds["idle"]
+    assert report.ledger.total_s > steps_s
+    assert report.ledger.seconds["startup"] > 0
+    parts = report.ledger.total_s - report.ledger.seconds["startup"] - report.ledger.seconds["idle"]
     if not any(row["sched/staleness_max"] for row in rows):
         assert parts <= steps_s + 1e-6, "between the steps nothing but logging goes on"
 

@@ -39,9 +39,9 @@ def check_books(folder: Path, report: TrainReport) -> None:
         if not runs_ahead:
             # Otherwise operations run on past the step: when the rank began with one is known only once it ended.
             assert busy >= 1 - row["sched/bubble"] - TOLERANCE
-    booked_us, last_us = report.books.total_s / len(devices) * 1e6, max(high for _, high in steps.values())
+    booked_us, last_us = report.ledger.total_s / len(devices) * 1e6, max(high for _, high in steps.values())
     assert last_us <= booked_us + 1, "every second up to the end of the last step"
-    assert report.books.seconds["startup"] / len(devices) * 1e6 == pytest.approx(min(low for low, _ in steps.values()))
+    assert report.ledger.seconds["startup"] / len(devices) * 1e6 == pytest.approx(min(low for low, _ in steps.values()))
 
 
 def _busy(events: list[Event], track: int, low: float, high: float) -> float:

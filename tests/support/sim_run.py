@@ -49,7 +49,7 @@ class Record:
     num_opened: int = 0
     seconds: float = 0.0
     cluster: SimCluster | None = None
-    books: Ledger | None = None
+    ledger: Ledger | None = None
     closed_s: float = 0.0
     """When the books were closed."""
 
@@ -193,7 +193,7 @@ async def _run(
 
     with cluster.timeline.recorded_by(recorder):
         await cluster.run(main())
-        record.books, record.closed_s = run.books(), cluster.clock.now()
+        record.ledger, record.closed_s = run.ledger(), cluster.clock.now()
     record.seconds = cluster.clock.now()
     record.num_stalls = cluster.watchdog.num_stalls
     record.add(run.finish())

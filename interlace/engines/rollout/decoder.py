@@ -79,7 +79,7 @@ def _epsilon(norm: nn.Module) -> float:
     return float(getattr(norm, "variance_epsilon", getattr(norm, "eps", 0.0)))
 
 
-class Until(NamedTuple):
+class StopRule(NamedTuple):
     """How long decode steps follow one another."""
 
     max_steps: int
@@ -91,7 +91,7 @@ class Until(NamedTuple):
     """Address of 64 bits that say, once another thread has set them, that the step that runs is the last."""
 
 
-class Advance(NamedTuple):
+class DecodeResult(NamedTuple):
     """What steps from tokens to tokens made."""
 
     ended: list[tuple[int, int]]
@@ -191,7 +191,7 @@ class DecoderRunner:
             run(0)
         return finish
 
-    def advance(self, rows: Int64Array, table: SequenceTable, version: int, until: Until) -> Advance:
+    def advance(self, rows: Int64Array, table: SequenceTable, version: int, until: StopRule) -> DecodeResult:
         """Decodes `rows` [N], each of which runs its last token and draws from its logits as they are.
 
         What is appended to the table are the bits that start() and sampling.draw() give.
@@ -206,7 +206,7 @@ class DecoderRunner:
             begin, end = parts[number]
             buffers = self._buffers_for(number, end - begin, self._logits[begin:])
             self._attention.describe(buffers.tokens, rows[begin:end])
-            call = kernels.Advance(version, *until, outcome[begin:].ctypes.data, ended[begin:].ctypes.data)
+            call = kernels.DecodeResult(version, *until, outcome[begin:].ctypes.data, ended[begin:].ctypes.data)
             self._attention.library.advance(
                 ctypes.byref(self._decoder), ctypes.byref(buffers.tokens), ctypes.byref(self._table),
                 ctypes.byref(call), ctypes.byref(buffers.arguments),
@@ -219,7 +219,7 @@ class DecoderRunner:
             for (begin, _), one in zip(parts, spent, strict=True)
             for place in ended[begin : begin + one.num_ended].tolist()
         ]
-        return Advance(
+        return DecodeResult(
             [(place, int(outcome[place])) for place in found],
             sum([one.forward_s for one in spent]) / len(spent),
             max([one.num_steps for one in spent]),

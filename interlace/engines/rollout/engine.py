@@ -1,7 +1,6 @@
 """The native rollout engine: continuous batching for any transformers causal LM, in this process."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Series
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,16 +10,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Metrics, Request, SamplingParams
-from interlace.engines.rollout.limits import Limits
+from interlace.engines.rollout.decode_loop import DecodeLoop
 from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.options import EngineOptions
-from interlace.engines.rollout.passes import Passes
 from interlace.engines.rollout.prefix import PrefixIndex
+from interlace.engines.rollout.prepare_model import ServingConfig, serve
 from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
+from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.saved_weights import SavedWeights
 from interlace.engines.rollout.scheduler import Scheduler
-from interlace.engines.rollout.sequence import Sequence, SequenceTable
-from interlace.engines.rollout.serving import ServingConfig, serve
+from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 from interlace.models.size import context_length
 
 if TYPE_CHECKING:
@@ -65,12 +64,12 @@ class NativeEngine:
             self._table, self._store, enabled=self._attention is not None, spare_rows=spare_rows
         )
         self._scheduler = Scheduler(self._table, self._store, self._prefixes, max_batch_tokens=max_batch_tokens)
-        self._passes = Passes(serving, self._table, self._scheduler, tokenizer, options)
+        self._decode_loop = DecodeLoop(serving, self._table, self._scheduler, tokenizer, options)
         self._limits = Limits(
             context=context, longest=self._store.longest, vocab_size=self._model.config.get_text_config().vocab_size,
             has_tokenizer=tokenizer is not None,
         )  # fmt: skip
-        self._live: dict[str, Sequence] = {}
+        self._live: dict[str, SequenceState] = {}
         self._arrivals = self._version = 0
         self._paused = False
         self._saved: dict[int, list[Tensor]] | None = None
@@ -80,7 +79,7 @@ class NativeEngine:
         return self._version
 
     def generate(
-        self, prompts: Series[Series[int]], params: SamplingParams | Series[SamplingParams]
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
     ) -> list[Completion]:
         """Runs prompts (token ids) to the end and returns their completions in the order given.
 
@@ -115,7 +114,7 @@ class NativeEngine:
         self._limits.check(request)
         prompt = [int(token) for token in request.prompt_ids]
         limit = min(len(prompt) + request.params.max_new_tokens, self._limits.context)
-        sequence = Sequence(
+        sequence = SequenceState(
             request=request, arrival=self._arrivals, limit=limit, token_ids=prompt + list(request.generated_ids),
             logprobs=list(request.generated_logprobs), versions=list(request.generated_versions),
             raw_logprobs=list(request.generated_raw_logprobs),
@@ -128,11 +127,11 @@ class NativeEngine:
         finished: list[Completion] = []
         new_tokens, preemptions = 0, self._scheduler.num_preemptions
         if self._live and not self._paused and self._saved is None:
-            new_tokens, ended = self._passes.advance(self._version)
+            new_tokens, ended = self._decode_loop.advance(self._version)
             for row, stopped in ended:
                 reason = FinishReason.STOP if stopped else FinishReason.LENGTH
                 finished.append(self._end(self._table.occupant(row), reason))
-        self._passes.interrupted.value = 0
+        self._decode_loop.interrupted.value = 0
         return StepOutput(
             finished=tuple(finished),
             num_running=len(self._scheduler.running),
@@ -143,9 +142,9 @@ class NativeEngine:
         )
 
     def interrupt(self) -> None:
-        self._passes.interrupted.value = 1
+        self._decode_loop.interrupted.value = 1
 
-    def abort(self, ids: Series[str] | None = None) -> tuple[Completion, ...]:
+    def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         wanted = list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
         return tuple(self._end(self._live[name], FinishReason.ABORTED) for name in wanted)
 
@@ -209,7 +208,7 @@ class NativeEngine:
     def metrics(self) -> Metrics:
         held = {"kv_use": self._kv_use(), "kv_free_tokens": float(self._store.num_free)}
         attention_s = self._attention.seconds if self._attention is not None else 0.0
-        return self._passes.counters.read(self._scheduler, self._prefixes.num_reused_tokens, attention_s) | held
+        return self._decode_loop.counters.read(self._scheduler, self._prefixes.num_reused_tokens, attention_s) | held
 
     def report(self) -> EngineReport:
         return self._report
@@ -223,7 +222,7 @@ class NativeEngine:
         if self._saved is not None:
             self._saved = {}
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> Completion:
+    def _end(self, sequence: SequenceState, reason: FinishReason) -> Completion:
         """Takes a sequence out for good."""
         if self._saved is not None:
             self._saved.pop(sequence.row, None)

@@ -1,12 +1,12 @@
 """Prefixes that are computed once: siblings of a group, later turns of an episode, aborted samples that come back."""
 
-from collections.abc import Sequence as Series
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from interlace.engines.rollout.kv_store import Int64Array, KVStore
-from interlace.engines.rollout.sequence import Sequence, SequenceTable
+from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 
 SHORTEST = 32
 """Tokens that a shared prefix has at least, save for equal prompts; by its first tokens it is looked up."""
@@ -32,24 +32,24 @@ class PrefixIndex:
     computed under the current version: clear() is called when it changes.
     """
 
-    def __init__(self, table: SequenceTable, store: KVStore, *, enabled: bool, spare_rows: Series[int]) -> None:
+    def __init__(self, table: SequenceTable, store: KVStore, *, enabled: bool, spare_rows: Sequence[int]) -> None:
         """spare_rows: of the store, for what ended sequences leave behind; none turns that off."""
         self._table, self._store, self._enabled = table, store, enabled
         self._spare_rows = list(spare_rows)
-        self._leaders: dict[Prompt, Sequence] = {}
-        self._running: dict[Sequence, _Holder | None] = {}
+        self._leaders: dict[Prompt, SequenceState] = {}
+        self._running: dict[SequenceState, _Holder | None] = {}
         """Sequences whose cells are of the current version, with the holder of those that are long enough."""
         self._starts: dict[Prompt, list[_Holder]] = {}
         self._retained: dict[_Holder, None] = {}
         """Least recently used first."""
         self.num_reused_tokens = 0
 
-    def is_coming(self, sequence: Sequence) -> bool:
+    def is_coming(self, sequence: SequenceState) -> bool:
         """Whether a running sibling is still computing this sequence's prompt."""
         leader = self._leaders.get(tuple(sequence.request.prompt_ids))
         return leader is not None and self._table.num_computed[leader.row] < sequence.num_prompt - 1
 
-    def fork(self, sequence: Sequence, room: int) -> int:
+    def fork(self, sequence: SequenceState, room: int) -> int:
         """Copies a computed prefix into the row of `sequence`, with room for more. Returns its length, 0 for none."""
         row, shared = self._longest(sequence)
         if not shared or not self._store.fork(row, sequence.row, shared, room):
@@ -57,7 +57,7 @@ class PrefixIndex:
         self.num_reused_tokens += shared
         return shared
 
-    def announce(self, sequence: Sequence) -> None:
+    def announce(self, sequence: SequenceState) -> None:
         """A sequence starts to run."""
         if not self._enabled:
             return
@@ -68,7 +68,7 @@ class PrefixIndex:
             self._starts.setdefault(holder.start, []).append(holder)
         self._running[sequence] = holder
 
-    def retire(self, sequence: Sequence, *, retain: bool) -> None:
+    def retire(self, sequence: SequenceState, *, retain: bool) -> None:
         """A sequence stops running; its row is about to be freed, or, retained, its cells move to a spare row."""
         key = tuple(sequence.request.prompt_ids)
         if self._leaders.get(key) is sequence:
@@ -111,7 +111,7 @@ class PrefixIndex:
         if not alike:
             del self._starts[holder.start]
 
-    def _longest(self, sequence: Sequence) -> tuple[int, int]:
+    def _longest(self, sequence: SequenceState) -> tuple[int, int]:
         """The row that shares the most first tokens with a sequence, and how many; all but its last at most."""
         best, row, token_ids = 0, -1, sequence.token_ids
         leader = self._leaders.get(tuple(sequence.request.prompt_ids))

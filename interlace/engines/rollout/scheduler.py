@@ -7,7 +7,7 @@ import numpy as np
 
 from interlace.engines.rollout.kv_store import Int64Array, KVStore
 from interlace.engines.rollout.prefix import PrefixIndex
-from interlace.engines.rollout.sequence import Sequence, SequenceTable
+from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Plan:
     all_decode: bool
     """Whether each row runs its last token alone."""
     steps: int = 1
-    """Passes for which there is room, where all rows decode."""
+    """DecodeLoop for which there is room, where all rows decode."""
 
 
 class Scheduler:
@@ -34,21 +34,21 @@ class Scheduler:
     def __init__(self, table: SequenceTable, store: KVStore, prefixes: PrefixIndex, *, max_batch_tokens: int) -> None:
         self._table, self._store, self._prefixes = table, store, prefixes
         self._max_batch_tokens = max_batch_tokens
-        self.waiting: list[Sequence] = []
+        self.waiting: list[SequenceState] = []
         """By arrival."""
-        self.running: list[Sequence] = []
+        self.running: list[SequenceState] = []
         """By arrival."""
         self.num_preemptions = self.num_prepared = 0
         self._rows = np.zeros(0, np.int64)
         self._stale = True
         self._prepared: Plan | None = None
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: SequenceState) -> None:
         """Queues a sequence."""
         self._prepared = None
         bisect.insort(self.waiting, sequence, key=lambda other: other.arrival)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: SequenceState) -> None:
         """Takes a sequence out, wherever it is; its tokens are in it afterwards."""
         if sequence.row < 0:
             self.waiting.remove(sequence)
@@ -102,7 +102,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Moves waiting sequences to rows, oldest first, while rows and cells last."""
-        admitted: list[Sequence] = []
+        admitted: list[SequenceState] = []
         for sequence in self.waiting:
             if not self._table.num_free:
                 break
@@ -117,7 +117,7 @@ class Scheduler:
                 bisect.insort(self.running, sequence, key=lambda other: other.arrival)
             self._stale = True
 
-    def _enter(self, sequence: Sequence) -> bool:
+    def _enter(self, sequence: SequenceState) -> bool:
         table, total = self._table, len(sequence.token_ids)
         table.enter(sequence)
         room = total + min(sequence.limit - total, max(total, 32))
@@ -149,7 +149,7 @@ class Scheduler:
         room = np.where(store.capacity[rows] < later, store.capacity[rows] - now + 1, lookahead)
         return int(room.min(initial=lookahead, where=store.capacity[rows] >= now))
 
-    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
+    def _reserve(self, sequence: SequenceState, tokens: int) -> bool:
         """Whether there is room, for which what ended sequences left is given up; a preempted one needs none."""
         while sequence.row >= 0 and not self._store.reserve(sequence.row, tokens):
             if not self._prefixes.evict():
@@ -163,12 +163,12 @@ class Scheduler:
             self._stale = False
         return self._rows
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: SequenceState) -> None:
         self._release(sequence, retain=False)
         self.add(sequence)
         self.num_preemptions += 1
 
-    def _release(self, sequence: Sequence, *, retain: bool) -> None:
+    def _release(self, sequence: SequenceState, *, retain: bool) -> None:
         self.running.remove(sequence)
         self._prefixes.retire(sequence, retain=retain)
         self._store.free(sequence.row)

@@ -12,7 +12,7 @@ from interlace.engines.rollout.kv_store import Int64Array
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class SequenceState:
     """A request on its way. While it has a row, the table's numbers are the true ones."""
 
     request: Request
@@ -61,7 +61,7 @@ class SequenceTable:
         self.stops_on_text = np.zeros(rows, np.bool_)
         self.num_unusual = 0
         """Rows of either kind."""
-        self._sequences: list[Sequence | None] = [None] * rows
+        self._sequences: list[SequenceState | None] = [None] * rows
         self._free = list(range(rows - 1, -1, -1))
 
     @property
@@ -69,7 +69,7 @@ class SequenceTable:
         """Rows that no sequence has."""
         return len(self._free)
 
-    def enter(self, sequence: Sequence) -> None:
+    def enter(self, sequence: SequenceState) -> None:
         """Gives a sequence a row, with nothing computed."""
         row = self._free.pop()
         sequence.row, self._sequences[row] = row, sequence
@@ -91,7 +91,7 @@ class SequenceTable:
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(params.stop_token_ids)] = params.stop_token_ids
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: SequenceState) -> None:
         """Copies the row back into the sequence and frees the row."""
         row, prompt = sequence.row, sequence.num_prompt
         total = int(self.num_tokens[row])
@@ -109,7 +109,7 @@ class SequenceTable:
         """The sampling parameters of the sequence in a row."""
         return self.occupant(row).request.params
 
-    def occupant(self, row: int) -> Sequence:
+    def occupant(self, row: int) -> SequenceState:
         """The sequence in a row."""
         sequence = self._sequences[row]
         if sequence is None:

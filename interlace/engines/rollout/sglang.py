@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import Completion, FinishReason, Request
+from interlace.engines.rollout.external import ExternalEngine, finish_reason, request_seed
 from interlace.engines.rollout.protocol import StepOutput, SwitchMode, UpdateMode
-from interlace.engines.rollout.served import ServedEngine, finish_reason, request_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ Arrival = tuple[str, list[tuple[float, int]], str | Exception | None]
 """Request id, all (log-prob, token) pairs of this submission so far, and why it ended: an exception where it failed."""
 
 
-class SGLangEngine(ServedEngine):
+class SGLangEngine(ExternalEngine):
     """One SGLang engine. Log-probs are those at the sampling temperature."""
 
     name = "sglang"

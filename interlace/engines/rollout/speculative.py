@@ -10,16 +10,16 @@ from collections.abc import Collection
 import numpy as np
 
 from interlace.engines.rollout.kv_store import Int64Array
-from interlace.engines.rollout.sequence import Sequence, SequenceTable
+from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 
 LONGEST_MATCH, SHORTEST_MATCH = 8, 2
 _TOKENS_A_PROMPT, _PROMPTS = 4096, 1024
 _SEPARATOR = -1
 STEPS_WITHOUT = 4
-"""Passes in one go where there was nothing to guess, before the next try."""
+"""DecodeLoop in one go where there was nothing to guess, before the next try."""
 TRIAL, REST = 16, 256
-"""Passes with guesses after which they are judged, and tokens for which they are left off where they failed."""
-LEAST_ACCEPTED = 0.25
+"""DecodeLoop with guesses after which they are judged, and tokens for which they are left off where they failed."""
+MIN_ACCEPTED = 0.25
 """Guessed tokens a pass that came true. Below it even where a few rows cost what one costs, little is gained."""
 
 
@@ -69,11 +69,11 @@ class Speculator:
         """most: tokens of a guess; 0 turns it off. below: running sequences up to which there are any."""
         self._table, self._most, self._below = table, most, below
         self._drafter = NgramDrafter()
-        self._passes = self._accepted = self._rest = 0
+        self._decode_loop = self._accepted = self._rest = 0
         self.has_guessed = False
         """Whether the table holds guesses."""
 
-    def guess(self, running: Collection[Sequence]) -> int | None:
+    def guess(self, running: Collection[SequenceState]) -> int | None:
         """Writes guesses behind what is known of rows. Returns the passes that may follow at once; None: any number."""
         table = self._table
         if self.has_guessed:
@@ -94,17 +94,17 @@ class Speculator:
 
     def judge(self, accepted: int) -> None:
         """A pass with guesses had so many come true."""
-        self._passes += 1
+        self._decode_loop += 1
         self._accepted += accepted
-        if self._passes == TRIAL:
-            self._rest = 0 if self._accepted >= LEAST_ACCEPTED * TRIAL else REST
-            self._passes = self._accepted = 0
+        if self._decode_loop == TRIAL:
+            self._rest = 0 if self._accepted >= MIN_ACCEPTED * TRIAL else REST
+            self._decode_loop = self._accepted = 0
 
     def wait(self, tokens: int) -> None:
         """So many were drawn without guesses."""
         self._rest -= tokens
 
-    def observe(self, sequence: Sequence) -> None:
+    def observe(self, sequence: SequenceState) -> None:
         """One ends, whose row still holds its tokens: later ones may guess from it."""
         if self._most:
             start = max(sequence.num_prompt - LONGEST_MATCH, 0)  # a guess of its first tokens needs a suffix too

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Request
+from interlace.engines.rollout.external import ExternalEngine, finish_reason, request_seed
 from interlace.engines.rollout.protocol import StepOutput, SwitchMode, UpdateMode
 from interlace.engines.rollout.saved_weights import SavedWeights
-from interlace.engines.rollout.served import ServedEngine, finish_reason, request_seed
 
 if TYPE_CHECKING:
     import vllm
@@ -26,7 +26,7 @@ class _LoadsWeights(Protocol):
     def load_weights(self, weights: "Iterable[tuple[str, Tensor]]") -> object: ...
 
 
-class VLLMEngine(ServedEngine):
+class VLLMEngine(ExternalEngine):
     """One vLLM engine, stepped by its caller. Log-probs are those after temperature and truncation."""
 
     name = "vllm"

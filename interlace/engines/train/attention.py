@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from interlace.engines.train.attention_kernel import PackedSequences, attend, is_available
-from interlace.engines.train.prepare import on_device
+from interlace.engines.train.prefetch import on_device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

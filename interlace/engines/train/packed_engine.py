@@ -21,7 +21,7 @@ from interlace.engines.train.packing import (
     read_columns,
     split_samples,
 )
-from interlace.engines.train.prepare import ahead
+from interlace.engines.train.prefetch import ahead
 from interlace.engines.train.ranks import Ranks, own_part
 from interlace.models.residence import Residence
 

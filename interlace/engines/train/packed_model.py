@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from interlace.core.errors import UserError
 from interlace.engines.train.attention import PACKED_ATTENTION, UNTRACED_ATTENTION, PackedLayout, register
 from interlace.engines.train.host_memory import keep_freed_memory
-from interlace.engines.train.products import use_fast_products
+from interlace.engines.train.matmul import use_fast_products
 from interlace.engines.train.speedups import apply_liger, compile_layers
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pydantic import Field
 from interlace.core.config import Config
 from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.engines.train.attention import PackedLayout
-from interlace.engines.train.prepare import on_device
+from interlace.engines.train.prefetch import on_device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

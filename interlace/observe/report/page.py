@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from interlace.observe.atomic_file import write_atomic
 from interlace.observe.report import sections
 from interlace.observe.report.gantt import DeviceTimeline
 from interlace.observe.report.sections import RUN_COLOURS, Entry
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.whole_file import write_whole
 
 STYLE = """
 :root { --ink: #1c2433; --soft: #667085; --line: #e6e9f0; --card: #ffffff; --back: #f6f7fa; --track: #eef0f5; }
@@ -78,7 +78,7 @@ def write_report(folders: Sequence[RunFolder], path: Path, *, step: int | None =
         )
         for place, folder in enumerate(folders)
     ]
-    write_whole(path, page(entries, step))
+    write_atomic(path, page(entries, step))
 
 
 def page(entries: Sequence[Entry], step: int | None) -> str:

@@ -5,7 +5,7 @@ import os
 from interlace.core.errors import UserError
 from interlace.recipes.config import ClusterConfig
 from interlace.runtime.local.cluster import LocalCluster, host_memory_bytes
-from interlace.runtime.machine import Machine, find_seats
+from interlace.runtime.machine import Machine, find_slots
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
@@ -19,7 +19,7 @@ def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
     """The devices that `cluster.devices` names. Raises UserError where it cannot be read, or what is not there."""
     if config.address is not None:
         raise UserError(f"cluster.address = {config.address!r}, but cluster=local joins nothing. Set cluster=ray.")
-    return tuple(seat.device for seat in find_seats(config.devices, [this_machine()]))
+    return tuple(slot.device for slot in find_slots(config.devices, [this_machine()]))
 
 
 def this_machine() -> Machine:

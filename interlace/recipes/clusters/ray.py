@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from interlace.core.errors import UserError
 from interlace.recipes.clusters.local import this_machine
 from interlace.recipes.config import ClusterConfig
-from interlace.runtime.machine import Machine, find_seats
+from interlace.runtime.machine import Machine, find_slots
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
@@ -22,8 +22,8 @@ def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
 
     session = RaySession.open(config.address, this_machine())
     try:
-        seats = find_seats(config.devices, session.machines(this_machine))
-        return cluster_of(session, seats, schedule, hang_after_s=config.hang_after_s)
+        slots = find_slots(config.devices, session.machines(this_machine))
+        return cluster_of(session, slots, schedule, hang_after_s=config.hang_after_s)
     except BaseException:
         session.close()
         raise
@@ -32,7 +32,7 @@ def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
 def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
     """The devices that `cluster.devices` names. Raises UserError where Ray or a device is missing."""
     _imported()
-    return tuple(seat.device for seat in find_seats(config.devices, _machines(config.address)))
+    return tuple(slot.device for slot in find_slots(config.devices, _machines(config.address)))
 
 
 def _machines(address: str | None) -> list[Machine]:

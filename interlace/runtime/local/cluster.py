@@ -11,12 +11,12 @@ from typing import Any
 from interlace.core.errors import RemoteError, UserError
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Ran, Rank, turn_of
+from interlace.runtime.group import Rank, RankResult, turn_of
 from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank, find_rendezvous
 from interlace.runtime.process.rank import GRACE_S
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
-from interlace.runtime.turnstile import OneByOne, Turnstile
+from interlace.runtime.result_order import OrderedRank, ResultOrder
 from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -41,15 +41,15 @@ class ThreadRank:
 
         self._worker = await asyncio.wrap_future(self._thread.submit(make))
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """On the thread; a coroutine function on the event loop."""
         function, now = getattr(self._worker, method), self._clock.now
 
-        def run() -> Ran:
+        def run() -> RankResult:
             with self._reporting(method):
                 start_s = now()
                 value = function(*args, **kwargs)
-                return Ran(value, start_s, now())
+                return RankResult(value, start_s, now())
 
         if not asyncio.iscoroutinefunction(function):
             return await asyncio.wrap_future(self._thread.submit(run))
@@ -57,7 +57,7 @@ class ThreadRank:
             async with turn_of(self._worker, method, self._turn):
                 start_s = now()
                 value = await function(*args, **kwargs)
-                return Ran(value, start_s, now())
+                return RankResult(value, start_s, now())
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Directly: concurrent operations are thread-safe and return at once."""
@@ -94,7 +94,7 @@ class LocalCluster(Cluster):
 
     def __init__(self, devices: Sequence[Device], schedule: Schedule, *, hang_after_s: float) -> None:
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
-        self._turnstile = Turnstile(self.watchdog.at_rest)
+        self._result_order = ResultOrder(self.watchdog.at_rest)
         self._folder: SharedFolder | None = None
         self._shared: SharedArrays | None = None
 
@@ -102,15 +102,15 @@ class LocalCluster(Cluster):
         if spec.num_ranks == 1:
             rank = ThreadRank(context, self.clock, self._patience_s)
             await rank.start(spec.factory)
-            return OneByOne(rank, self._turnstile)
+            return OrderedRank(rank, self._result_order)
         spawned = SpawnedRank(context, self.clock, self._shared, self.fail)
         self._after_workers.push_async_callback(spawned.close)
         await spawned.start(spec.factory, self._folder.path if self._folder else None)
         self.processes.append(spawned)
-        return OneByOne(spawned, self._turnstile)
+        return OrderedRank(spawned, self._result_order)
 
     async def _turn(self) -> None:
-        await self._turnstile.passed()
+        await self._result_order.wait_turn()
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:  # noqa: ARG002 - every device is on this machine
         if self._folder is None and (folder := shared_folder()):

@@ -10,7 +10,7 @@ from typing import Any
 from interlace.core.errors import InterlaceError, WorkerDiedError
 from interlace.runtime.clock import Clock
 from interlace.runtime.clock_offset import ClockOffset
-from interlace.runtime.group import Ran
+from interlace.runtime.group import RankResult
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
 from interlace.runtime.process.server import START_TRACE, STOP_TRACE
 from interlace.runtime.process.shared import SharedArrays
@@ -70,7 +70,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         """Whether its process is there."""
         return not self._closed
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """On the rank's process, after the operations called before."""
         async with self._sending:
             await self._before_call((*args, *kwargs.values()))
@@ -82,7 +82,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
             answer = self._expect(method, (args, kwargs))
             self._write(parts)
         reply = await answer
-        return Ran(reply.value, *(self.clock_offset.here(there_s) for there_s in reply.ran_s))
+        return RankResult(reply.value, *(self.clock_offset.here(there_s) for there_s in reply.ran_s))
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
         """Beside whatever runs, and before whatever is called later."""

@@ -12,12 +12,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank
-from interlace.runtime.machine import Seat
+from interlace.runtime.machine import DeviceSlot
 from interlace.runtime.process.shared import SharedArrays, shared_folder
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
-from interlace.runtime.turnstile import OneByOne, Turnstile
+from interlace.runtime.result_order import OrderedRank, ResultOrder
 from interlace.runtime.worker import Rendezvous, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -29,14 +29,16 @@ _GPUS_STAY_VISIBLE = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 class RayCluster(Cluster):
     """One reservation holds all devices of the run; roles that share a device share its place, and the lock decides."""
 
-    def __init__(self, session: RaySession, seats: Sequence[Seat], schedule: Schedule, *, hang_after_s: float) -> None:
+    def __init__(
+        self, session: RaySession, slots: Sequence[DeviceSlot], schedule: Schedule, *, hang_after_s: float
+    ) -> None:
         """Made on a running event loop. UserError where the devices are not free. shutdown() closes the session."""
-        super().__init__([seat.device for seat in seats], schedule, hang_after_s=hang_after_s)
-        self._seats = tuple(seats)
-        self._reservation = session.reserve(seats)
+        super().__init__([slot.device for slot in slots], schedule, hang_after_s=hang_after_s)
+        self._slots = tuple(slots)
+        self._reservation = session.reserve(slots)
         self._after_workers.callback(session.close)
         self._after_workers.callback(session.release, self._reservation)
-        self._turnstile = Turnstile(self.watchdog.at_rest)
+        self._result_order = ResultOrder(self.watchdog.at_rest)
         self._folder = shared_folder()
         self._shared = SharedArrays(self._folder.path, passes_on=True) if self._folder else None
         if self._folder:
@@ -44,7 +46,7 @@ class RayCluster(Cluster):
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         own = spec.devices[context.rank :: spec.num_ranks]
-        local = tuple(self._seats[device.index].local_name for device in own)
+        local = tuple(self._slots[device.index].local_name for device in own)
         actor: Any = ray.remote(RankActor)
         handle = actor.options(
             num_cpus=0,
@@ -59,10 +61,10 @@ class RayCluster(Cluster):
         self._after_workers.push_async_callback(rank.close)
         await rank.start(spec.factory)
         self.processes.append(rank)
-        return OneByOne(rank, self._turnstile)
+        return OrderedRank(rank, self._result_order)
 
     async def _turn(self) -> None:
-        await self._turnstile.passed()
+        await self._result_order.wait_turn()
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous:
         task: Any = ray.remote(num_cpus=0)(_free_port)

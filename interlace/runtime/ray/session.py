@@ -16,7 +16,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from interlace.core.errors import InterlaceError, UserError
-from interlace.runtime.machine import Machine, Seat
+from interlace.runtime.machine import DeviceSlot, Machine
 
 RESERVE_WITHIN_S, ANSWER_WITHIN_S = 60.0, 10.0
 START_WITHIN_S, STARTS = 180, 2
@@ -60,17 +60,17 @@ class RaySession:
         ]
         return [replace(machine, name=node_id) for machine, (_, node_id) in zip(ray.get(seen), nodes, strict=True)]
 
-    def reserve(self, seats: Sequence[Seat]) -> Any:
+    def reserve(self, slots: Sequence[DeviceSlot]) -> Any:
         """A placement group with a bundle for each device, on its node. Raises UserError where they are not free."""
-        bundles = [_needs(seat, seats) for seat in seats]
-        labels = [{NODE_LABEL: seat.machine} for seat in seats]
+        bundles = [_needs(slot, slots) for slot in slots]
+        labels = [{NODE_LABEL: slot.machine} for slot in slots]
         group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
         if not group.wait(RESERVE_WITHIN_S):
             remove_placement_group(group)
             resources = ray.available_resources()
             free = " and ".join(f"{resources.get(kind, 0):g} {kind}s" for kind in sorted({*bundles[0], *bundles[-1]}))
             raise UserError(
-                f"the Ray cluster has not had {len(seats)} free devices within {RESERVE_WITHIN_S:.0f} s; free now: "
+                f"the Ray cluster has not had {len(slots)} free devices within {RESERVE_WITHIN_S:.0f} s; free now: "
                 f"{free}. Ask for fewer (cluster.devices), or end what else runs there."
             )
         return group
@@ -151,11 +151,11 @@ def _signals_heard() -> Iterator[None]:
                 signal.signal(signal.SIGTERM, end)
 
 
-def _needs(seat: Seat, seats: Sequence[Seat]) -> dict[str, float]:
-    pool, machine = seat.device.pool, seat.machine
+def _needs(slot: DeviceSlot, slots: Sequence[DeviceSlot]) -> dict[str, float]:
+    pool, machine = slot.device.pool, slot.machine
     if pool == "cuda":
         return {"GPU": 1.0}
-    mates = sum(other.machine == machine and other.device.pool == pool for other in seats)
+    mates = sum(other.machine == machine and other.device.pool == pool for other in slots)
     cores = next(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == machine)
     # Devices may be more than cores, which they share then.
     return {"CPU": min(1.0, max(int(10_000 * cores / mates), 1) / 10_000)}

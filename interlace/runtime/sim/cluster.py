@@ -9,13 +9,13 @@ from typing import Any
 
 from interlace.core.errors import HangError, RemoteError, UserError
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.group import Ran, Rank, turn_of
+from interlace.runtime.group import Rank, RankResult, turn_of
 from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
-Around = Callable[[Rank, WorkerContext], Rank]
+RankWrapper = Callable[[Rank, WorkerContext], Rank]
 
 
 class InlineRank:
@@ -28,7 +28,7 @@ class InlineRank:
         self._operations: dict[str, tuple[Callable[..., Any], AbstractAsyncContextManager[None]]] = {}
         """Those called so far, each with what it runs under."""
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """A coroutine function may sleep, which is its cost."""
         try:
             if method not in self._operations:
@@ -39,7 +39,7 @@ class InlineRank:
                 start_s = self._loop.now_s
                 result = operation(*args, **kwargs)
                 value = await result if isinstance(result, CoroutineType) else result
-                return Ran(value, start_s, self._loop.now_s)
+                return RankResult(value, start_s, self._loop.now_s)
         except UserError:
             raise
         except Exception as error:
@@ -63,7 +63,7 @@ class SimCluster(Cluster):
         schedule: Schedule,
         *,
         hang_after_s: float,
-        around: Around = lambda rank, _context: rank,
+        around: RankWrapper = lambda rank, _context: rank,
     ) -> None:
         """around: puts something around each rank."""
         super().__init__(devices, schedule, hang_after_s=hang_after_s)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from interlace.core.errors import WorkerDiedError
-from interlace.runtime.group import Ran, Rank
-from interlace.runtime.sim.cluster import Around
+from interlace.runtime.group import Rank, RankResult
+from interlace.runtime.sim.cluster import RankWrapper
 from interlace.runtime.worker import WorkerContext
 
 
@@ -29,7 +29,7 @@ class Fault:
 Faults = Sequence[Fault]
 
 
-def struck_by(faults: Faults) -> Around:
+def with_faults(faults: Faults) -> RankWrapper:
     """Puts the faults of its group around each rank."""
 
     def around(rank: Rank, context: WorkerContext) -> Rank:
@@ -48,7 +48,7 @@ class FaultyRank:
         self._calls: Counter[str] = Counter()
         self._death: WorkerDiedError | None = None
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """As the rank's own, unless a fault strikes."""
         fault = self._struck(method)
         if self._death:

@@ -22,7 +22,7 @@ def test_every_number_is_shown_with_what_it_follows_from() -> None:
     )
     device = Device(index=0, pool="cpu", pool_index=0, memory_bytes=2**30)
     worker = WorkerMemory(
-        worker="actor/0", devices=(device,), num_bytes=3 * 2**20, how="weights", passing_bytes=5 * 2**20
+        worker="actor/0", devices=(device,), num_bytes=3 * 2**20, how="weights", transient_bytes=5 * 2**20
     )
     derived = Derived(
         num_parameters=213_824,

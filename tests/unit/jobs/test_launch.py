@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from interlace.jobs.launch import Seat, make_actor_engine, make_rollout_engine
+from interlace.jobs.launch import EngineSource, make_actor_engine, make_rollout_engine
 from interlace.models.config import ModelConfig
 from interlace.recipes.load import load_recipe
 from interlace.runtime.worker import WorkerContext
@@ -11,13 +11,13 @@ from interlace.runtime.worker import WorkerContext
 CONTEXT = WorkerContext(group="actor/0", rank=0, num_ranks=1, devices=("cpu:0",))
 
 
-def seat(*overrides: str) -> Seat:
+def source(*overrides: str) -> EngineSource:
     model = ModelConfig(path="tiny:micro", dtype="bfloat16")
-    return Seat(recipe=load_recipe("quickstart", ["model.dtype=bfloat16", *overrides]), model=model)
+    return EngineSource(recipe=load_recipe("quickstart", ["model.dtype=bfloat16", *overrides]), model=model)
 
 
 def test_a_bfloat16_model_generates_in_bfloat16_and_is_trained_in_float32() -> None:
-    rollout, (actor, _) = make_rollout_engine(seat(), CONTEXT).engine, make_actor_engine(seat(), CONTEXT)
+    rollout, (actor, _) = make_rollout_engine(source(), CONTEXT).engine, make_actor_engine(source(), CONTEXT)
     weights = actor.weights()
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     served = actor.export(copy=True)
@@ -28,7 +28,7 @@ def test_a_bfloat16_model_generates_in_bfloat16_and_is_trained_in_float32() -> N
 
 def test_beside_an_adapter_the_weights_that_stay_are_not_blown_up() -> None:
     pytest.importorskip("peft")
-    actor, _ = make_actor_engine(seat("actor.lora={}"), CONTEXT)
+    actor, _ = make_actor_engine(source("actor.lora={}"), CONTEXT)
     trained = {parameter.dtype for parameter in actor.model.parameters() if parameter.requires_grad}
     kept = {parameter.dtype for parameter in actor.model.parameters() if not parameter.requires_grad}
     assert (trained, kept) == ({torch.float32}, {torch.bfloat16})

@@ -50,7 +50,7 @@ def assert_sound(result: Simulated, recipe: Recipe) -> None:
     events = Counter(ended.event for ended in result.events)
     assert events[TerminalEvent.TRAINED] == 4 * 8 * 4
     assert max(result.run.values("sched/staleness_max")) <= recipe.schedule.resolved.staleness_bound
-    assert result.books.total_s == pytest.approx(8 * result.seconds, rel=1e-3)
+    assert result.ledger.total_s == pytest.approx(8 * result.seconds, rel=1e-3)
 
 
 @pytest.mark.parametrize("preset", preset_names())

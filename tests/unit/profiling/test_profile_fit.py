@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from interlace.profiling.fit import fit, likeness, log_spread, medians
+from interlace.profiling.fit import fit, intraclass_correlation, log_spread, medians
 
 
 def test_coefficients_of_very_different_size_are_found() -> None:
@@ -62,6 +62,8 @@ def test_equal_lengths_have_no_spread() -> None:
 
 def test_likeness_is_0_for_chance_and_1_for_prompts_that_are_always_or_never_solved() -> None:
     draw = random.Random(2)
-    assert likeness([[True] * 8, [False] * 8] * 50) == pytest.approx(1)
-    assert likeness([[draw.random() < 0.3 for _ in range(8)] for _ in range(2000)]) == pytest.approx(0, abs=0.02)
-    assert likeness([[True, True], [True, True]]) == 0
+    assert intraclass_correlation([[True] * 8, [False] * 8] * 50) == pytest.approx(1)
+    assert intraclass_correlation([[draw.random() < 0.3 for _ in range(8)] for _ in range(2000)]) == pytest.approx(
+        0, abs=0.02
+    )
+    assert intraclass_correlation([[True, True], [True, True]]) == 0

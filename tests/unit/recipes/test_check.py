@@ -113,7 +113,7 @@ def test_ranks_that_keep_what_they_gather_need_room_for_it(check: Check) -> None
     )
     weights_and_gradient = 2 * given_up.num_bytes * 2 / 4
     assert kept.num_bytes == given_up.num_bytes
-    assert kept.passing_bytes - given_up.passing_bytes == weights_and_gradient
+    assert kept.transient_bytes - given_up.transient_bytes == weights_and_gradient
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 from interlace.runtime.decode_curve import DecodeCurve
-from interlace.runtime.timeline import Served, Span
+from interlace.runtime.timeline import EngineCall, Span
 
 
-def call(batch: int, seconds: float, *, steps: int = 10, prompt_tokens: int = 0) -> Served:
+def call(batch: int, seconds: float, *, steps: int = 10, prompt_tokens: int = 0) -> EngineCall:
     span = Span(
         start_s=0.0, end_s=seconds, devices=(0,), group="rollout/0", rank=0, operation="serve", cause="generate",
         step=1, version=0,
     )  # fmt: skip
-    return Served(
+    return EngineCall(
         span=span, devices=(0,), batch=batch, num_new_tokens=batch * steps, num_prompt_tokens=prompt_tokens,
         num_repeated_tokens=0,
     )  # fmt: skip

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from interlace.observe.goodput import BINS, PREFIX, Ledger
 from interlace.runtime.cluster import WorkerSpec
-from interlace.runtime.goodput import Accountant, Interval, common, fill, union, without
+from interlace.runtime.goodput import Interval, LedgerBuilder, common, fill, union, without
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
-from interlace.runtime.timeline import Served, Span
+from interlace.runtime.timeline import EngineCall, Span
 from interlace.runtime.worker import Worker, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.presets import load_schedule, preset_names
@@ -62,7 +62,7 @@ async def _served(calls: Sequence[tuple[int, int, int, int]]) -> Ledger:
     """Of the window from 5 to 15. calls: (start, length, batch, tokens computed again) of each, in any order."""
     device = Device(index=0, pool="cpu", pool_index=0, memory_bytes=1)
     cluster = SimCluster((device,), Schedule(), hang_after_s=1e6)
-    books, timeline = Accountant(cluster.lock, 1, [0]), cluster.timeline
+    books, timeline = LedgerBuilder(cluster.lock, 1, [0]), cluster.timeline
     await asyncio.sleep(5)
     books.startup(timeline.take())
     await asyncio.sleep(10)
@@ -80,7 +80,7 @@ async def _served(calls: Sequence[tuple[int, int, int, int]]) -> Ledger:
         )
         timeline.begin(span)
         timeline.end(span, start_s, start_s + length_s, 15.0)
-        served = Served(
+        served = EngineCall(
             span=span,
             devices=(0,),
             batch=batch,
@@ -104,8 +104,8 @@ def check(record: Record) -> None:
         waiting = sum(result.metrics[PREFIX + name] for name in ("lock_wait", "tail_bubble", "pipeline_bubble"))
         at_most = waiting + result.metrics["goodput/idle"] + result.metrics["goodput/switch"]
         assert waiting - 1e-9 <= result.metrics["sched/bubble"] <= at_most + 1e-9
-    assert record.cluster is not None and record.books is not None
-    assert record.books.total_s == pytest.approx(record.closed_s * len(record.cluster.devices), rel=1e-9)
+    assert record.cluster is not None and record.ledger is not None
+    assert record.ledger.total_s == pytest.approx(record.closed_s * len(record.cluster.devices), rel=1e-9)
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -146,7 +146,7 @@ async def _one_step() -> Ledger:
 
     engines = [await launch(f"rollout/{number}", (device,)) for number, device in enumerate(devices)]
     actor, reward = await launch("actor/0", devices), await launch("reward", ())
-    books, timeline = Accountant(cluster.lock, 2, [0, 1]), cluster.timeline
+    books, timeline = LedgerBuilder(cluster.lock, 2, [0, 1]), cluster.timeline
     await asyncio.sleep(5)
     assert books.startup(timeline.take()).seconds == {**dict.fromkeys(BINS, 0.0), "startup": 10.0}
     serving = [engines[0].serve(3.0), engines[1].serve(1.0)]
@@ -180,7 +180,7 @@ async def _ranks_of_unequal_work() -> Ledger:
     cluster = SimCluster(devices, Schedule(), hang_after_s=1e6)
     spec = WorkerSpec(name="actor", factory=Sleeper, worker_class=Sleeper, devices=devices, num_ranks=2)
     actor = await cluster.launch(spec)
-    books = Accountant(cluster.lock, 2, [])
+    books = LedgerBuilder(cluster.lock, 2, [])
     books.startup(cluster.timeline.take())
     async with actor.hold("train"):
         await actor.optimizer_step([1.0, 3.0])

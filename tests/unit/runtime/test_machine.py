@@ -3,7 +3,7 @@
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.runtime.machine import Machine, find_seats
+from interlace.runtime.machine import Machine, find_slots
 
 GIB = 2**30
 LAPTOP = Machine(num_cores=4, memory_bytes=16 * GIB)
@@ -14,7 +14,7 @@ SERVERS = [
 
 
 def places(spec: str, machines: list[Machine]) -> list[tuple[str, str, str]]:
-    return [(seat.device.name, seat.machine, seat.local_name) for seat in find_seats(spec, machines)]
+    return [(slot.device.name, slot.machine, slot.local_name) for slot in find_slots(spec, machines)]
 
 
 def test_auto_takes_gpus_and_cores_only_where_there_are_none() -> None:
@@ -24,14 +24,14 @@ def test_auto_takes_gpus_and_cores_only_where_there_are_none() -> None:
 
 def test_a_count_of_cores_is_dealt_over_the_machines_and_may_be_more_than_there_are() -> None:
     assert places("cpu:3", SERVERS) == [("cpu:0", "a", "cpu:0"), ("cpu:1", "a", "cpu:1"), ("cpu:2", "b", "cpu:0")]
-    seats = find_seats("cpu:8", [LAPTOP])
-    assert sum(seat.device.memory_bytes for seat in seats) == LAPTOP.memory_bytes
+    slots = find_slots("cpu:8", [LAPTOP])
+    assert sum(slot.device.memory_bytes for slot in slots) == LAPTOP.memory_bytes
 
 
 def test_kinds_mix_and_indices_go_on() -> None:
-    seats = find_seats("cuda:1,cpu:2", SERVERS)
-    assert [(seat.device.index, seat.device.name) for seat in seats] == [(0, "cuda:0"), (1, "cpu:0"), (2, "cpu:1")]
-    assert seats[0].device.memory_bytes == 80 * GIB
+    slots = find_slots("cuda:1,cpu:2", SERVERS)
+    assert [(slot.device.index, slot.device.name) for slot in slots] == [(0, "cuda:0"), (1, "cpu:0"), (2, "cpu:1")]
+    assert slots[0].device.memory_bytes == 80 * GIB
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_kinds_mix_and_indices_go_on() -> None:
 )
 def test_what_cannot_be_had_is_refused(spec: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        find_seats(spec, SERVERS)
+        find_slots(spec, SERVERS)

@@ -13,7 +13,7 @@ from interlace.algorithms.base import Needs
 from interlace.core.types import TerminalEvent
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.transcripts import write_transcripts
-from interlace.runtime.group import Ran, Rank
+from interlace.runtime.group import Rank, RankResult
 from interlace.runtime.sim.cluster import SimCluster
 from interlace.runtime.timeline import Records
 from interlace.runtime.trace import RUN_PROCESS, TraceFile, finished_samples
@@ -35,7 +35,7 @@ class Unsteady:
     def __init__(self, rank: Rank, _context: WorkerContext, *, rng: random.Random) -> None:
         self._rank, self._rng = rank, rng
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         ran = await self._rank.call(method, args, kwargs)
         await asyncio.sleep(self._rng.expovariate(50.0))
         return ran

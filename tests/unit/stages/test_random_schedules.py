@@ -8,7 +8,7 @@ import pytest
 
 from interlace.core.errors import InterlaceError
 from interlace.runtime.sim.cluster import SimCluster
-from interlace.runtime.sim.faults import struck_by
+from interlace.runtime.sim.faults import with_faults
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from tests.support.random_schedules import random_fault, random_schedule, random_workload
@@ -44,7 +44,7 @@ def run_one_with_a_fault(seed: int) -> None:
     schedule, fault = random_schedule(rng, work.num_devices), random_fault(rng)
 
     def cluster(devices: tuple[Device, ...], schedule: Schedule) -> SimCluster:
-        return SimCluster(devices, schedule, hang_after_s=1e6, around=struck_by([fault]))
+        return SimCluster(devices, schedule, hang_after_s=1e6, around=with_faults([fault]))
 
     try:
         record = simulate(schedule, work, make_cluster=cluster)

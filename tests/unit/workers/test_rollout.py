@@ -7,7 +7,7 @@ from interlace.core.types import FinishReason, Progress, Request, SamplingParams
 from interlace.engines.rollout import EngineOptions, NativeEngine
 from interlace.models.tiny import build_tiny
 from interlace.runtime.worker import WorkerContext
-from interlace.workers.rollout import MIN_CALL_S, RolloutWorker, Serving
+from interlace.workers.rollout import MIN_CALL_S, RolloutBundle, RolloutWorker
 
 LENGTHS = (2, 4, 4, 9)
 REQUESTS = tuple(
@@ -20,7 +20,7 @@ def worker_at(times: Iterable[float]) -> RolloutWorker:
     """One whose clock shows these times, the next each time it is asked."""
     model, tokenizer = build_tiny("micro", seed=0)
     engine = NativeEngine(model, options=EngineOptions(steps_per_schedule=1))
-    serving = Serving(engine=engine, tokenizer=tokenizer, stop_token_ids=())
+    serving = RolloutBundle(engine=engine, tokenizer=tokenizer, stop_token_ids=())
     context = WorkerContext(group="rollout/0", rank=0, num_ranks=1, devices=())
     shown = iter(times)
     return RolloutWorker(context, lambda _: serving, now=lambda: next(shown))

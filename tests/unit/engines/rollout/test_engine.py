@@ -120,7 +120,7 @@ def test_sequences_end_in_their_order_and_one_that_waits_gets_the_first_row(
     make_model: ModelMaker, monkeypatch: pytest.MonkeyPatch, max_running: int, ended: list[int]
 ) -> None:
     """Several steps are one call: past the end of a sequence only where nobody waits for its row."""
-    monkeypatch.setattr("interlace.engines.rollout.passes.MAX_LOOK_S", 60.0)
+    monkeypatch.setattr("interlace.engines.rollout.decode_loop.MAX_LOOK_S", 60.0)
     engine = NativeEngine(make_model(), max_running=max_running, options=EngineOptions(draft_tokens=0))
     for index, length in enumerate((9, 15, 5)):
         params = SamplingParams(max_new_tokens=length)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from interlace.core.types import Request, SamplingParams
 from interlace.engines.rollout.sampling import Draw, KernelSampler, PlainSampler, TorchSampler, draw, keyed_uniform
-from interlace.engines.rollout.sequence import Sequence, SequenceTable
+from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 
 DRAWS = 8000
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0, 0.3, 0.7])
@@ -51,7 +51,7 @@ def table_of(params: SamplingParams, generated: list[int], rows: int, seed: int 
     table = SequenceTable(rows, seed)
     for index in range(rows):
         request = Request(uid="p", sample_index=index, prompt_ids=[0], params=params)
-        sequence = Sequence(request=request, arrival=index, limit=30, token_ids=[0, *generated])
+        sequence = SequenceState(request=request, arrival=index, limit=30, token_ids=[0, *generated])
         sequence.logprobs, sequence.versions = [0.0] * len(generated), [0] * len(generated)
         table.enter(sequence)
     return table

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from interlace.core.types import Completion, Request
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
-from interlace.engines.rollout.sequence import Sequence, SequenceTable
+from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 from interlace.engines.rollout.speculative import REST, TRIAL, NgramDrafter, Speculator
 
 ModelMaker = Callable[..., PreTrainedModel]
@@ -108,7 +108,7 @@ def test_guesses_that_never_come_true_are_left_off_for_a_while() -> None:
     table = SequenceTable(1, seed=0)
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     request = Request(uid="p", sample_index=0, prompt_ids=prompt, params=SamplingParams())
-    sequence = Sequence(request=request, arrival=0, limit=64, token_ids=prompt)
+    sequence = SequenceState(request=request, arrival=0, limit=64, token_ids=prompt)
     table.enter(sequence)
     table.num_computed[0] = len(prompt) - 1
     speculator = Speculator(table, most=3, below=2)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from interlace.core.errors import UserError
-from interlace.core.types import LEAST_TEMPERATURE, SamplingParams
+from interlace.core.types import MIN_TEMPERATURE, SamplingParams
 from interlace.engines.train import logprobs as module
 from interlace.engines.train import training_temperature
 from interlace.engines.train.logprobs import token_logprobs
@@ -93,6 +93,6 @@ def test_temperature_is_shared() -> None:
 
 def test_the_least_temperature_leaves_numbers_to_train_on() -> None:
     logits = torch.tensor([[-50.0, 0.0, 50.0]], requires_grad=True)
-    logprobs, entropy = token_logprobs(logits, torch.tensor([0]), LEAST_TEMPERATURE)
+    logprobs, entropy = token_logprobs(logits, torch.tensor([0]), MIN_TEMPERATURE)
     (gradient,) = torch.autograd.grad(logprobs.sum() + entropy.sum(), logits)
     assert logprobs.isfinite().all() and entropy.isfinite().all() and gradient.square().isfinite().all()

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from interlace.runtime.group import Ran, Rank
+from interlace.runtime.group import Rank, RankResult
 
 
-class Turnstile:
+class ResultOrder:
     """Lets one result through at a time: the next once all that the last one set off has come to rest.
 
     Results that come at nearly one moment would otherwise be worked on in turns, mixed as it happens, and the order in
@@ -27,7 +27,7 @@ class Turnstile:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._num_turns, self._is_looking = 0, False
 
-    async def passed(self) -> None:
+    async def wait_turn(self) -> None:
         """Returns when it is one's turn: first come, first served."""
         turn = self._loop.create_future()
         self._waiting.append(turn)
@@ -51,17 +51,17 @@ class Turnstile:
         self._loop.call_soon(self._look)
 
 
-class OneByOne:
-    """A rank whose results pass a turnstile."""
+class OrderedRank:
+    """A rank whose results pass a result_order."""
 
-    def __init__(self, rank: Rank, turnstile: Turnstile) -> None:
-        """turnstile: the run's."""
-        self._rank, self._turnstile = rank, turnstile
+    def __init__(self, rank: Rank, result_order: ResultOrder) -> None:
+        """result_order: the run's."""
+        self._rank, self._result_order = rank, result_order
 
-    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ran:
+    async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """As the rank's own. An error waits for nobody: the run ends with it."""
         ran = await self._rank.call(method, args, kwargs)
-        await self._turnstile.passed()
+        await self._result_order.wait_turn()
         return ran
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:

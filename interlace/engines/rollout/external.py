@@ -72,7 +72,7 @@ class LiveRequests:
         )
 
 
-class ServedEngine:
+class ExternalEngine:
     """An adapter's part of the rollout protocol that is the same whichever engine serves."""
 
     name: str

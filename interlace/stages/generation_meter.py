@@ -5,10 +5,10 @@ from typing import Any
 
 from interlace.core.types import FinishReason, Progress, Request, Response
 from interlace.runtime.group import WorkerGroup
-from interlace.runtime.timeline import Served, Span, Timeline
+from interlace.runtime.timeline import EngineCall, Span, Timeline
 
 
-class ServeMeter:
+class GenerationMeter:
     """Counts tokens into one engine and out of it."""
 
     def __init__(self, group: WorkerGroup[Any], timeline: Timeline) -> None:
@@ -47,7 +47,7 @@ class ServeMeter:
         self.take_out(span, progress.responses)
         reasons = [response.completion.finish_reason for response in progress.responses]
         num_finished = len(reasons) - reasons.count(FinishReason.ABORTED)
-        served = Served(
+        served = EngineCall(
             span=span,
             devices=self._group.device_indices,
             batch=progress.num_running + num_finished,

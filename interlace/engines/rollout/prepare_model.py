@@ -9,10 +9,10 @@ from transformers import PreTrainedModel
 from interlace.engines.compiled import KernelsUnavailable
 from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
 from interlace.engines.rollout.decoder import DecoderRunner, is_llama_shaped
+from interlace.engines.rollout.fallback_runner import PlainRunner
 from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
 from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
 from interlace.engines.rollout.options import EngineOptions
-from interlace.engines.rollout.plain import PlainRunner
 from interlace.engines.rollout.protocol import EngineReport
 from interlace.engines.rollout.runner import ModelRunner, Runner
 from interlace.engines.rollout.verify import Probe, probe_prompts, reference_logits, routing_fault
@@ -21,7 +21,7 @@ _SPARE_CELLS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Serving:
+class PreparedModel:
     """What the engine's loop works with."""
 
     runner: Runner
@@ -53,7 +53,7 @@ class ServingConfig:
         return max(self.max_running, 8)
 
 
-def serve(model: PreTrainedModel, config: ServingConfig) -> Serving:
+def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
     """Prepares a model. One that does not route its attention gets the plain fallback, and the report says so."""
     original = model.config._attn_implementation
     prompts = probe_prompts(model.config.get_text_config().vocab_size)
@@ -81,7 +81,7 @@ def _serve_routed(
     prompts: list[list[int]],
     expected: list[Tensor],
     notes: list[str],
-) -> Serving | None:
+) -> PreparedModel | None:
     """The fast way. None, and the fault as the last note, where its logits are not the model's."""
     pool = KVPool(routed.shapes, config.max_tokens + _SPARE_CELLS, model.dtype, model.device)
     store = _store(pool, config)
@@ -102,14 +102,14 @@ def _serve_routed(
                 attention=f"{config.options.kv}, {attention.name}, {runner.name}",
                 notes=tuple(notes),
             )
-            return Serving(runner=runner, attention=attention, pool=pool, store=store, report=report)
+            return PreparedModel(runner=runner, attention=attention, pool=pool, store=store, report=report)
         notes.append(f"{runner.name} is not used: {fault}")
     return None
 
 
 def _serve_plain(
     model: PreTrainedModel, config: ServingConfig, prompts: list[list[int]], expected: list[Tensor], fault: str
-) -> Serving:
+) -> PreparedModel:
     pool = KVPool((), config.max_tokens, model.dtype, model.device)
     store = _store(pool, config)
     runner = PlainRunner(model, use_cache=True)
@@ -133,7 +133,7 @@ def _serve_plain(
         attention=f"plain fallback, one sequence at a time: {fault}",
         notes=(f"the model's own cache is not used: {cache_fault}",) if cache_fault else (),
     )
-    return Serving(runner=runner, attention=None, pool=pool, store=store, report=report)
+    return PreparedModel(runner=runner, attention=None, pool=pool, store=store, report=report)
 
 
 def _store(pool: KVPool, config: ServingConfig) -> KVStore:

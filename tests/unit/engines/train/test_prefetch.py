@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from interlace.engines.train.prepare import ahead, on_device
+from interlace.engines.train.prefetch import ahead, on_device
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])

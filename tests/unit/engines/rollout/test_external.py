@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import FinishReason, Request, SamplingParams
-from interlace.engines.rollout.served import LiveRequests, finish_reason, request_seed
+from interlace.engines.rollout.external import LiveRequests, finish_reason, request_seed
 from interlace.engines.rollout.sglang import SGLangEngine
 from interlace.engines.rollout.vllm import VLLMEngine
 

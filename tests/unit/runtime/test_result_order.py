@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.turnstile import Turnstile
+from interlace.runtime.result_order import ResultOrder
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import CLUSTERS
 from tests.contract.workers import Recorder
@@ -40,10 +40,10 @@ def test_rest_is_told_once_all_results_have_passed_and_nothing_is_left_to_do() -
     log: list[str] = []
 
     async def body() -> None:
-        turnstile = Turnstile(lambda: log.append("rest"))
+        result_order = ResultOrder(lambda: log.append("rest"))
 
         async def follow(name: str) -> None:
-            await turnstile.passed()
+            await result_order.wait_turn()
             for _ in range(5):
                 await asyncio.sleep(0)
             log.append(name)
@@ -62,8 +62,8 @@ def test_who_is_never_at_rest_holds_nobody_up_for_good() -> None:
             while True:
                 await asyncio.sleep(0)
 
-        spinning, turnstile = asyncio.create_task(spin()), Turnstile()
-        await asyncio.gather(turnstile.passed(), turnstile.passed())
+        spinning, result_order = asyncio.create_task(spin()), ResultOrder()
+        await asyncio.gather(result_order.wait_turn(), result_order.wait_turn())
         spinning.cancel()
 
     asyncio.run(body())
@@ -71,8 +71,8 @@ def test_who_is_never_at_rest_holds_nobody_up_for_good() -> None:
 
 def test_who_gives_up_waiting_holds_nobody_up() -> None:
     async def body() -> None:
-        turnstile = Turnstile()
-        gone, stays = asyncio.create_task(turnstile.passed()), asyncio.create_task(turnstile.passed())
+        result_order = ResultOrder()
+        gone, stays = asyncio.create_task(result_order.wait_turn()), asyncio.create_task(result_order.wait_turn())
         await asyncio.sleep(0)
         gone.cancel()
         await stays

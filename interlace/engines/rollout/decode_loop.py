@@ -10,9 +10,10 @@ from torch import Tensor
 
 from interlace.engines.rollout import kernels
 from interlace.engines.rollout.counters import Counters
-from interlace.engines.rollout.decoder import DecoderRunner, Until
+from interlace.engines.rollout.decoder import DecoderRunner, StopRule
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.options import EngineOptions
+from interlace.engines.rollout.prepare_model import PreparedModel
 from interlace.engines.rollout.sampling import (
     Draw,
     FloatRows,
@@ -24,7 +25,6 @@ from interlace.engines.rollout.sampling import (
 )
 from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import SequenceTable
-from interlace.engines.rollout.serving import Serving
 from interlace.engines.rollout.speculative import Speculator
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ Ended: TypeAlias = tuple[int, bool]
 """A row whose sequence is done, and whether a stop token or string ended it; else it reached its limit."""
 
 
-class Passes:
+class DecodeLoop:
     """Runs what the scheduler plans, and appends what is drawn to the table's rows."""
 
     def __init__(
         self,
-        serving: Serving,
+        serving: PreparedModel,
         table: SequenceTable,
         scheduler: Scheduler,
         tokenizer: "PreTrainedTokenizerBase | None",
@@ -65,9 +65,9 @@ class Passes:
         Returns the number of tokens drawn, and who is done: each keeps its row until the scheduler removes it.
         """
         self._version, self._ended = version, []
-        return self._look(), self._ended
+        return self._run_round(), self._ended
 
-    def _look(self) -> int:
+    def _run_round(self) -> int:
         start = time.perf_counter()
         most = self._speculator.guess(self._scheduler.running) or self._steps_per_schedule
         if self._speculator.has_guessed:
@@ -129,7 +129,7 @@ class Passes:
         start = time.perf_counter()
         self._scheduler.prepare(plan)
         goes_past = not self._scheduler.waiting
-        until = Until(plan.steps, MAX_LOOK_S, past_ends=goes_past, interrupted=ctypes.addressof(self.interrupted))
+        until = StopRule(plan.steps, MAX_LOOK_S, past_ends=goes_past, interrupted=ctypes.addressof(self.interrupted))
         made = decoder.advance(plan.rows, self._table, self._version, until)
         if any(outcome == kernels.NOT_FINITE for _, outcome in made.ended):
             refuse_logits()  # before anybody is let go: what all have is still there to be taken out
