@@ -1,4 +1,4 @@
-"""`interlace profile`: what a recipe's workers cost here; or a running job traced from outside."""
+"""`interlace profile`: what a recipe's workers cost here."""
 
 import math
 from pathlib import Path
@@ -9,7 +9,6 @@ from rich.console import Console
 
 from interlace.cli.libraries import hush_libraries
 from interlace.cli.out import writable
-from interlace.cli.report import run_folder
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def profile(
-    recipe: Annotated[
-        str | None, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")
-    ] = None,
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change: `cluster=ray` measures Ray's workers."),
@@ -27,33 +24,9 @@ def profile(
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("profile.json"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object and no table.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds of measuring, about; starting comes on top.")] = 45.0,
-    attach: Annotated[
-        str | None,
-        typer.Option("--attach", metavar="RUN", help="Trace a running job instead: its name or folder."),
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="With --attach: how long it is traced.")] = 5.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
 ) -> None:
     """Measure what a recipe's workers cost on this machine, for the simulator and the planner."""
-    if (recipe is None) == (attach is None):
-        raise UserError(
-            "interlace profile measures a recipe (`interlace profile quickstart`), or traces a running job "
-            "(`interlace profile --attach RUN`): give one of them."
-        )
-    if attach is not None:
-        _trace(attach, seconds)
-    elif recipe is not None:
-        _measure(recipe, overrides or [], out, budget_s=budget, as_json=as_json, quiet=quiet)
-
-
-def _trace(attach: str, seconds: float) -> None:
-    from interlace.observe.live import trace_run
-
-    for path in trace_run(run_folder(attach), seconds, say=print):
-        print(path)
-
-
-def _measure(spec: str, overrides: list[str], out: Path, *, budget_s: float, as_json: bool, quiet: bool) -> None:
     from interlace.observe.atomic_file import write_atomic
     from interlace.observe.progress import open_progress
     from interlace.profiling.profile import PARTS, profile_recipe
@@ -61,20 +34,20 @@ def _measure(spec: str, overrides: list[str], out: Path, *, budget_s: float, as_
     from interlace.recipes.load import load_recipe
 
     writable(out, "--out")
-    if not 0 < budget_s < math.inf:
-        raise UserError(f"--budget {budget_s:g}: give the seconds that measuring may take, such as 45.")
+    if not 0 < budget < math.inf:
+        raise UserError(f"--budget {budget:g}: give the seconds that measuring may take, such as 45.")
     hush_libraries()
-    settings = load_recipe(spec, overrides)
+    settings = load_recipe(recipe, overrides or [])
     check_recipe(settings)
     console = Console(quiet=quiet)
     with open_progress(console, num_steps=len(PARTS), quiet=quiet or as_json) as progress:
-        source = " ".join(["interlace profile", spec, *overrides])
-        profile = profile_recipe(settings, progress, source=source, budget_s=budget_s)
-    write_atomic(out, profile.model_dump_json(indent=1) + "\n")
+        source = " ".join(["interlace profile", recipe, *(overrides or [])])
+        measured = profile_recipe(settings, progress, source=source, budget_s=budget)
+    write_atomic(out, measured.model_dump_json(indent=1) + "\n")
     if as_json:
-        print(profile.model_dump_json())
+        print(measured.model_dump_json())
     else:
-        _show(profile, out, console)
+        _show(measured, out, console)
 
 
 def _show(profile: "Profile", out: Path, console: Console) -> None:

@@ -18,7 +18,7 @@ from interlace.jobs.evaluation import Evaluation, Evaluator
 from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.jobs.saving import CRITIC_FOLDER, Saver
 from interlace.jobs.state import RunState
-from interlace.jobs.torch_trace import LiveTrace
+from interlace.jobs.step_trace import StepTrace
 from interlace.jobs.warmup import warmed_model
 from interlace.models.loading import load_tokenizer
 from interlace.observe.checkpoints import Checkpoints
@@ -63,8 +63,8 @@ def train(recipe: Recipe, folder: RunFolder, *, resume: bool, progress: Progress
 
     resume: goes on from the newest checkpoint of the folder; without one, from the start.
     """
-    with LiveRun(folder) as live:
-        return asyncio.run(_Session(recipe, folder, progress, stop).train(live, resume=resume))
+    with LiveRun(folder):
+        return asyncio.run(_Session(recipe, folder, progress, stop).train(resume=resume))
 
 
 class _Session:
@@ -85,14 +85,15 @@ class _Session:
         self._has_scored = False
         """Any sample, in this process."""
         self._cluster: Cluster
+        self._trace: StepTrace
         self._logger: MetricsLoggers
         self._groups: RoleGroups
         self._saver: Saver
         self._run: PolicyRun
         self._evaluator: Evaluator
 
-    async def train(self, live: LiveRun, *, resume: bool) -> TrainReport:
-        """From start or checkpoint to the end. live: where a trace is asked for."""
+    async def train(self, *, resume: bool) -> TrainReport:
+        """Trains from start or checkpoint to the end."""
         newest = self._restore() if resume else None
         cluster = self._cluster = back_end(self._recipe.cluster).open_cluster(
             self._recipe.cluster, self._recipe.schedule.resolved
@@ -103,16 +104,15 @@ class _Session:
             config=self._recipe.model_dump(mode="json"),
             resumed_at=self._done_steps if resume else None,
         )
-        trace, loop = LiveTrace(cluster, self._folder.traces, self._progress), asyncio.get_running_loop()
+        self._trace = StepTrace(cluster, self._folder.traces, self._progress, self._recipe.logging.trace_steps)
         try:
             with (
                 open_loggers(info, self._recipe.logging.loggers) as self._logger,
-                live.heard_by(lambda: loop.call_soon_threadsafe(trace.toggle)),
                 cluster.timeline.recorded_by(self._recorder()),
             ):
                 await cluster.run(self._work(newest))
         finally:
-            await trace.close()
+            await self._trace.close()
             await cluster.shutdown()
         return TrainReport(
             done_steps=self._done_steps,
@@ -144,6 +144,7 @@ class _Session:
         await self._run.start()
         if self._evaluator.has_prompts and newest is None:
             self._before = await self._evaluate("evaluation before")
+        await self._trace.at(self._done_steps + 1)
         await policy_optimization(self._run)
         self._ledger = self._run.ledger()
         # Before what is in flight is given up: a resumed run with more steps starts with these prompts.
@@ -216,6 +217,7 @@ class _Session:
         self._refuse_failures(result)
         if state:
             self._saver.write(state)
+        await self._trace.at(result.step + 1)
         return not self._stop.requested
 
     def _say_failures(self, result: StepResult) -> None:

@@ -9,7 +9,7 @@ checkpoints/       step_*/
 tensorboard/       event files, where TensorBoard is installed
 report.html        of `interlace report`
 comparison.html    of `interlace compare`, in the first run's folder
-profile/           N/, torch profiler traces of a running job, one file a process
+profile/           steps-10-12/, torch profiler traces of those steps (logging.trace_steps), one file a process
 process.json       which process trains it, while one does
 """
 

@@ -181,6 +181,12 @@ def _check_minibatches(recipe: Recipe) -> None:
 def _check_loggers(recipe: Recipe) -> None:
     for name in recipe.logging.loggers or ():
         load_logger(name)
+    traced = recipe.logging.trace_steps
+    if traced and traced[1] > recipe.steps:
+        raise UserError(
+            f"logging.trace_steps={list(traced)}, but the run ends with step {recipe.steps}. Name steps up to it, or "
+            "raise steps."
+        )
 
 
 def _check_evaluation(recipe: Recipe, num_heldout: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_serializer, model_validator
 
 from interlace.algorithms import Algorithm, AlgorithmConfig, create_algorithm
 from interlace.core.config import Config
@@ -191,6 +191,15 @@ class LoggingConfig(Config):
     """Names, or your own as package.module:Name; None takes TensorBoard where it is installed."""
     timeline: bool = True
     """Whether timeline.json is written. The goodput ledger does not depend on it."""
+    trace_steps: tuple[int, int] | None = None
+    """First and last step that torch's profiler records in every process, e.g. [10, 12]; None records none."""
+
+    @field_validator("trace_steps")
+    @classmethod
+    def _check_order(cls, steps: tuple[int, int] | None) -> tuple[int, int] | None:
+        if steps and not 1 <= steps[0] <= steps[1]:
+            raise ValueError(f"{list(steps)} is no range of steps: give the first and the last, as [10, 12]")
+        return steps
 
 
 def _task(name: str) -> dict[str, object]:

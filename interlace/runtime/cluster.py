@@ -7,14 +7,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from interlace.core.errors import HangError, RemoteError
+from interlace.core.errors import HangError, RemoteError, WorkerDiedError
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import Rank, WorkerGroup
 from interlace.runtime.timeline import Span, Timeline
-from interlace.runtime.tracer import MakeTracer, Tracer, WorkerProcess
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import Watchdog
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
@@ -40,6 +39,22 @@ class WorkerSpec:
     preemptible: bool = False
 
 
+class WorkerProcess(Rank, Protocol):
+    """A rank that has a process of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the process is still there."""
+        ...
+
+    async def death(self) -> WorkerDiedError | None:
+        """Returns why the process is gone, once that is found out; None where it is there, or was ended."""
+        ...
+
+
 class Cluster(ABC):
     """Devices, workers on them, and the tasks of a run."""
 
@@ -61,8 +76,6 @@ class Cluster(ABC):
         """Whether the run ended because something did not."""
         self.processes: list[WorkerProcess] = []
         """Of workers that have one of their own; added as they start."""
-        self._traced: list[WorkerProcess] = []
-        self._tracer: Tracer | None = None
 
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
         """The devices of each instance of a role. Raises UserError where the placement names what is not there."""
@@ -195,23 +208,6 @@ class Cluster(ABC):
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._failed.done() and not self._failed.cancelled():
             self._failed.exception()
-
-    async def start_trace(self, make: MakeTracer) -> None:
-        """Starts recording in every process, beside what runs there; workers launched later are not in it."""
-        self._tracer, self._traced = make(), [process for process in self.processes if process.is_open]
-        with self.waits.operation(who="trace", what="start"):
-            await asyncio.gather(
-                asyncio.to_thread(self._tracer.start), *(process.start_trace(make) for process in self._traced)
-            )
-
-    async def stop_trace(self) -> dict[str, bytes]:
-        """Ends it. Returns what was recorded, by process: `controller`, and workers that have one of their own."""
-        tracer, self._tracer = self._tracer, None
-        traced = [process for process in self._traced if process.is_open]
-        with self.waits.operation(who="trace", what="stop"):
-            traces = await asyncio.gather(*(process.stop_trace() for process in traced))
-            own = {"controller": await asyncio.to_thread(tracer.stop)} if tracer else {}
-        return own | {process.name: trace for process, trace in zip(traced, traces, strict=True)}
 
     async def shutdown(self) -> None:
         """Ends all workers; those that do not end well keep no other from it. Raises the first one's error then."""

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
+
+from interlace.core.errors import InterlaceError
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Split = Literal["broadcast", "samples"]
@@ -82,6 +84,14 @@ class WorkerContext:
     """Of a group of several processes; None where ranks are threads, or alone."""
 
 
+class Tracer(Protocol):
+    """A recording of what one process computes, on all its threads, that began when this was made."""
+
+    def stop(self) -> bytes:
+        """Ends the recording and returns it."""
+        ...
+
+
 class Worker:
     """Base of all workers. Constructed on the rank's own thread or process; operations run there one at a time.
 
@@ -90,6 +100,7 @@ class Worker:
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
+        self._tracer: Tracer | None = None
 
     def onload(self) -> "Awaitable[None] | None":
         """Brings the worker's state onto its devices. Called by the runtime, never by flow code."""
@@ -100,6 +111,19 @@ class Worker:
     def memory_bytes(self) -> int:
         """What the loaded state needs of each of its devices."""
         return 0
+
+    @operation(on_device=False)
+    async def start_trace(self, make: Callable[[], Tracer]) -> None:
+        """Starts recording the worker's process, beside what runs there."""
+        self._tracer = await asyncio.to_thread(make)
+
+    @operation(on_device=False)
+    async def stop_trace(self) -> bytes:
+        """Ends the recording and returns it."""
+        tracer, self._tracer = self._tracer, None
+        if tracer is None:
+            raise InterlaceError(f"{self.context.group}: stop_trace() without start_trace().")
+        return await asyncio.to_thread(tracer.stop)
 
     def close(self) -> None:
         """Ends what the worker started (processes, files). Called once, after its last operation, whatever ended it."""

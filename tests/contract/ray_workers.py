@@ -62,7 +62,7 @@ class Resident(Worker):
 class PidTracer:
     """Records which process it was in."""
 
-    def start(self) -> None:
+    def __init__(self) -> None:
         self._process = os.getpid()
 
     def stop(self) -> bytes:

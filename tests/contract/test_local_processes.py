@@ -22,8 +22,7 @@ from interlace.runtime.process import server
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.schedule import Schedule
 from tests.contract.clusters import run_local, two_devices
-from tests.contract.ray_workers import Engine, Mate, Resident, Trainer
-from tests.contract.traced import check_each_process_is_traced
+from tests.contract.ray_workers import Engine, Mate, PidTracer, Resident, Trainer
 
 
 def run(body: Callable[[Cluster], Awaitable[Any]]) -> Any:
@@ -161,7 +160,14 @@ def test_ranks_meet_for_torch_distributed_and_weights_cross() -> None:
 
 def test_each_process_is_traced_beside_what_runs_there() -> None:
     async def body(cluster: Cluster) -> None:
-        await check_each_process_is_traced(cluster, await launch(cluster, Resident, ranks=2))
+        group = await launch(cluster, Resident, ranks=2)
+        processes, running = await group.process(), group.sleeps(0.5)
+        for process in cluster.processes:
+            await process.call("start_trace", (PidTracer,), {})
+        assert not running.done()
+        traces = [(await process.call("stop_trace", (), {})).value for process in cluster.processes]
+        assert {int(trace) for trace in traces} == set(processes)
+        await running
 
     run(body)
 

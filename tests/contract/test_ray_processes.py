@@ -20,7 +20,6 @@ from interlace.runtime.process.rank import ProcessRank
 from interlace.runtime.worker import Worker
 from interlace.schedule.schedule import Schedule
 from tests.contract.ray_workers import Engine, Mate, Resident, Trainer, large_array
-from tests.contract.traced import check_each_process_is_traced
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -174,13 +173,6 @@ def test_a_running_cluster_of_two_nodes_is_joined_and_left() -> None:
         [sys.executable, "-m", "tests.contract.two_nodes"], capture_output=True, text=True, check=False
     )
     assert "nodes: 2\nleft: True" in done.stdout, done.stderr
-
-
-def test_each_process_is_traced_beside_what_runs_there() -> None:
-    async def body(cluster: Cluster) -> None:
-        await check_each_process_is_traced(cluster, await launch(cluster, "actor", Resident, ranks=2))
-
-    run(body)
 
 
 def test_a_rank_s_clock_is_known_to_within_the_error_it_states() -> None:

@@ -71,11 +71,8 @@ def test_workers_of_ray_are_measured_in_their_processes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "give one of them"),
-        (["quickstart", "--attach", "run"], "give one of them"),
         (["quickstart", "--out", "nowhere/profile.json"], "there is no folder nowhere"),
         (["quickstart", "steps=none"], "steps"),
-        (["--attach", "nowhere"], "'nowhere' is no run"),
     ],
 )
 def test_a_mistake_is_refused_before_anything_runs(arguments: list[str], sentence: str) -> None:

@@ -12,9 +12,7 @@ from interlace.runtime.clock import Clock
 from interlace.runtime.clock_offset import ClockOffset
 from interlace.runtime.group import RankResult
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
-from interlace.runtime.process.server import START_TRACE, STOP_TRACE
 from interlace.runtime.process.shared import SharedArrays
-from interlace.runtime.tracer import MakeTracer
 from interlace.runtime.worker import WorkerContext
 
 GRACE_S = 5.0
@@ -93,16 +91,6 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         if self._inquest:
             await self._inquest
         return self._dead if isinstance(self._dead, WorkerDiedError) else None
-
-    async def start_trace(self, make: MakeTracer) -> None:
-        """Starts recording its process, beside whatever runs there."""
-        await self.call(START_TRACE, (make,), {})
-
-    async def stop_trace(self) -> bytes:
-        """Ends it and fetches the recording."""
-        ran = await self.call(STOP_TRACE, (), {})
-        trace: bytes = ran.value
-        return trace
 
     async def close(self) -> None:
         """Lets the running operation end, for a few seconds, and then ends the process."""

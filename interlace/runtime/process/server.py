@@ -15,11 +15,8 @@ from interlace.core.errors import RemoteError, UserError
 from interlace.runtime.group import turn_of
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
 from interlace.runtime.process.shared import SharedArrays, write_all
-from interlace.runtime.tracer import Tracer
 from interlace.runtime.worker import RAISED, Worker, WorkerContext
 
-START_TRACE, STOP_TRACE = "process.start_trace", "process.stop_trace"
-"""Calls of the process and not of its worker, whose operations have no dots."""
 ALONE_S = 10.0
 """For what runs to end once the controller hung up. Longer than the controller gives it: one that lives ends it."""
 _CHUNK = 1 << 20
@@ -48,7 +45,6 @@ class WorkerServer:
         self._writing = threading.Lock()
         self._idle = threading.Event()
         self._worker: Worker
-        self._tracer: Tracer
 
     def run(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Constructs the worker and serves it until the controller hangs up."""
@@ -98,9 +94,6 @@ class WorkerServer:
         self.on_call(call)
         if call.number == UNAWAITED:
             getattr(self._worker, call.method)(*call.args)
-        elif call.method in (START_TRACE, STOP_TRACE):
-            # Beside whatever runs; and what writes a long trace must not keep the thread that receives.
-            threading.Thread(target=self._trace, args=(call,), name="trace", daemon=True).start()
         elif asyncio.iscoroutinefunction(getattr(self._worker, call.method)):
             asyncio.run_coroutine_threadsafe(self._await(call), self._loop)
         else:
@@ -111,15 +104,6 @@ class WorkerServer:
             start_s = time.monotonic()
             value = getattr(self._worker, call.method)(*call.args, **call.kwargs)
             self._reply(call, value, (start_s, time.monotonic()))
-
-    def _trace(self, call: Call) -> None:
-        with self._reporting(call.number, call.method):
-            start_s = time.monotonic()
-            if call.method == START_TRACE:
-                self._tracer = call.args[0]()
-                self._tracer.start()
-            trace = self._tracer.stop() if call.method == STOP_TRACE else None
-            self._reply(call, trace, (start_s, time.monotonic()))
 
     async def _await(self, call: Call) -> None:
         with self._reporting(call.number, call.method):

@@ -1,35 +1,22 @@
-"""A running job is found by its folder, a dead one is told apart, and signals reach whoever listens."""
+"""A running job is found by its folder, and told from a dead one."""
 
 import json
 import multiprocessing
 import os
-import signal
-import threading
 from pathlib import Path
 
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.observe.live import TRACE_LIMIT_S, LiveRun, TraceFolder, refuse_running, running_process, trace_run
+from interlace.observe.live import LiveRun, is_supported, refuse_running, running_process
 from interlace.observe.run_folder import RunFolder
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no SIGUSR1")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="this system has no file locks")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path, "run")
-
-
-@pytest.fixture(autouse=True)
-def _handler_as_before():  # type: ignore[no-untyped-def]
-    before = signal.getsignal(signal.SIGUSR1)
-    yield
-    signal.signal(signal.SIGUSR1, before)
-
-
-def ask() -> None:
-    os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def find_elsewhere(path: Path) -> int:
@@ -71,50 +58,3 @@ def test_a_job_on_another_machine_is_not_signalled(folder: RunFolder) -> None:
     folder.process.write_text(json.dumps({"pid": os.getpid(), "host": "elsewhere"}))
     with pytest.raises(UserError, match="runs on 'elsewhere'"):
         running_process(folder)
-
-
-def test_signals_reach_the_listener_also_those_that_came_before(folder: RunFolder) -> None:
-    heard: list[int] = []
-    with LiveRun(folder) as live:
-        ask()
-        with live.heard_by(lambda: heard.append(1)):
-            assert len(heard) == 1
-            ask()
-            assert len(heard) == 2
-        ask()
-    ask()  # one that comes late ends nothing
-    assert len(heard) == 2
-
-
-def test_a_thread_that_is_not_the_main_one_is_not_found(folder: RunFolder) -> None:
-    def run() -> None:
-        with LiveRun(folder):
-            assert not folder.process.exists()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-
-
-def test_what_a_killed_job_left_of_a_trace_is_removed(folder: RunFolder) -> None:
-    traces = TraceFolder(root=folder.traces)
-    traces.unfinished(2).mkdir(parents=True)
-    traces.finished(1).mkdir()
-    with LiveRun(folder):
-        assert not traces.unfinished(2).exists() and traces.finished(1).exists()
-        assert traces.next_number() == 2
-
-
-@pytest.mark.parametrize("seconds", [0, -1, TRACE_LIMIT_S + 1])
-def test_a_trace_has_a_sensible_length(folder: RunFolder, seconds: float) -> None:
-    with pytest.raises(UserError, match="more than 0 and at most 60 seconds"):
-        trace_run(folder, seconds, say=print)
-
-
-def test_without_sigusr1_the_error_says_so(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(signal, "SIGUSR1")
-    with pytest.raises(UserError, match="which Windows has not"):
-        trace_run(folder, 1, say=print)
-    with LiveRun(folder):
-        assert not folder.process.exists()
-    monkeypatch.undo()

@@ -151,6 +151,8 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
         (["sampling.temperature=0"], "temperature=0 is greedy"),
         (["reward=exactt"], "unknown reward 'exactt'. Did you mean 'exact'"),
         (["logging.loggers=[tensorbord]"], "unknown logger 'tensorbord'. Did you mean 'tensorboard'"),
+        (["logging.trace_steps=[2,99]"], r"trace_steps=\[2, 99\], but the run ends with step \d+"),
+        (["logging.trace_steps=[3,2]"], r"\[3, 2\] is no range of steps"),
         (["task.reasoning_gym.name=number_sortin"], "unknown reasoning_gym dataset 'number_sortin'"),
         (["task.format.template={x: 1}"], r"task\.format\.template = "),
         (["task.format.template='{x}'"], "has no column 'x'"),
