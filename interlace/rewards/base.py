@@ -4,7 +4,6 @@ A built-in is a module of this folder with a function `score` of the type Reward
 import stand in its tuple `PRELOAD`, so that worker processes share one import.
 """
 
-import asyncio
 import inspect
 import json
 import re
@@ -23,7 +22,7 @@ from interlace.core.types import JSON, RewardResult
 from interlace.models.config import ModelConfig, by_path
 from interlace.rewards.shaping import TASK, ShapingConfig
 
-HIDDEN = ("base", "classifier", "scorer", "shaping")
+HIDDEN = ("base", "classifier", "pool", "process", "scorer", "shaping")
 """Modules of this folder that are no rewards."""
 
 Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
@@ -35,8 +34,6 @@ TAKEN = ("mean", "std", "max", "min")
 """Parts cannot be called so: a step's metrics already have these of the reward itself. Nor as what shaping adds."""
 ACCURACY = "accuracy"
 """The part that says what a verdict was: 1 or 0, whatever it counts as."""
-FAILURES = (Exception, SystemExit)
-"""A reward function that raises fails its sample, not the run; one that runs what a model wrote may well exit."""
 LARGEST = float(np.finfo(np.float32).max)
 """Beyond it a reward is infinite to whatever is made of it."""
 
@@ -71,11 +68,12 @@ class RewardConfig(Config):
     answer_format: Literal["text", "characters"] = "text"
     """characters: what is scored is handed on as a JSON list of its characters, for scorers that want a list."""
     workers: int = Field(default=1, ge=0)
-    """Processes that score. 0 scores in the run's own process, without a time limit: for functions that are quick
-    whatever a model writes, and never end their process, which would be the run's. An `async def` is awaited in the
-    run's own process: so many calls at once, at least one."""
+    """Processes that score. 0 scores on a thread of the run's own process: for functions that are quick whatever a
+    model writes, and never end their process, which would be the run's. An `async def` is awaited in one process, apart
+    from the run's: so many calls at once, at least one."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """A sample whose scoring takes longer fails; its worker process is replaced, its `async def` cancelled."""
+    """A sample whose scoring takes longer fails. Its process is replaced, an `async def` is cancelled; with 0 workers
+    the thread that scored it is left behind, since no thread can be ended."""
     shaping: ShapingConfig = ShapingConfig()
     """Penalties for the form of a response, and weights of the reward's parts."""
 
@@ -171,23 +169,20 @@ def evaluate(function: RewardFn, config: RewardConfig, request: ScoreRequest) ->
     try:
         score = function(request.prompt, response, request.answer, request.metadata)
         return _result(score, config)
-    except FAILURES as error:
+    except BaseException as error:  # noqa: BLE001 - one that runs what a model wrote may well exit, or raise Ctrl-C's
         return _failure(error)
 
 
 async def evaluate_async(function: RewardFn, config: RewardConfig, request: ScoreRequest) -> RewardResult:
-    """As evaluate(), within the time limit."""
+    """As evaluate(), of one that may be awaited."""
     response = _scored_text(request.response, config)
     if response is None:
         return _verdict(False, config)
-    limit = asyncio.timeout(config.timeout_s)
     try:
-        async with limit:
-            score = function(request.prompt, response, request.answer, request.metadata)
-            score = await score if isinstance(score, Awaitable) else score
-        return _result(score, config)
-    except FAILURES as error:
-        return timed_out(config) if limit.expired() else _failure(error)
+        score = function(request.prompt, response, request.answer, request.metadata)
+        return _result(await score if isinstance(score, Awaitable) else score, config)
+    except BaseException as error:  # noqa: BLE001 - as there
+        return _failure(error)
 
 
 def timed_out(config: RewardConfig) -> RewardResult:

@@ -1,10 +1,12 @@
 """A user's reward functions, good and bad; worker processes import them by name."""
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,6 +28,10 @@ def moody(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON])
     """Does what the response says."""
     while response == "hang":
         pass
+    while response == "sleep":
+        time.sleep(0.05)
+    if response == "ctrl-c":
+        raise KeyboardInterrupt
     if response == "exit":
         os._exit(3)
     if response == "half":
@@ -83,3 +89,20 @@ async def judged(prompt: str, response: str, answer: str, metadata: Mapping[str,
 def of_a_batch(completions: list[str], **columns: object) -> list[float]:
     """As TRL wants it."""
     return [1.0 for _ in completions]
+
+
+async def moody_judge(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
+    """Does what the response says."""
+    if response == "block":
+        time.sleep(600)
+    if response == "block deeper":
+        await asyncio.gather(moody_judge(prompt, "block", answer, metadata))
+    while response == "swallow":
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+    if response == "ctrl-c":
+        raise KeyboardInterrupt
+    if response == "exit":
+        os._exit(3)
+    await asyncio.sleep(0.05)
+    return float(os.getpid())

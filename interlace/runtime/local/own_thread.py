@@ -1,5 +1,6 @@
 """A thread that runs functions one at a time."""
 
+import ctypes
 import queue
 import threading
 from collections.abc import Callable
@@ -14,7 +15,8 @@ class OwnThread:
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
 
     def submit(self, function: Callable[[], T]) -> "Future[T]":
         """Runs a function after those submitted before."""
@@ -25,6 +27,12 @@ class OwnThread:
     def end(self) -> None:
         """Ends the thread after what was submitted."""
         self._jobs.put(None)
+
+    def abandon(self) -> None:
+        """Ends the thread where it is, as far as that is possible: at its next line of Python."""
+        self.end()
+        if self._thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), ctypes.py_object(SystemExit))
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -37,14 +37,14 @@ def test_a_package_that_is_missing_comes_with_its_remedy(monkeypatch: pytest.Mon
     real = importlib.metadata.version
 
     def version(name: str) -> str:
-        if name == "pebble":
+        if name == "typer":
             raise importlib.metadata.PackageNotFoundError(name)
         return real(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
-    assert "FAIL  pebble is not installed\n      pip install 'pebble>=5'" in done.stdout
+    assert "FAIL  typer is not installed\n      pip install 'typer>=0.15'" in done.stdout
 
 
 def test_a_full_disk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

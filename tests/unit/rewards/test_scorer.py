@@ -105,6 +105,54 @@ def test_an_async_function_is_awaited_so_many_at_once_as_it_has_workers() -> Non
         assert {result.failure for result in scored(made, samples("a", "b", "c"))} == {"timed out after 0.2 s"}
 
 
+def test_an_async_function_that_blocks_or_will_not_be_cancelled_fails_its_sample_alone() -> None:
+    rows = samples("a", "block", "b", "swallow", "c", "ctrl-c", "block deeper", "d")
+    with scorer(f"{FUNCTIONS}:moody_judge", workers=8, timeout_s=0.7) as made:
+        failures = [result.failure or "" for result in scored(made, rows)]
+        assert scored(made, samples("again"))[0].failure is None
+    assert [bool(failure) for failure in failures] == [False, True, False, True, False, True, True, False]
+    assert failures[1].startswith("timed out after 0.7 s: it blocked its event loop, at ")
+    assert "reward_functions.py" in failures[1] and "in moody_judge" in failures[1]
+    assert failures[3] == failures[6] == "timed out after 0.7 s"
+    assert failures[5] == "KeyboardInterrupt: "
+
+
+def test_an_async_function_that_ends_its_process_fails_its_sample_alone() -> None:
+    with scorer(f"{FUNCTIONS}:moody_judge", workers=4, timeout_s=5) as made:
+        failures = [result.failure for result in scored(made, samples("a", "exit", "b", "c"))]
+    assert failures == [None, "the reward function ended its process (exit code 3)", None, None]
+
+
+@pytest.mark.parametrize("stuck", ["hang", "sleep"])
+def test_without_processes_a_limit_holds_too(stuck: str) -> None:
+    with scorer(f"{FUNCTIONS}:moody", workers=0, timeout_s=0.4) as made:
+        results = scored(made, samples("a", stuck, "b", stuck, "c"))
+    assert [result.failure for result in results] == [
+        None,
+        "timed out after 0.4 s",
+        None,
+        "timed out after 0.4 s",
+        None,
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_that_raises_what_ctrl_c_raises_fails_its_sample(workers: int) -> None:
+    with scorer(f"{FUNCTIONS}:moody", workers=workers) as made:
+        results = scored(made, samples("a", "ctrl-c", "b"))
+    assert [result.failure for result in results] == [None, "KeyboardInterrupt: ", None]
+
+
+def test_a_process_that_is_killed_while_it_is_idle_is_started_again() -> None:
+    with scorer(f"{FUNCTIONS}:process", workers=2) as made:
+        for _ in range(3):
+            killed = {int(result.parts["pid"]) for result in scored(made, samples(*"abcdefgh"))}
+            for process in killed:
+                os.kill(process, signal.SIGKILL)
+            results = scored(made, samples(*"abcd"))
+            assert all(result.failure is None and int(result.parts["pid"]) not in killed for result in results)
+
+
 def test_a_limit_holds_for_each_sample_and_not_for_the_wait_before_it() -> None:
     with scorer(f"{FUNCTIONS}:moody", timeout_s=0.4) as made:
         results = scored(made, samples("hang", "hang", "hang", "fine"))

@@ -1,0 +1,175 @@
+"""The process that scores: takes requests from a socket, and answers each with a line of JSON.
+
+Requests come as pickles, since metadata may hold what JSON has no word for. Answers do not: code that a model wrote may
+have run here, and what it could send must not run in the process that reads it.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from interlace.core.types import RewardResult
+from interlace.rewards.base import (
+    RewardConfig,
+    RewardFn,
+    ScoreRequest,
+    evaluate,
+    evaluate_async,
+    load_reward,
+    preload_modules,
+    timed_out,
+)
+
+HEAD = struct.Struct("<IQ")
+"""Before a request's pickle: its number and its size in bytes."""
+READY, STARTED, RESULT, BLOCKED = "ready", "started", "result", "blocked"
+"""First words of an answer: can score; request N begins; request N's result; request N blocks the event loop."""
+_BEAT_S = 0.05
+_LEAVE_S = 0.5
+"""How long a cancelled call may take to end before the process counts as littered."""
+
+
+def serve(connection: socket.socket, config: RewardConfig, is_async: bool) -> None:
+    """What runs in the process, until the run closes the connection or ends."""
+    # Ctrl-C is the run's to decide on. SIGTERM ends this process and costs nothing: the sample is scored again.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+    function = load_reward(config.name)
+    for module in preload_modules(config.name):
+        importlib.import_module(module)
+    # A run that closed the connection has nothing left to ask.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
+        channel = _Answers(connection)
+        channel.send(READY)
+        if is_async:
+            _AsyncServer(connection, channel, function, config).run()
+        while True:
+            number, request = _receive(connection)
+            channel.send(STARTED, number)
+            channel.result(number, evaluate(function, config, request))
+
+
+class _Answers:
+    """Lines to the run; whole, from whatever thread."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._writing = connection, threading.Lock()
+
+    def send(self, *words: object) -> None:
+        """One answer."""
+        line = json.dumps(words).encode() + b"\n"
+        with self._writing:
+            self._connection.sendall(line)
+
+    def result(self, number: int, result: RewardResult) -> None:
+        """What a request came to."""
+        self.send(RESULT, number, result.reward, dict(result.parts), result.failure)
+
+
+class _AsyncServer:
+    """Awaits calls of an `async def`, as many at once as the run sends.
+
+    A call that takes too long is cancelled; where it swallows that, it is left behind, and the process ends once
+    nothing else goes on in it. A call that blocks the event loop is named by a thread that watches, and the run ends
+    the process.
+    """
+
+    def __init__(self, connection: socket.socket, answers: _Answers, function: RewardFn, config: RewardConfig) -> None:
+        self._connection, self._answers = connection, answers
+        self._function, self._config = function, config
+        self._loop = asyncio.new_event_loop()
+        self._numbers: dict[asyncio.Task[Any], int] = {}
+        """Of the tasks that score."""
+        self._open: set[asyncio.Task[None]] = set()
+        self._left_behind = False
+        self._beat_s = time.monotonic()
+        self._thread = threading.get_ident()
+
+    def run(self) -> None:
+        """Serves for ever."""
+        for work in (self._take, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+        self._loop.call_soon(self._beat)
+        self._loop.run_forever()
+
+    def _take(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._loop.call_soon_threadsafe(self._begin, *_receive(self._connection))
+        os._exit(0)
+
+    def _begin(self, number: int, request: ScoreRequest) -> None:
+        task = self._loop.create_task(self._score(number, request))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _score(self, number: int, request: ScoreRequest) -> None:
+        scoring = self._loop.create_task(evaluate_async(self._function, self._config, request))
+        self._numbers[scoring] = number
+        self._answers.send(STARTED, number)
+        done, _ = await asyncio.wait({scoring}, timeout=self._config.timeout_s)
+        if not done:
+            scoring.cancel()
+        self._answers.result(number, scoring.result() if done else timed_out(self._config))
+        if not done:
+            left, _ = await asyncio.wait({scoring}, timeout=_LEAVE_S)
+            self._left_behind |= not left
+        self._numbers.pop(scoring, None)
+        if self._left_behind and len(self._open) == 1:
+            os._exit(0)  # the run starts another one, and sends again what this one did not begin
+
+    def _beat(self) -> None:
+        self._beat_s = time.monotonic()
+        self._loop.call_later(_BEAT_S, self._beat)
+
+    def _watch(self) -> None:
+        while time.monotonic() - self._beat_s < self._config.timeout_s + _BEAT_S:
+            time.sleep(_BEAT_S)
+        # Where a task of the function's own blocks, the run finds out at its limit, and tries the calls one by one.
+        task = asyncio.current_task(self._loop)
+        if task in self._numbers:
+            self._answers.send(BLOCKED, self._numbers[task], innermost_line(self._thread))
+
+
+def innermost_line(thread: int) -> str:
+    """Where a running thread is now, as `file.py:12 in function`."""
+    innermost = traceback.extract_stack(sys._current_frames()[thread])[-1]
+    return f"{innermost.filename}:{innermost.lineno} in {innermost.name}"
+
+
+def _receive(connection: socket.socket) -> tuple[int, ScoreRequest]:
+    number, size = HEAD.unpack(_exactly(connection, HEAD.size))
+    request: ScoreRequest = pickle.loads(_exactly(connection, size))
+    return number, request
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    content = bytearray()
+    while len(content) < size:
+        part = connection.recv(min(size - len(content), 1 << 20))
+        if not part:
+            raise EOFError
+        content += part
+    return bytes(content)
+
+
+def _end_with_the_run() -> None:
+    """Time limits are the run's: once it was killed, a function that loops would go on for good."""
+    run = multiprocessing.parent_process()
+    if run is not None:
+        run.join()
+        os._exit(1)
