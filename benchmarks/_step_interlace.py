@@ -50,8 +50,8 @@ class ForcedLengths(NativeEngine):
     lengths: str
 
     def submit(self, request: Request) -> None:
-        step, place = divmod(request.serial, PROMPTS_PER_STEP)
-        target = response_lengths(self.lengths, step)[place * SAMPLES_PER_PROMPT + request.sample_index]
+        step, place = divmod(request.owner.gid, PROMPTS_PER_STEP)
+        target = response_lengths(self.lengths, step)[place * SAMPLES_PER_PROMPT + request.owner.index]
         params = request.params.model_copy(update={"max_new_tokens": target, "stop_token_ids": ()})
         super().submit(replace(request, params=params))
 

@@ -34,7 +34,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from interlace.core.types import Request
+from interlace.core.types import NO_GROUP, Request, SampleKey
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 
 SAMPLES, PROMPT_TOKENS = 64, 16
@@ -192,7 +192,7 @@ def _decode_steps(engine: NativeEngine, weights: int, rows: int, steps: int, thr
     for index in range(rows):
         prompt = [(index * 7 + place) % 512 for place in range(PROMPT_TOKENS)]
         params = SamplingParams(max_new_tokens=1000)  # none ends
-        engine.submit(Request(uid=f"b{rows}", sample_index=index, prompt_ids=prompt, params=params))
+        engine.submit(Request(uid=f"b{rows}", owner=SampleKey(NO_GROUP, index), prompt_ids=prompt, params=params))
     engine.step()
     clock = time.process_time if threads == 1 else time.perf_counter
     flops, bandwidth, looks = [], [], list[tuple[float, int]]()

@@ -28,6 +28,8 @@ Metrics = dict[str, float]
 
 GREEDY_INDEX = -1
 """Sample index of a group's greedy response: it is nobody's sample and is not trained on."""
+NO_GROUP = -1
+"""In place of a `gid` where there is no group: what an evaluation asks."""
 NO_BASELINE = "its greedy baseline: "
 """What the reason begins with where a sample failed because its group's greedy response did."""
 
@@ -114,11 +116,12 @@ class Request:
     """One sequence for a rollout engine, fresh or resumed. Lists are as long as what was generated so far."""
 
     uid: str
-    sample_index: int
+    owner: SampleKey
+    """The sample that it is for. Its `gid` tells two admissions of one prompt apart: the second may start while the
+    first is being aborted. NO_GROUP where no sample of the flow asks (an evaluation)."""
     attempt: int = 0
-    serial: int = -1
-    """The group's `gid`, which tells two admissions of one prompt apart: the second may start while the first is being
-    aborted. -1 where the request belongs to no group (an evaluation)."""
+    turn: int = 0
+    """Number of the request among its owner's: an episode makes several, one after another or side by side."""
     prompt_ids: Sequence[int]
     params: SamplingParams
     generated_ids: Sequence[int] = ()
@@ -130,17 +133,13 @@ class Request:
     """Unique among the live requests of an engine."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "id", f"{self.noise_key}#{self.serial}")
-
-    @property
-    def key(self) -> SampleKey:
-        """Of the sample that it is to make."""
-        return SampleKey(self.serial, self.sample_index)
+        object.__setattr__(self, "id", f"{self.noise_key}#{self.owner.gid}")
 
     @property
     def noise_key(self) -> str:
         """With seed and position the key of the sampling noise."""
-        return f"{self.uid}#{self.attempt}#{self.sample_index}"
+        first = f"{self.uid}#{self.attempt}#{self.owner.index}"
+        return f"{first}/{self.turn}" if self.turn else first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

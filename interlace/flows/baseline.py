@@ -58,9 +58,8 @@ class GreedyBaseline:
         prompt, gid = sample.prompt, sample.key.gid
         request = Request(
             uid=f"greedy/{prompt.uid}",
-            sample_index=GREEDY_INDEX,
+            owner=SampleKey(gid, GREEDY_INDEX),
             attempt=prompt.attempt,
-            serial=gid,
             prompt_ids=prompt.token_ids.tolist(),
             params=self._params,
         )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from interlace.core.config import Config
-from interlace.core.types import Metrics, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.core.types import NO_GROUP, Metrics, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.flows.run import PolicyRun
 from interlace.observe.step_line import brief
 from interlace.recipes.config import Recipe
@@ -107,7 +107,7 @@ class Evaluator:
         requests = [
             Request(
                 uid=f"evaluation/{kind}/{prompt.uid}",
-                sample_index=index,
+                owner=SampleKey(NO_GROUP, index),
                 prompt_ids=prompt.token_ids.tolist(),
                 params=params,
             )

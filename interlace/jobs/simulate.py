@@ -66,7 +66,7 @@ class Simulation:
         lengths = ResponseLengths(lengths=profile.lengths, seed=recipe.seed)
 
         def length(request: Request) -> float:
-            return lengths.of(request.uid, request.attempt, request.sample_index)
+            return lengths.of(request.uid, request.attempt, request.owner.index, request.turn)
 
         engine = partial(SimulatedEngine, costs=profile.rollout, length=length, pace=pace)
         reference = partial(SimulatedInference, costs=profile.reference or profile.actor.inference, pace=pace)

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from interlace.core.profile import Interference
-from interlace.core.types import Request, Sample, SamplingParams
+from interlace.core.types import Request, Sample, SampleKey, SamplingParams
 from interlace.flows.run import RoleGroups
 from interlace.profiling.fit import Call, timed
 from interlace.profiling.rollout import serve_all
@@ -114,8 +114,7 @@ def _generate(engine: WorkerGroup[Any], samples: Sequence[Sample], sampling: Sam
     requests = [
         Request(
             uid=sample.prompt.uid,
-            sample_index=sample.key.index,
-            serial=sample.key.gid,
+            owner=SampleKey(sample.key.gid, sample.key.index),
             prompt_ids=sample.prompt.token_ids.tolist(),
             params=sampling,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from interlace.core.profile import RolloutCosts
-from interlace.core.types import Prompt, Request, Response, Sample, SamplingParams
+from interlace.core.types import NO_GROUP, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.models.loading import empty_model
 from interlace.models.size import model_size
 from interlace.profiling.fit import Call, fit, medians
@@ -76,7 +76,9 @@ class Requests:
                 prompt_ids = self._random.choice(self._tokens, cell.prompt_tokens).tolist()
                 self._num_prompts += 1
             uid, index = f"profile/{self._num_prompts}", place % cell.per_prompt
-            found.append(Request(uid=uid, sample_index=index, prompt_ids=prompt_ids, params=params[steps]))
+            found.append(
+                Request(uid=uid, owner=SampleKey(NO_GROUP, index), prompt_ids=prompt_ids, params=params[steps])
+            )
         return found
 
     def _ending_at(self, steps: int) -> SamplingParams:

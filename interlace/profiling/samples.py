@@ -48,8 +48,7 @@ async def _draw_step(
         prompt = prompts[key.gid - first]
         request = Request(
             uid=prompt.uid,
-            sample_index=key.index,
-            serial=key.gid,
+            owner=SampleKey(key.gid, key.index),
             prompt_ids=prompt.token_ids.tolist(),
             params=sampling,
         )

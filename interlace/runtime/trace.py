@@ -172,7 +172,7 @@ class _Arrows:
         inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
         for response in span.responses:
             if _is_sample(response.completion):
-                self._origins[response.completion.request.serial] = (track, inside_us)
+                self._origins[response.completion.request.owner.gid] = (track, inside_us)
         while len(self._origins) > MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
 
@@ -252,12 +252,16 @@ def _returned(returned_s: float) -> str:
 
 
 def _left(responses: Sequence[Response]) -> str:
-    """[group, sample, response tokens, finish reason] of each sequence; what is in no group has its uid instead."""
+    """[group, sample, response tokens, finish reason] of each sequence; what is in no group has its uid instead.
+
+    The turn comes behind where it is not an episode's first.
+    """
     found = []
     for response in responses:
         done, request = response.completion, response.completion.request
-        group = request.serial if request.serial >= 0 else _quoted(request.uid)
-        found.append(f'[{group},{request.sample_index},{len(done.token_ids)},"{done.finish_reason}"]')
+        group = request.owner.gid if request.owner.gid >= 0 else _quoted(request.uid)
+        turn = f",{request.turn}" if request.turn else ""
+        found.append(f'[{group},{request.owner.index},{len(done.token_ids)},"{done.finish_reason}"{turn}]')
     return f',"left":[{",".join(found)}]'
 
 
@@ -268,13 +272,13 @@ def _engine(served: EngineCall) -> str:
 
 def finished_samples(span: Span) -> list[SampleKey]:
     """Samples of the flow that a call of an engine finished, in order."""
-    return [each.completion.request.key for each in span.responses if _is_sample(each.completion)]
+    return [each.completion.request.owner for each in span.responses if _is_sample(each.completion)]
 
 
 def _is_sample(done: Completion) -> bool:
     """Whether it is a sample of the flow, and whole."""
     request = done.request
-    return request.serial >= 0 and request.sample_index >= 0 and done.finish_reason != FinishReason.ABORTED
+    return request.owner.gid >= 0 and request.owner.index >= 0 and done.finish_reason != FinishReason.ABORTED
 
 
 def names_of(given: Sequence[object]) -> list[JSON]:
@@ -284,7 +288,7 @@ def names_of(given: Sequence[object]) -> list[JSON]:
         if isinstance(item, Sample):
             uid, index = item.prompt.uid, item.key.index
         elif isinstance(item, Request):
-            uid, index = item.uid, item.sample_index
+            uid, index = item.uid, item.owner.index
         else:
             continue
         if uid in groups:

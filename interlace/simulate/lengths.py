@@ -36,9 +36,10 @@ class ResponseLengths:
     lengths: Lengths
     seed: int = 0
 
-    def of(self, uid: str, attempt: int, sample_index: int) -> float:
-        """Tokens; infinite for one that never ends by itself."""
-        mine, chance = uniforms("response", self.seed, uid, attempt, sample_index)
+    def of(self, uid: str, attempt: int, index: int, turn: int = 0) -> float:
+        """Tokens of one turn; infinite for one that never ends by itself."""
+        later = (turn,) if turn else ()
+        mine, chance = uniforms("response", self.seed, uid, attempt, index, *later)
         settings = self.lengths
         by_prompt = settings.prompt_sigma * of_prompt(self.seed, uid) if settings.prompt_sigma else 0.0
         shift = by_prompt + settings.response_sigma * to_normal(mine)

@@ -27,6 +27,7 @@ class Left:
     index: int
     num_tokens: int
     reason: FinishReason
+    turn: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,8 +139,14 @@ def _call(event: Mapping[str, Any], end_s: float) -> RecordedCall:
         given=args.get("samples", ()),
         gave=args.get("gave", 0),
         left=[
-            Left(group=group, index=index, num_tokens=num_tokens, reason=FinishReason(reason))
-            for group, index, num_tokens, reason in args.get("left", ())
+            Left(
+                group=group,
+                index=index,
+                num_tokens=num_tokens,
+                reason=FinishReason(reason),
+                turn=turn[0] if turn else 0,
+            )
+            for group, index, num_tokens, reason, *turn in args.get("left", ())
         ],
         engine=(running, waiting, preempted, kv_use),
     )

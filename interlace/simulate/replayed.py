@@ -100,15 +100,15 @@ class ReplayedEngine(Worker):
         self._serves = iter(recording.calls.get((track, "serve"), ()))
         self._aborts = iter(recording.calls.get((track, "abort"), ()))
         self._version = -1
-        self._pending: dict[tuple[int | str, int], tuple[Request, int]] = {}
-        """Group (or uid) and index of a sequence -> what was asked, and the version when it came in."""
+        self._pending: dict[tuple[int | str, int, int], tuple[Request, int]] = {}
+        """Group (or uid), index and turn of a sequence -> what was asked, and the version when it came in."""
 
     async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
         """What left."""
         del aborts  # they are among what left
         for request in submissions:
-            group = request.serial if request.serial >= 0 else request.uid
-            self._pending[group, request.sample_index] = (request, self._version)
+            group = request.owner.gid if request.owner.gid >= 0 else request.uid
+            self._pending[group, request.owner.index, request.turn] = (request, self._version)
         recorded = next(self._serves, UNRECORDED)
         running, waiting, preempted, kv_use = recorded.engine
         return Progress(
@@ -146,7 +146,7 @@ class ReplayedEngine(Worker):
         return tuple(self._response(each) for each in left)
 
     def _response(self, left: Left) -> Response:
-        request, version = self._pending.pop((left.group, left.index))
+        request, version = self._pending.pop((left.group, left.index, left.turn))
         num_new = left.num_tokens - len(request.generated_ids)
         # Of the versions in between is not known which made how many.
         made = [(version, num_new - 1), (self._version, 1)] if num_new else []

@@ -185,9 +185,8 @@ class Generator:
                 prompt, ids = sample.prompt, sample.prompt.token_ids.tolist()
             request = Request(
                 uid=prompt.uid,
-                sample_index=sample.key.index,
+                owner=SampleKey(sample.key.gid, sample.key.index),
                 attempt=prompt.attempt,
-                serial=sample.key.gid,
                 prompt_ids=ids,
                 params=self._params,
             )

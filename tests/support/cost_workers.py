@@ -73,7 +73,7 @@ class Costs:
         pace, lengths = Pace(profile), ResponseLengths(lengths=profile.lengths)
 
         def length(request: Request) -> float:
-            return lengths.of(request.uid, request.attempt, request.sample_index)
+            return lengths.of(request.uid, request.attempt, request.owner.index, request.turn)
 
         return {
             "rollout": (partial(CheckedEngine, costs=profile.rollout, length=length, pace=pace), CheckedEngine),

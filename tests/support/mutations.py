@@ -277,10 +277,10 @@ def noise_by_arrival() -> Mutation:
     runs: list[tuple[ResponseLengths, dict[tuple[str, int, int], int]]] = []
     keyed = ResponseLengths.of
 
-    def of(self: ResponseLengths, uid: str, attempt: int, sample_index: int) -> float:
+    def of(self: ResponseLengths, uid: str, attempt: int, index: int, turn: int = 0) -> float:
         if not runs or runs[-1][0] is not self:
             runs.append((self, {}))
-        number = runs[-1][1].setdefault((uid, attempt, sample_index), len(runs[-1][1]))
+        number = runs[-1][1].setdefault((uid, attempt, index, turn), len(runs[-1][1]))
         return keyed(self, "arrival", 0, number)
 
     return [(ResponseLengths, "of", of)]

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, FinishReason, Metrics, Request, SamplingParams
+from interlace.core.types import NO_GROUP, Completion, FinishReason, Metrics, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.decode_loop import DecodeLoop
 from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.options import EngineOptions
@@ -95,7 +95,7 @@ class NativeEngine:
                 f"generate() got {len(prompts)} prompts but {len(each)} sampling parameters: give one, or one a prompt."
             )
         requests = [
-            Request(uid="generate", sample_index=index, prompt_ids=prompt, params=own)
+            Request(uid="generate", owner=SampleKey(NO_GROUP, index), prompt_ids=prompt, params=own)
             for index, (prompt, own) in enumerate(zip(prompts, each, strict=True))
         ]
         done: dict[str, Completion] = {}

@@ -55,18 +55,27 @@ def test_a_group_counts_prompt_and_response_of_every_sample() -> None:
     assert SampleGroup(gid=0, step=0, samples=samples).num_total_tokens == 3 * 5 + 2 + 3
 
 
-def test_request_ids_tell_samples_and_attempts_apart() -> None:
-    ids = {
-        Request(uid=uid, sample_index=index, attempt=attempt, prompt_ids=(1,), params=SamplingParams()).id
-        for uid in ("a", "b")
+def test_noise_and_ids_tell_samples_attempts_and_turns_apart() -> None:
+    asked = [
+        Request(
+            uid=uid, owner=SampleKey(3, index), attempt=attempt, turn=turn, prompt_ids=(1,), params=SamplingParams()
+        )
+        for uid in ("a", "a#0", "a#0#1/1")
         for index in (0, 1)
         for attempt in (0, 1)
-    }
-    assert len(ids) == 8
+        for turn in (0, 1, 2)
+    ]
+    assert len({request.id for request in asked}) == len({request.noise_key for request in asked}) == 36
+
+
+def test_the_first_turn_keeps_the_noise_of_a_sample_with_one() -> None:
+    """What engines hash: another text would change every sample of every run."""
+    request = Request(uid="a", owner=SampleKey(3, 2), attempt=1, prompt_ids=(1,), params=SamplingParams())
+    assert (request.noise_key, request.id) == ("a#1#2", "a#1#2#3")
 
 
 def test_a_completion_resumes_with_all_it_has() -> None:
-    request = Request(uid="a", sample_index=1, serial=7, prompt_ids=[1, 2], params=SamplingParams())
+    request = Request(uid="a", owner=SampleKey(7, 1), prompt_ids=[1, 2], params=SamplingParams())
     done = Completion(
         request=request,
         token_ids=(3, 4),

@@ -8,7 +8,7 @@ import pytest
 
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.core.errors import UserError
-from interlace.core.types import Request, Sample, SamplingParams, TerminalEvent
+from interlace.core.types import NO_GROUP, Request, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.flows.baseline import GreedyBaseline
 from interlace.runtime.timeline import KeepAll
 from interlace.schedule.presets import load_schedule, preset_names
@@ -200,7 +200,9 @@ def test_survivors_are_gathered_where_that_frees_devices_that_somebody_waits_for
 def test_an_evaluation_after_a_gathered_tail_has_all_engines() -> None:
     schedule = Schedule.parse({"tail": {"kind": "migrate", "remaining_share": 0.3}, **APART})
     recorder = KeepAll()
-    asked = [Request(uid=f"e{n}", sample_index=0, prompt_ids=[0], params=SamplingParams()) for n in range(8)]
+    asked = [
+        Request(uid=f"e{n}", owner=SampleKey(NO_GROUP, 0), prompt_ids=[0], params=SamplingParams()) for n in range(8)
+    ]
     work = replace(LONG_TAILED, num_steps=1)
     simulate(schedule, work, recorder=recorder, between=lambda run: run.complete(asked))
     aborted = [span for span in recorder.spans if span.operation == "abort"]

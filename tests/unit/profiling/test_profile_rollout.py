@@ -112,5 +112,5 @@ def test_requests_share_prompts_as_the_samples_of_a_group_do() -> None:
     drawn = Requests(prompts(64), temperature=1.0).draw(Cell(prompt_tokens=16, steps=(3, 4, 5, 6), per_prompt=2))
     assert drawn[0].uid == drawn[1].uid != drawn[2].uid == drawn[3].uid
     assert drawn[0].prompt_ids == drawn[1].prompt_ids != drawn[2].prompt_ids
-    assert [request.sample_index for request in drawn] == [0, 1, 0, 1]
+    assert [request.owner.index for request in drawn] == [0, 1, 0, 1]
     assert [request.params.max_new_tokens for request in drawn] == [3, 4, 5, 6]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from interlace.core.profile import Profile, RolloutCosts, TrainCosts
 from interlace.core.training import WeightBundle
-from interlace.core.types import FinishReason, Request, Response, SamplingParams
+from interlace.core.types import FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import WorkerContext
 from interlace.simulate.pace import Pace
@@ -27,14 +27,13 @@ def engine_of(costs: RolloutCosts, lengths: Sequence[int], num_devices: int = 1)
     devices = tuple(f"sim:{n}" for n in range(num_devices))
     context = WorkerContext(group="rollout/0", rank=0, num_ranks=1, devices=devices)
     pace = Pace(Profile(device="", device_memory_bytes=1, rollout=costs, actor=TrainCosts(token_s=0)))
-    return SimulatedEngine(context, costs, lambda request: lengths[request.serial], pace)
+    return SimulatedEngine(context, costs, lambda request: lengths[request.owner.gid], pace)
 
 
 def request(serial: int, *, num_prompt_tokens: int = 5, max_new_tokens: int = 1000) -> Request:
     return Request(
         uid=f"p{serial}",
-        sample_index=0,
-        serial=serial,
+        owner=SampleKey(serial, 0),
         prompt_ids=[1] * num_prompt_tokens,
         params=SamplingParams(max_new_tokens=max_new_tokens),
     )
@@ -81,7 +80,7 @@ def test_sequences_that_decode_together_share_steps_and_leave_as_they_finish() -
         )
 
     responses, seconds = on_virtual_clock(main)
-    assert [response.completion.request.serial for response in responses] == [1, 0]
+    assert [response.completion.request.owner.gid for response in responses] == [1, 0]
     assert seconds == pytest.approx(2 * 0.005 + 10e-3 + 3 * 0.011 + 7 * 0.010)
 
 
@@ -112,7 +111,7 @@ def test_a_young_call_goes_on_when_a_sequence_ends() -> None:
 )
 def test_a_prompt_is_computed_once_for_samples_that_run_together(max_running: int, seconds: float) -> None:
     group = [
-        Request(uid="p0", sample_index=index, serial=0, prompt_ids=[1] * 5, params=SamplingParams(max_new_tokens=4))
+        Request(uid="p0", owner=SampleKey(0, index), prompt_ids=[1] * 5, params=SamplingParams(max_new_tokens=4))
         for index in range(4)
     ]
     costs = COSTS.model_copy(update={"context_token_s": 0.0, "max_running": max_running})
@@ -192,7 +191,7 @@ def test_a_tiny_cache_preempts_and_every_sequence_still_ends_once_with_all_its_t
         return responses
 
     responses, _ = on_virtual_clock(main)
-    found = {response.completion.request.serial: len(response.completion.token_ids) for response in responses}
+    found = {response.completion.request.owner.gid: len(response.completion.token_ids) for response in responses}
     assert len(responses) == len(lengths) and found == dict(enumerate(lengths))
 
 
@@ -226,7 +225,7 @@ def test_engines_that_look_ahead_end_as_those_that_go_token_by_token(lengths: li
         progress = await engine.serve([request(serial) for serial in range(len(lengths))], ())
         while True:
             now_s = asyncio.get_running_loop().time()
-            ended += [(each.completion.request.serial, now_s) for each in progress.responses]
+            ended += [(each.completion.request.owner.gid, now_s) for each in progress.responses]
             if not progress.num_running + progress.num_waiting:
                 return ended
             progress = await engine.serve((), ())

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import count
 
-from interlace.core.types import FinishReason, Progress, Request, SamplingParams
+from interlace.core.types import NO_GROUP, FinishReason, Progress, Request, SampleKey, SamplingParams
 from interlace.engines.rollout import EngineOptions, NativeEngine
 from interlace.models.tiny import build_tiny
 from interlace.runtime.worker import WorkerContext
@@ -11,7 +11,9 @@ from interlace.workers.rollout import MIN_CALL_S, RolloutBundle, RolloutWorker
 
 LENGTHS = (2, 4, 4, 9)
 REQUESTS = tuple(
-    Request(uid="p", sample_index=index, prompt_ids=[1, 2, 3], params=SamplingParams(max_new_tokens=length))
+    Request(
+        uid="p", owner=SampleKey(NO_GROUP, index), prompt_ids=[1, 2, 3], params=SamplingParams(max_new_tokens=length)
+    )
     for index, length in enumerate(LENGTHS)
 )
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from interlace.core.types import Completion, Request
+from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 from interlace.engines.rollout.options import KVKind
 
@@ -95,15 +95,15 @@ def serve_with_interruptions(engine: NativeEngine) -> dict[int, Completion]:
     """Submits all prompts, aborts all in the middle, resumes them from what they have."""
     params = SamplingParams(max_new_tokens=NEW, temperature=0)
     for index, prompt in enumerate(PROMPTS):
-        engine.submit(Request(uid="p", sample_index=index, prompt_ids=prompt, params=params))
+        engine.submit(Request(uid="p", owner=SampleKey(NO_GROUP, index), prompt_ids=prompt, params=params))
     done: dict[int, Completion] = {}
     for _ in range(9):
-        done.update((completion.request.sample_index, completion) for completion in engine.step().finished)
+        done.update((completion.request.owner.index, completion) for completion in engine.step().finished)
     for partial in engine.abort():
         engine.submit(
             Request(
                 uid="p",
-                sample_index=partial.request.sample_index,
+                owner=SampleKey(NO_GROUP, partial.request.owner.index),
                 prompt_ids=partial.request.prompt_ids,
                 params=params,
                 generated_ids=partial.token_ids,
@@ -112,7 +112,7 @@ def serve_with_interruptions(engine: NativeEngine) -> dict[int, Completion]:
             )
         )
     while len(done) < len(PROMPTS):
-        done.update((completion.request.sample_index, completion) for completion in engine.step().finished)
+        done.update((completion.request.owner.index, completion) for completion in engine.step().finished)
     return done
 
 

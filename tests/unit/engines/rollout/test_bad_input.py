@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from interlace.core.errors import InterlaceError, UserError
-from interlace.core.types import Request
+from interlace.core.types import NO_GROUP, Request, SampleKey
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 
 ModelMaker = Callable[..., PreTrainedModel]
@@ -50,8 +50,8 @@ def test_an_empty_stop_string() -> None:
 def test_resuming_without_logprobs_or_with_nothing_left(engine: NativeEngine) -> None:
     def request(generated: tuple[int, ...], logprobs: tuple[float, ...]) -> Request:
         return Request(
-            uid="a", sample_index=0, prompt_ids=[1], params=SamplingParams(max_new_tokens=2), generated_ids=generated,
-            generated_logprobs=logprobs, generated_versions=(0,) * len(generated),
+            uid="a", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1], params=SamplingParams(max_new_tokens=2),
+            generated_ids=generated, generated_logprobs=logprobs, generated_versions=(0,) * len(generated),
         )  # fmt: skip
 
     with pytest.raises(UserError, match="one of each a token"):
@@ -61,7 +61,7 @@ def test_resuming_without_logprobs_or_with_nothing_left(engine: NativeEngine) ->
 
 
 def test_a_live_id_twice_and_generate_beside_live_requests(engine: NativeEngine) -> None:
-    request = Request(uid="a", sample_index=0, prompt_ids=[1], params=SamplingParams(max_new_tokens=2))
+    request = Request(uid="a", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1], params=SamplingParams(max_new_tokens=2))
     engine.submit(request)
     with pytest.raises(ValueError, match="already live"):
         engine.submit(request)
@@ -97,7 +97,7 @@ def test_what_was_made_before_weights_diverged_can_be_taken_out(make_model: Mode
     engine = NativeEngine(make_model(), options=EngineOptions(steps_per_schedule=2))
     for index in range(3):
         params = SamplingParams(max_new_tokens=40)
-        engine.submit(Request(uid="a", sample_index=index, prompt_ids=[1, index], params=params))
+        engine.submit(Request(uid="a", owner=SampleKey(NO_GROUP, index), prompt_ids=[1, index], params=params))
     made = sum(engine.step().num_new_tokens for _ in range(3))
     broken = {name: torch.full_like(tensor, float("nan")) for name, tensor in make_model().named_parameters()}
     engine.update_weights(broken, 1, "keep")

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, FinishReason, Request
+from interlace.core.types import NO_GROUP, Completion, FinishReason, Request, SampleKey
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 
 ModelMaker = Callable[[], PreTrainedModel]
@@ -48,7 +48,7 @@ def test_generate_returns_samples_in_order_with_exact_logprobs(make_model: Model
 
 def test_abort_and_resume_continues_bit_for_bit(make_model: ModelMaker) -> None:
     params = SamplingParams(max_new_tokens=24)
-    request = Request(uid="a", sample_index=3, prompt_ids=[5, 6, 7], params=params)
+    request = Request(uid="a", owner=SampleKey(NO_GROUP, 3), prompt_ids=[5, 6, 7], params=params)
     engine = NativeEngine(make_model(), options=EngineOptions(steps_per_schedule=1))
     engine.submit(request)
     whole = drain(engine)[request.id]
@@ -60,8 +60,9 @@ def test_abort_and_resume_continues_bit_for_bit(make_model: ModelMaker) -> None:
     assert partial.token_ids == whole.token_ids[: len(partial.token_ids)]
     other = NativeEngine(make_model())
     other.submit(
-        Request(uid="a", sample_index=3, prompt_ids=[5, 6, 7], params=params, generated_ids=partial.token_ids,
-                generated_logprobs=partial.logprobs, generated_versions=partial.versions)
+        Request(uid="a", owner=SampleKey(NO_GROUP, 3), prompt_ids=[5, 6, 7], params=params,
+                generated_ids=partial.token_ids, generated_logprobs=partial.logprobs,
+                generated_versions=partial.versions)
     )  # fmt: skip
     resumed = drain(other)[request.id]
     assert resumed.token_ids == whole.token_ids and resumed.logprobs == whole.logprobs
@@ -108,7 +109,11 @@ def test_steps_between_looks_at_the_queue_do_not_change_samples(make_model: Mode
 def test_an_interruption_ends_the_step_after_one_pass(make_model: ModelMaker) -> None:
     engine = NativeEngine(make_model(), max_running=4)
     for index in range(4):
-        engine.submit(Request(uid="a", sample_index=index, prompt_ids=[1, 2], params=SamplingParams(max_new_tokens=64)))
+        engine.submit(
+            Request(
+                uid="a", owner=SampleKey(NO_GROUP, index), prompt_ids=[1, 2], params=SamplingParams(max_new_tokens=64)
+            )
+        )
     engine.step()  # the prompts, and maybe more
     engine.interrupt()
     assert engine.step().num_new_tokens == 4
@@ -124,9 +129,9 @@ def test_sequences_end_in_their_order_and_one_that_waits_gets_the_first_row(
     engine = NativeEngine(make_model(), max_running=max_running, options=EngineOptions(draft_tokens=0))
     for index, length in enumerate((9, 15, 5)):
         params = SamplingParams(max_new_tokens=length)
-        engine.submit(Request(uid="a", sample_index=index, prompt_ids=[5, index], params=params))
+        engine.submit(Request(uid="a", owner=SampleKey(NO_GROUP, index), prompt_ids=[5, index], params=params))
     assert not engine.step().finished, "prompts"
-    assert [completion.request.sample_index for completion in engine.step().finished] == ended
+    assert [completion.request.owner.index for completion in engine.step().finished] == ended
 
 
 def test_while_a_step_runs_the_next_plan_is_made_and_dropped_when_somebody_comes_or_goes(
@@ -139,7 +144,9 @@ def test_while_a_step_runs_the_next_plan_is_made_and_dropped_when_somebody_comes
         done: dict[str, Completion] = {}
         planned = 0
         for index, prompt in enumerate(PROMPTS):
-            engine.submit(Request(uid="generate", sample_index=index, prompt_ids=prompt, params=params[index]))
+            engine.submit(
+                Request(uid="generate", owner=SampleKey(NO_GROUP, index), prompt_ids=prompt, params=params[index])
+            )
             for _ in range(2):
                 done.update((completion.request.id, completion) for completion in engine.step().finished)
                 planned += engine.metrics()["planned_ahead"]
@@ -193,7 +200,7 @@ def test_a_step_tells_how_full_the_store_is_and_who_had_to_leave_it(make_model: 
     engine = NativeEngine(make_model(), max_running=4, max_tokens=128, options=EngineOptions(draft_tokens=0))
     for index in range(4):
         params = SamplingParams(max_new_tokens=100)
-        engine.submit(Request(uid="a", sample_index=index, prompt_ids=[1, 2, 3, index], params=params))
+        engine.submit(Request(uid="a", owner=SampleKey(NO_GROUP, index), prompt_ids=[1, 2, 3, index], params=params))
     outputs = [engine.step() for _ in range(80)]
     assert outputs[0].kv_use == 1.0 and all(0 <= output.kv_use <= 1 for output in outputs)
     assert sum(output.num_preemptions for output in outputs) == engine.metrics()["num_preemptions"] > 0
@@ -206,14 +213,14 @@ def test_raw_logprobs_are_those_of_the_model_itself(make_model: ModelMaker) -> N
         max_new_tokens=12, temperature=0.5, top_p=0.8, repetition_penalty=1.3, logit_bias=((3, 1.5),), raw_logprobs=True
     )
     engine = NativeEngine(make_model())
-    request = Request(uid="a", sample_index=0, prompt_ids=[1, 2, 3], params=params)
+    request = Request(uid="a", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2, 3], params=params)
     engine.submit(request)
     for _ in range(3):
         engine.step()
     (partial,) = engine.abort()
     state = {"generated_ids": partial.token_ids, "generated_logprobs": partial.logprobs}
     state |= {"generated_versions": partial.versions, "generated_raw_logprobs": partial.raw_logprobs}
-    engine.submit(Request(uid="a", sample_index=0, prompt_ids=[1, 2, 3], params=params, **state))
+    engine.submit(Request(uid="a", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2, 3], params=params, **state))
     completion = drain(engine)[request.id]
     expected = teacher_forced(make_model(), [1, 2, 3], completion.token_ids)
     torch.testing.assert_close(torch.tensor(completion.raw_logprobs), expected, atol=1e-5, rtol=0)

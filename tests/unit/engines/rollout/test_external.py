@@ -6,14 +6,15 @@ from collections.abc import Callable
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.core.types import FinishReason, Request, SamplingParams
+from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.external import LiveRequests, finish_reason, request_seed
 from interlace.engines.rollout.sglang import SGLangEngine
 from interlace.engines.rollout.vllm import VLLMEngine
 
 
 def request(**changes: object) -> Request:
-    return Request(**{"uid": "a", "sample_index": 0, "prompt_ids": [1, 2], "params": SamplingParams()} | changes)  # type: ignore[arg-type]
+    plain = {"uid": "a", "owner": SampleKey(NO_GROUP, 0), "prompt_ids": [1, 2], "params": SamplingParams()}
+    return Request(**plain | changes)  # type: ignore[arg-type]
 
 
 def test_tokens_of_all_submissions_add_up() -> None:
@@ -40,7 +41,7 @@ def test_tokens_of_all_submissions_add_up() -> None:
 
 def test_seeds_differ_by_request_and_by_where_it_was_resumed() -> None:
     seeds = {
-        request_seed(seed, request(sample_index=index, generated_ids=(1,) * done))
+        request_seed(seed, request(owner=SampleKey(NO_GROUP, index), generated_ids=(1,) * done))
         for seed in range(3)
         for index in range(3)
         for done in range(3)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
-from interlace.core.types import Completion, Request
+from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 
 Answer = tuple[tuple[int, ...], tuple[float, ...]]
@@ -35,7 +35,7 @@ def moe_model() -> PreTrainedModel:
 
 def request(index: int) -> Request:
     return Request(
-        uid=f"p{index % len(PROMPTS)}", sample_index=index, prompt_ids=PROMPTS[index % len(PROMPTS)],
+        uid=f"p{index % len(PROMPTS)}", owner=SampleKey(NO_GROUP, index), prompt_ids=PROMPTS[index % len(PROMPTS)],
         params=PARAMS[index % len(PARAMS)],
     )  # fmt: skip
 
@@ -51,14 +51,14 @@ def answers(engine: NativeEngine, order: list[int], chaos: random.Random | None 
             live = [index for index in order if index not in done]
             waiting += [resumed(part) for part in engine.abort([request(chaos.choice(live)).id])]
         for completion in engine.step().finished:
-            done[completion.request.sample_index] = (completion.token_ids, completion.logprobs)
+            done[completion.request.owner.index] = (completion.token_ids, completion.logprobs)
     return done
 
 
 def resumed(partial: Completion) -> Request:
     old = partial.request
     return Request(
-        uid=old.uid, sample_index=old.sample_index, prompt_ids=old.prompt_ids, params=old.params,
+        uid=old.uid, owner=SampleKey(NO_GROUP, old.owner.index), prompt_ids=old.prompt_ids, params=old.params,
         generated_ids=partial.token_ids, generated_logprobs=partial.logprobs, generated_versions=partial.versions,
     )  # fmt: skip
 
@@ -126,12 +126,14 @@ def test_at_the_shape_of_a_135m_model() -> None:
     assert engine.report().invariant, engine.report()
     params = SamplingParams(max_new_tokens=5)
     prompts = [[3, 5, 7, index] for index in range(6)] + [list(range(40))]
-    requests = [Request(uid="p", sample_index=i, prompt_ids=ids, params=params) for i, ids in enumerate(prompts)]
+    requests = [
+        Request(uid="p", owner=SampleKey(NO_GROUP, i), prompt_ids=ids, params=params) for i, ids in enumerate(prompts)
+    ]
     single: dict[int, Answer] = {}
     for one in requests:
         engine.submit(one)
-        while one.sample_index not in single:
-            single |= {c.request.sample_index: (c.token_ids, c.logprobs) for c in engine.step().finished}
+        while one.owner.index not in single:
+            single |= {c.request.owner.index: (c.token_ids, c.logprobs) for c in engine.step().finished}
     together: dict[int, Answer] = {}
     for one in requests:
         engine.submit(one)
@@ -139,5 +141,5 @@ def test_at_the_shape_of_a_135m_model() -> None:
     for part in engine.abort([requests[2].id]):
         engine.submit(resumed(part))
     while len(together) < len(requests):
-        together |= {c.request.sample_index: (c.token_ids, c.logprobs) for c in engine.step().finished}
+        together |= {c.request.owner.index: (c.token_ids, c.logprobs) for c in engine.step().finished}
     assert together == single

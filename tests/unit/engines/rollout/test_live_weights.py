@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, Request
+from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 from interlace.engines.rollout.options import KVKind
 from interlace.engines.rollout.protocol import SwitchMode, UpdateMode
@@ -26,13 +26,13 @@ PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 3], [7, 8, 9, 10, 11, 12]]
 def submit_all(engine: NativeEngine, max_new_tokens: int = 24) -> None:
     for index, prompt in enumerate(PROMPTS):
         params = SamplingParams(max_new_tokens=max_new_tokens)
-        engine.submit(Request(uid="p", sample_index=index, prompt_ids=prompt, params=params))
+        engine.submit(Request(uid="p", owner=SampleKey(NO_GROUP, index), prompt_ids=prompt, params=params))
 
 
 def drain(engine: NativeEngine, into: dict[int, Completion], steps: int = 1000) -> None:
     for _ in range(steps):
         output = engine.step()
-        into |= {completion.request.sample_index: completion for completion in output.finished}
+        into |= {completion.request.owner.index: completion for completion in output.finished}
         if not output.num_running and not output.num_waiting:
             return
 
@@ -84,10 +84,10 @@ def test_keep_tags_versions_and_attends_to_the_old_cache(make_model: ModelMaker)
 def test_a_new_sequence_does_not_fork_a_prompt_of_an_older_version(make_model: ModelMaker) -> None:
     engine, new = NativeEngine(make_model(0)), make_model(1)
     params = SamplingParams(max_new_tokens=8)
-    engine.submit(Request(uid="p", sample_index=0, prompt_ids=[1, 2, 3, 4], params=params))
+    engine.submit(Request(uid="p", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2, 3, 4], params=params))
     engine.step()
     engine.update_weights(dict(new.named_parameters()), 1, "keep")
-    engine.submit(Request(uid="p", sample_index=1, prompt_ids=[1, 2, 3, 4], params=params))
+    engine.submit(Request(uid="p", owner=SampleKey(NO_GROUP, 1), prompt_ids=[1, 2, 3, 4], params=params))
     done: dict[int, Completion] = {}
     drain(engine, done)
     expected = teacher_forced(new, [1, 2, 3, 4], done[1].token_ids)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedModel
 
-from interlace.core.types import Completion, Request
+from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 from interlace.engines.rollout.options import KVKind
 
@@ -17,13 +17,15 @@ def drain(engine: NativeEngine) -> dict[int, Completion]:
     done: dict[int, Completion] = {}
     while True:
         output = engine.step()
-        done |= {completion.request.sample_index: completion for completion in output.finished}
+        done |= {completion.request.owner.index: completion for completion in output.finished}
         if not output.num_running and not output.num_waiting:
             return done
 
 
 def request(index: int, prompt: list[int], uid: str = "p") -> Request:
-    return Request(uid=uid, sample_index=index, prompt_ids=prompt, params=SamplingParams(max_new_tokens=12))
+    return Request(
+        uid=uid, owner=SampleKey(NO_GROUP, index), prompt_ids=prompt, params=SamplingParams(max_new_tokens=12)
+    )
 
 
 @pytest.mark.parametrize("kv", ["slots", "pages"])
@@ -72,7 +74,7 @@ def test_an_aborted_sample_comes_back_to_its_cells(make_model: ModelMaker) -> No
     engine.submit(
         Request(
             uid="p",
-            sample_index=0,
+            owner=SampleKey(NO_GROUP, 0),
             prompt_ids=LONG,
             params=partial.request.params,
             generated_ids=partial.token_ids,

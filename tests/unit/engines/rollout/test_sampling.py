@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.core.types import Request, SamplingParams
+from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.sampling import Draw, KernelSampler, PlainSampler, TorchSampler, draw, keyed_uniform
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 
@@ -50,7 +50,7 @@ def expected_distribution(params: SamplingParams, generated: list[int]) -> torch
 def table_of(params: SamplingParams, generated: list[int], rows: int, seed: int = 0) -> SequenceTable:
     table = SequenceTable(rows, seed)
     for index in range(rows):
-        request = Request(uid="p", sample_index=index, prompt_ids=[0], params=params)
+        request = Request(uid="p", owner=SampleKey(NO_GROUP, index), prompt_ids=[0], params=params)
         sequence = SequenceState(request=request, arrival=index, limit=30, token_ids=[0, *generated])
         sequence.logprobs, sequence.versions = [0.0] * len(generated), [0] * len(generated)
         table.enter(sequence)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from interlace.core.errors import InterlaceError
-from interlace.core.types import Completion, FinishReason, Request, SamplingParams
+from interlace.core.types import NO_GROUP, Completion, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.sglang import SGLangEngine
 
 BROKEN, HALF = 13, 14
@@ -101,7 +101,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SGLangEngine:
 
 
 def request(index: int = 0, prompt: Sequence[int] = (1, 2), most: int = 60) -> Request:
-    return Request(uid="a", sample_index=index, prompt_ids=list(prompt), params=SamplingParams(max_new_tokens=most))
+    return Request(
+        uid="a", owner=SampleKey(NO_GROUP, index), prompt_ids=list(prompt), params=SamplingParams(max_new_tokens=most)
+    )
 
 
 def drain(engine: SGLangEngine, steps: int = 200) -> list[Completion]:
@@ -163,7 +165,7 @@ def test_what_runs_goes_on_after_the_cache_went(engine: SGLangEngine, way: str) 
         engine.offload()
         engine.onload()
     done = drain(engine)
-    assert sorted(one.request.sample_index for one in done) == [0, 1]
+    assert sorted(one.request.owner.index for one in done) == [0, 1]
     assert all(list(one.token_ids) == list(range(2, 62)) for one in done)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedModel
 
-from interlace.core.types import FinishReason, Request
+from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 from interlace.engines.rollout.options import KVKind
 
@@ -21,7 +21,7 @@ def random_request(chaos: random.Random, number: int) -> Request:
     prompt = [chaos.randrange(96) for _ in range(chaos.choice([1, 4, 9, 30]))]
     if chaos.random() < 0.5:
         prompt = [number // 8 % 96] * 12  # siblings
-    return Request(uid=f"p{number // 8}", sample_index=number, prompt_ids=prompt, params=params)
+    return Request(uid=f"p{number // 8}", owner=SampleKey(NO_GROUP, number), prompt_ids=prompt, params=params)
 
 
 @pytest.mark.parametrize("kv", ["slots", "pages"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from interlace.core.types import Completion, Request
+from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
 from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 from interlace.engines.rollout.speculative import REST, TRIAL, NgramDrafter, Speculator
@@ -21,9 +21,11 @@ def run(engine: NativeEngine, params: SamplingParams, samples: int) -> tuple[dic
     """Samples of one repetitive prompt, one after the other. Returns them and the number of steps."""
     done, steps = dict[int, Completion](), 0
     for index in range(samples):
-        engine.submit(Request(uid="p", sample_index=index, prompt_ids=[1, 2, 3, 1, 2, 3, 1, 2], params=params))
+        engine.submit(
+            Request(uid="p", owner=SampleKey(NO_GROUP, index), prompt_ids=[1, 2, 3, 1, 2, 3, 1, 2], params=params)
+        )
         while index not in done:
-            done |= {one.request.sample_index: one for one in engine.step().finished}
+            done |= {one.request.owner.index: one for one in engine.step().finished}
             steps += 1
     return done, steps
 
@@ -107,7 +109,7 @@ def test_no_draft_without_a_match() -> None:
 def test_guesses_that_never_come_true_are_left_off_for_a_while() -> None:
     table = SequenceTable(1, seed=0)
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
-    request = Request(uid="p", sample_index=0, prompt_ids=prompt, params=SamplingParams())
+    request = Request(uid="p", owner=SampleKey(NO_GROUP, 0), prompt_ids=prompt, params=SamplingParams())
     sequence = SequenceState(request=request, arrival=0, limit=64, token_ids=prompt)
     table.enter(sequence)
     table.num_computed[0] = len(prompt) - 1

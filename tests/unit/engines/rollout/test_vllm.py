@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from interlace.core.types import Completion, FinishReason, Request, SamplingParams
+from interlace.core.types import NO_GROUP, Completion, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.vllm import VLLMEngine
 
 
@@ -67,7 +67,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> VLLMEngine:
 
 def request(index: int = 0, length: int = 2) -> Request:
     params = SamplingParams(max_new_tokens=6)
-    return Request(uid="a", sample_index=index, prompt_ids=[1] * length, params=params)
+    return Request(uid="a", owner=SampleKey(NO_GROUP, index), prompt_ids=[1] * length, params=params)
 
 
 def drain(engine: VLLMEngine) -> list[Completion]:
@@ -99,7 +99,7 @@ def test_a_request_that_vllm_refuses_is_not_waited_for(engine: VLLMEngine) -> No
     with pytest.raises(ValueError, match="maximum model length"):
         engine.submit(request(0, length=101))
     engine.submit(request(1))
-    assert [one.request.sample_index for one in drain(engine)] == [1]
+    assert [one.request.owner.index for one in drain(engine)] == [1]
 
 
 def test_no_pass_is_under_way_between_two_steps(engine: VLLMEngine) -> None:
