@@ -78,15 +78,15 @@ class Switched(Timeline):
             super().begin(span)
             self._inside_s += time.thread_time() - since_s
 
-    def end(self, span: Span, start_s: float, end_s: float, returned_s: float) -> None:
+    def end(self, span: Span, start_s: float, end_s: float) -> None:
         self._num_spans += 1
         if self._arm != "off" or span in self._running:
             self._running[span] = None  # begun while it was off
             since_s = time.thread_time()
-            super().end(span, start_s, end_s, returned_s)
+            super().end(span, start_s, end_s)
             self._inside_s += time.thread_time() - since_s
         else:
-            span.start_s, span.end_s, span.returned_s = start_s, end_s, returned_s
+            span.start_s, span.end_s = start_s, end_s
 
     def serve(self, served: EngineCall) -> None:
         if self._arm != "off":

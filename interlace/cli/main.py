@@ -14,7 +14,6 @@ from interlace.cli.eval import evaluate
 from interlace.cli.presets import presets
 from interlace.cli.profile import profile
 from interlace.cli.recipes import recipes
-from interlace.cli.replay import replay
 from interlace.cli.report import report
 from interlace.cli.simulate import simulate
 from interlace.cli.train import train
@@ -52,7 +51,6 @@ app.command("train")(_reporting(train))
 app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))
 app.command("simulate")(_reporting(simulate))
-app.command("replay")(_reporting(replay))
 app.command("report")(_reporting(report))
 app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))

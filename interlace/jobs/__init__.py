@@ -1,1 +1,1 @@
-"""What each command does: train, evaluate, compare, simulate, replay ... over a checked recipe."""
+"""What each command does: train, evaluate, compare, simulate ... over a checked recipe."""

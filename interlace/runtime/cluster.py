@@ -148,7 +148,7 @@ class Cluster(ABC):
             self.fail(error)
 
     async def outside(self, who: str, what: str, work: Coroutine[Any, Any, object]) -> None:
-        """Awaits what no worker brings about, such as a file that is written: a span, and taken in in its turn."""
+        """Runs work outside the workers, e.g. writing a file, as a recorded span; its end is ordered like a result."""
         timeline, start_s, end_s = self.timeline, self.clock.now(), math.inf
         span = Span(
             start_s=start_s,
@@ -168,10 +168,10 @@ class Cluster(ABC):
                 await self._turn()
         finally:
             now_s = self.clock.now()
-            timeline.end(span, start_s, min(end_s, now_s), now_s if end_s < math.inf else math.inf)
+            timeline.end(span, start_s, min(end_s, now_s))
 
     async def _turn(self) -> None:  # noqa: B027 - on a virtual clock nobody waits
-        """Until a result may be taken in, where they come one at a time."""
+        """Waits until a result may be taken in, where they come one at a time."""
 
     def fail(self, error: BaseException) -> None:
         """Ends the run with this error; the first one counts."""

@@ -242,18 +242,15 @@ class WorkerGroup(Generic[W_co]):
         running = services.waits.begin(self.name, call.method, called_s)
         try:
             value, start_s, end_s = await self._ranks[number].call(call.method, args, call.kwargs)
-            if isinstance(value, int):
-                span.gave = value
             return value
         finally:
             services.waits.end(running)
             now_s = services.clock.now()
-            returned_s = now_s if end_s < math.inf else math.inf
             if not called_s <= start_s <= end_s <= now_s:
                 # Another process's clock is known to within a message's way: nothing ran before it was called.
                 start_s = min(max(start_s, called_s), now_s)
                 end_s = max(start_s, min(end_s, now_s))
-            timeline.end(span, start_s, end_s, returned_s)
+            timeline.end(span, start_s, end_s)
 
     def _split(self, how: Operation, args: tuple[Any, ...]) -> tuple[list[list[int]], list[tuple[Any, ...]]]:
         if how.split == "broadcast":

@@ -36,10 +36,6 @@ class Span:
     """Of the weights that an engine serves or takes in; elsewhere the version that was current."""
     given: Sequence[Any] = ()
     """Its first argument, where that is a sequence: samples or requests, mostly."""
-    gave: int | None = None
-    """Its result, where that is a whole number."""
-    returned_s: float = math.inf
-    """When the controller took its result in: what followed from it began then. Infinite where there was none."""
     responses: Sequence[Response] = ()
     """Of the sequences that left a rollout engine with it, finished or not; rank 0's."""
 
@@ -155,9 +151,6 @@ class Timeline:
     """What spans that begin now are marked with; told by the loop."""
     version: int = 0
     """As step: current now; told at each publication."""
-    returned_s: float = 0.0
-    """When the controller took in the last result. What it does on account of the time goes by this, not by the clock:
-    then it does the same again in a replay, which knows nothing of the moments in between."""
     _recorder: Recorder = field(default_factory=NoRecorder)
     _spans: list[Span] = field(default_factory=list)
     _running: dict[Span, None] = field(default_factory=dict)
@@ -169,12 +162,10 @@ class Timeline:
         """An operation was called."""
         self._running[span] = None
 
-    def end(self, span: Span, start_s: float, end_s: float, returned_s: float) -> None:
-        """It ended, after it ran from start to end. returned_s: now; infinite where it gave no result."""
+    def end(self, span: Span, start_s: float, end_s: float) -> None:
+        """Records that an operation ended, after it ran from start to end."""
         del self._running[span]
-        span.start_s, span.end_s, span.returned_s = start_s, end_s, returned_s
-        if returned_s < math.inf:
-            self.returned_s = returned_s
+        span.start_s, span.end_s = start_s, end_s
         self._spans.append(span)
 
     def serve(self, served: EngineCall) -> None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from interlace.core.types import JSON, Completion, FinishReason, Request, Response, Sample, SampleKey
+from interlace.core.types import JSON, Completion, FinishReason, Request, Sample
 from interlace.runtime.goodput import OPERATIONS
 from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord
 from interlace.schedule.placement import Device
@@ -40,7 +40,7 @@ class TraceFile:
         for process, name in ((RUN_PROCESS, "run"), (DEVICE_PROCESS, "devices"), (WORKER_PROCESS, "workers")):
             _name(self._lines, "process_name", process, 0, name)
         for device in devices:
-            self._tracks.reserve(DEVICE_PROCESS, device.name, device.index, f',"memory_bytes":{device.memory_bytes}')
+            self._tracks.reserve(DEVICE_PROCESS, device.name, device.index)
         self._tracks.reserve(RUN_PROCESS, "steps", 0)
         self._file.write("[\n" + self._text())
 
@@ -61,9 +61,8 @@ class TraceFile:
         self._file.close()
 
     def _append(self, records: Records) -> None:
-        served_by = {served.span: served for served in records.served}
-        tracks = {span: self._draw(span, span.end_s, served_by.get(span)) for span in sorted(records.spans, key=_start)}
-        for span in served_by:
+        tracks = {span: self._draw(span, span.end_s) for span in sorted(records.spans, key=_start)}
+        for span in (served.span for served in records.served):
             if span.responses and span in tracks:
                 self._arrows.generated(span, tracks[span])
         for served in records.served:
@@ -74,8 +73,8 @@ class TraceFile:
         for step in records.steps:
             self._step(step)
 
-    def _draw(self, span: Span, end_s: float, served: EngineCall | None = None) -> "_Track":
-        """Returns its worker's track, on which alone is what a replay needs."""
+    def _draw(self, span: Span, end_s: float) -> "_Track":
+        """Returns its worker's track, on which alone are the samples that the operation was given."""
         start_us, end_us = _us(span.start_s), _us(end_s)
         when = _When(start_us, end_us, f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}')
         what, worker = _heads(span.group, span.rank, span.operation)
@@ -87,14 +86,6 @@ class TraceFile:
         track = self._tracks[WORKER_PROCESS, worker]
         if span.given:
             arguments += _samples(span.given)
-        if span.end_s < span.returned_s:
-            arguments += _returned(span.returned_s)
-        if span.gave is not None:
-            arguments += f',"gave":{int(span.gave)}'
-        if span.responses:
-            arguments += _left(span.responses)
-        if served:
-            arguments += _engine(served)
         self._slice(track, what, when, arguments)
         return track
 
@@ -152,10 +143,10 @@ class _Tracks(dict[tuple[int, str], _Track]):
     def __missing__(self, key: tuple[int, str]) -> _Track:
         return self.reserve(*key, len(self))
 
-    def reserve(self, process: int, name: str, number: int, more: str = "") -> _Track:
-        """A track that is there before anything is on it. more: arguments beside its name."""
+    def reserve(self, process: int, name: str, number: int) -> _Track:
+        """Makes a track before anything is on it."""
         self[process, name] = _Track(f'"pid":{process},"tid":{number}')
-        _name(self._lines, "thread_name", process, number, name, more)
+        _name(self._lines, "thread_name", process, number, name)
         return self[process, name]
 
 
@@ -242,37 +233,8 @@ def _heads(group: str, rank: int, operation: str) -> tuple[str, str]:
 
 
 def _samples(given: Sequence[object]) -> str:
-    names = names_of(given)
+    names = _names_of(given)
     return f',"samples":{json.dumps(names)}' if names else ""
-
-
-def _returned(returned_s: float) -> str:
-    """When the controller took the result in; an operation that raised or was given up has none."""
-    return f',"returned_us":{_us(returned_s)}' if returned_s < math.inf else ',"no_result":true'
-
-
-def _left(responses: Sequence[Response]) -> str:
-    """[group, sample, response tokens, finish reason] of each sequence; what is in no group has its uid instead.
-
-    The turn comes behind where it is not an episode's first.
-    """
-    found = []
-    for response in responses:
-        done, request = response.completion, response.completion.request
-        group = request.owner.gid if request.owner.gid >= 0 else _quoted(request.uid)
-        turn = f",{request.turn}" if request.turn else ""
-        found.append(f'[{group},{request.owner.index},{len(done.token_ids)},"{done.finish_reason}"{turn}]')
-    return f',"left":[{",".join(found)}]'
-
-
-def _engine(served: EngineCall) -> str:
-    """What the engine said of itself after the call: running, waiting, preempted, KV use."""
-    return f',"engine":[{served.num_running},{served.num_waiting},{served.num_preemptions},{served.kv_use}]'
-
-
-def finished_samples(span: Span) -> list[SampleKey]:
-    """Samples of the flow that a call of an engine finished, in order."""
-    return [each.completion.request.owner for each in span.responses if _is_sample(each.completion)]
 
 
 def _is_sample(done: Completion) -> bool:
@@ -281,7 +243,7 @@ def _is_sample(done: Completion) -> bool:
     return request.owner.gid >= 0 and request.owner.index >= 0 and done.finish_reason != FinishReason.ABORTED
 
 
-def names_of(given: Sequence[object]) -> list[JSON]:
+def _names_of(given: Sequence[object]) -> list[JSON]:
     """`uid [indices]` of each group, samples of no group (an evaluation's) by their uid."""
     groups: dict[str, list[int]] = {}
     for item in given:
@@ -308,6 +270,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def _name(lines: list[str], kind: str, process: int, thread: int, name: str, more: str = "") -> None:
-    args = f'"args":{{"name":{_quoted(name)}{more}}}'
+def _name(lines: list[str], kind: str, process: int, thread: int, name: str) -> None:
+    args = f'"args":{{"name":{_quoted(name)}}}'
     lines.append(f'{{"ph":"M","name":"{kind}","pid":{process},"tid":{thread},{args}}}')

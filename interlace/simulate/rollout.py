@@ -339,10 +339,10 @@ class SimulatedEngine(Worker):
 
 
 def _ended(sequence: _Sequence, reason: FinishReason) -> Response:
-    return response_of(sequence.request, sequence.versions, reason)
+    return _response_of(sequence.request, sequence.versions, reason)
 
 
-def response_of(request: Request, versions: Sequence[tuple[int, int]], reason: FinishReason) -> Response:
+def _response_of(request: Request, versions: Sequence[tuple[int, int]], reason: FinishReason) -> Response:
     """A simulated response. versions: (version, tokens that it made) pairs, in order."""
     tagged = Runs.repeated(*versions[0]) if len(versions) == 1 else Runs(versions)
     zeros = Runs.repeated(0, len(tagged))

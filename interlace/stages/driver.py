@@ -59,7 +59,7 @@ class EngineDriver:
         """Share of its KV cache that its last call held."""
         self.metrics: Metrics = {}
         """What the engine counted between its last two swaps of weights."""
-        self._clock, self._timeline = clock, timeline
+        self._clock = clock
         self._meter = GenerationMeter(group, timeline)
         self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
         self._min_hold = schedule.min_hold
@@ -129,7 +129,7 @@ class EngineDriver:
             while not self._has_work():
                 await self._wake.wait(who=self.group.name, what="requests or weights")
             async with self.group.hold("generate"):
-                self._yield_asked, self._held_since = False, self._timeline.returned_s
+                self._yield_asked, self._held_since = False, self._clock.now()
                 await self._serve()
 
     def _has_work(self) -> bool:
@@ -157,7 +157,7 @@ class EngineDriver:
                 self._deliver(response)
             if self._limit.adapts:
                 self._limit.observe(self._use(progress))
-            if self._yield_asked and span.returned_s - self._held_since >= self._min_hold - ROUNDING_S:
+            if self._yield_asked and self._clock.now() - self._held_since >= self._min_hold - ROUNDING_S:
                 return
 
     def _admit(self) -> tuple[Request, ...]:

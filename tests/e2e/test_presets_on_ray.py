@@ -1,12 +1,10 @@
-"""Every preset trains on processes, its ledger accounts for every device-second, and the run can be replayed."""
+"""Every preset trains on processes, and its ledger accounts for every device-second."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from interlace.jobs.replay import replay
-from interlace.observe.run_folder import RunFolder
 from interlace.schedule.presets import load_schedule, preset_names
 from tests.support.ledgers import check_books
 from tests.support.training import run
@@ -28,5 +26,3 @@ def test_a_preset_trains_on_processes(root: Path, preset: str) -> None:
     check_books(root / preset, report)
     assert any(row["goodput/generate"] > 0 for row in rows) and all(row["goodput/train"] > 0 for row in rows)
     assert max(row["sched/staleness_max"] for row in rows) <= load_schedule(preset).staleness_bound
-    again = replay(RunFolder(path=root / preset))
-    assert again.is_same, again.admission_difference + again.completion_difference

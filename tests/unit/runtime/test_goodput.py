@@ -79,7 +79,7 @@ async def _served(calls: Sequence[tuple[int, int, int, int]]) -> Ledger:
             version=0,
         )
         timeline.begin(span)
-        timeline.end(span, start_s, start_s + length_s, 15.0)
+        timeline.end(span, start_s, start_s + length_s)
         served = EngineCall(
             span=span,
             devices=(0,),

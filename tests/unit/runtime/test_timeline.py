@@ -44,16 +44,16 @@ def test_each_span_ends_in_one_stretch_and_is_running_in_those_before() -> None:
     with timeline.recorded_by(recorder):
         timeline.begin(short)
         timeline.begin(long)
-        timeline.end(short, 0.1, 0.9, 1.0)
+        timeline.end(short, 0.1, 0.9)
         first = timeline.take()
         assert (first.spans, first.running) == ([short], [long])
         assert (short.start_s, short.end_s) == (0.1, 0.9), "as the rank saw it"
-        timeline.end(long, 0.0, 2.0, 2.0)
+        timeline.end(long, 0.0, 2.0)
         second = timeline.take()
         assert (second.spans, second.running) == ([long], [])
         last = span(3)
         timeline.begin(last)
-        timeline.end(last, 3.0, 4.0, 4.0)
+        timeline.end(last, 3.0, 4.0)
     assert recorder.spans == [short, long, last], "what nobody took before is recorded at the end"
     timeline.begin(span(5))
     timeline.take()
