@@ -225,7 +225,7 @@ def with_columns(record: R, values: Mapping[str, object]) -> R:
 
 
 class Cursor(Generic[K, R]):
-    """One reader's place in a channel. A leased row is redelivered by release() and done with by acknowledge()."""
+    """One reader's place in a channel. Rows that are ready are leased, and done with once acknowledged."""
 
     def __init__(self, channel: Channel[K, R], name: str, needs: int, place: int, waits: WaitRegistry) -> None:
         self.name = name
@@ -238,11 +238,6 @@ class Cursor(Generic[K, R]):
         self._above: dict[K, None] = {}
         self._ready: OrderedDict[K, None] = OrderedDict()
         self._leased: dict[K, object] = {}
-
-    @property
-    def num_above(self) -> int:
-        """Open rows whose columns are not there yet."""
-        return len(self._above)
 
     @property
     def num_ready(self) -> int:
@@ -307,14 +302,6 @@ class Cursor(Generic[K, R]):
         for key in keys:
             if self._leased.pop(key, _ABSENT) is None:
                 self._channel._acknowledged(key, self.bit)
-
-    def release(self, keys: Sequence[K]) -> None:
-        """Gives leased rows back, to the front, in their order: the reader died or was interrupted."""
-        for key in reversed(keys):
-            if self._leased.pop(key, _ABSENT) is None:
-                self._ready[key] = None
-                self._ready.move_to_end(key, last=False)
-        self.changed.fire()
 
     def _opened(self, key: K) -> None:
         self._above[key] = None

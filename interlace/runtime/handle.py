@@ -32,10 +32,6 @@ class Handle(Generic[T]):
             )
         return self.task.result()
 
-    def done(self) -> bool:
-        """Whether the result, or the error, is there."""
-        return self.task.done()
-
     @property
     def durations_s(self) -> tuple[float, ...]:
         """Seconds each rank took; empty until it is done."""

@@ -43,7 +43,7 @@ async def test_a_reader_gets_a_row_once_its_columns_are_there() -> None:
     channel.open(1, Row("a"), ["name"])
     assert [row.name for row in early.lease()] == ["a"]
     channel.put(1, {"reward": 1.0})
-    assert late.num_ready == 0 and late.num_above == 1
+    assert late.num_ready == 0 and not late.exhausted
     channel.put(1, {"note": "x"})
     assert late.lease() == [Row("a", reward=1.0, note="x")]
 
@@ -74,17 +74,6 @@ async def test_a_row_leaves_when_every_reader_acknowledged_it() -> None:
 
 
 @on_loop
-async def test_a_released_lease_comes_again_at_the_front() -> None:
-    channel = make()
-    reader = channel.subscribe("reader", ["name"])
-    for key in range(4):
-        channel.open(key, Row(str(key)), ["name"])
-    reader.lease(2)
-    reader.release([0, 1])
-    assert [row.name for row in reader.lease()] == ["0", "1", "2", "3"]
-
-
-@on_loop
 async def test_a_tombstone_reaches_every_reader_and_corrects_its_counts() -> None:
     channel = make()
     above, ready = channel.subscribe("above", ["reward"]), channel.subscribe("ready", ["name"])
@@ -92,7 +81,7 @@ async def test_a_tombstone_reaches_every_reader_and_corrects_its_counts() -> Non
     above.on_tombstone = lambda row, event: buried.append(event)
     channel.open(1, Row("a"), ["name"])
     assert channel.end(1, TerminalEvent.FAILED)
-    assert (above.num_above, ready.num_ready, buried) == (0, 0, [TerminalEvent.FAILED])
+    assert (len(channel), ready.num_ready, buried) == (0, 0, [TerminalEvent.FAILED])
     assert not channel.end(1, TerminalEvent.FILTERED), "a row ends once"
     assert not channel.put(1, {"reward": 1.0}), "a late result of an ended row is told, not an error"
 
@@ -103,7 +92,7 @@ async def test_a_reader_may_end_the_row_it_is_given() -> None:
     first, second = channel.subscribe("first", ["name"]), channel.subscribe("second", ["name"])
     first.on_ready = lambda row: channel.end(1, TerminalEvent.FILTERED)  # type: ignore[assignment,return-value]
     channel.open(1, Row("a"), ["name"])
-    assert (second.num_ready, second.num_above, len(channel)) == (0, 0, 0)
+    assert (second.num_ready, len(channel)) == (0, 0)
 
 
 @on_loop
@@ -204,7 +193,7 @@ async def test_mistakes_are_named() -> None:
         channel.open(2, Row("b"), ["name"])
 
 
-@given(st.lists(st.tuples(st.sampled_from(["open", "put", "end", "lease", "ack", "release"]), st.integers(0, 7))))
+@given(st.lists(st.tuples(st.sampled_from(["open", "put", "end", "lease", "ack"]), st.integers(0, 7))))
 def test_every_row_is_read_once_or_ends_by_tombstone(moves: list[tuple[str, int]]) -> None:
     asyncio.run(play(moves))
 
@@ -231,16 +220,12 @@ async def play(moves: list[tuple[str, int]]) -> None:
         elif move == "ack":
             reader.acknowledge(leased[:key])
             del leased[:key]
-        elif move == "release":
-            reader.release(leased)
-            leased.clear()
     channel.close()
-    reader.release(leased)
     rest = reader.lease()
-    reader.acknowledge([int(row.name) for row in rest])
+    reader.acknowledge([*leased, *(int(row.name) for row in rest)])
     assert len(ended) == len(set(ended))
     assert {int(name) for name in ended} | (opened - scored) >= opened
-    assert reader.num_above == len([key for key in opened - scored if str(key) not in ended])
+    assert reader.exhausted == (not [key for key in opened - scored if str(key) not in ended])
 
 
 @on_loop
