@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.runtime.cluster import WorkerSpec
 from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.worker import WorkerContext
@@ -93,7 +93,10 @@ def samples() -> list[Sample]:
     ids = draw.integers(3, VOCABULARY, (4, 24)).astype(np.int32)
     prompt = Prompt(uid="0", token_ids=ids[0, :8], text="", answer="")
     ones = np.ones(24, np.float32)
-    return [Sample(key=SampleKey(i, 0), prompt=prompt, token_ids=ids[i], advantages=ones) for i in range(4)]
+    return [
+        Sample(key=SampleKey(i, 0), prompt=prompt, segments=(Segment(token_ids=ids[i]),), advantages=ones)
+        for i in range(4)
+    ]
 
 
 async def measure(ranks: int, hidden: int, layers: int, rounds: int, root: Path) -> Row:

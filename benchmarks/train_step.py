@@ -32,7 +32,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from interlace.algorithms import create_algorithm
-from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine
 
 if TYPE_CHECKING:
@@ -98,8 +98,12 @@ def make_samples(lengths: list[int]) -> list[Sample]:
         Sample(
             key=SampleKey(index // GROUP, index % GROUP),
             prompt=prompts[index // GROUP],
-            token_ids=draw.integers(2, VOCABULARY, length).astype(np.int32),
-            logprobs=np.full(length, -np.log(VOCABULARY), np.float32),
+            segments=(
+                Segment(
+                    token_ids=draw.integers(2, VOCABULARY, length).astype(np.int32),
+                    logprobs=np.full(length, -np.log(VOCABULARY), np.float32),
+                ),
+            ),
             advantages=np.full(length, draw.normal(), np.float32),
         )
         for index, length in enumerate(lengths)

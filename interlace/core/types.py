@@ -2,14 +2,16 @@
 
 Glossary. *prompt*: one question, with a stable `uid`. *group*: one admission of a prompt, with `gid`, its number in
 order of admission; it holds `samples_per_prompt` *samples*. *version*: one publication of weights; 0 is the initial
-policy. Shapes: L = response tokens of one sample.
+policy. *segment*: tokens that entered a sample together: a response, a tool's answer. *branch*: segments from a
+context's beginning to a leaf, as one forward pass sees them. Shapes: L = tokens of one sample behind its prompt,
+segment after segment; within a Segment, its own tokens.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -206,6 +208,37 @@ EMPTY_FLOAT: FloatArray = np.zeros(0, np.float32)
 NO_VERSIONS: Runs[int] = Runs(())
 
 
+RESPONSE = "response"
+"""The kind of a segment that the policy wrote."""
+PROMPT = -1
+"""Parent of a segment that continues the prompt."""
+
+
+# Without slots: a dictionary is pickled by C code, the slots of a dataclass by Python code.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """Tokens that entered a sample together, behind what they continue: a response, a turn, a tool's answer."""
+
+    parent: int | None = PROMPT
+    """Place of the segment that it continues, which is an earlier one of the sample; PROMPT; or None where it begins a
+    context of its own, which does not see the prompt (a robot's step whose context does not grow)."""
+    token_ids: IntArray
+    """[L]; the stop token included."""
+    sampled: BoolArray | None = None
+    """[L] True on tokens that the policy drew, which are trained; None: it drew all. Text that was put in is False."""
+    logprobs: FloatArray = field(default_factory=lambda: EMPTY_FLOAT)
+    """[L] behaviour log-probs, in nats, 0 on tokens that were not sampled; empty where they are not known."""
+    versions: Runs[int] = NO_VERSIONS
+    """[L] version that produced each token: few, one behind the other. A token that was not sampled has that of the
+    turn before it."""
+    inputs: Mapping[str, NDArray[np.generic]] | None = None
+    """Named arrays beside the tokens, such as images. They travel with the sample; no text model reads them."""
+    reward: float | None = None
+    """A reward of its own, beside the sample's. It travels with the sample; no algorithm reads it."""
+    kind: str = RESPONSE
+    """What it is, for readers of transcripts: `response`, `tool`, `user`, ..."""
+
+
 # Without slots: a channel copies a row at every put, and a dictionary is copied in a fifth of the time.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sample:
@@ -213,14 +246,8 @@ class Sample:
 
     key: SampleKey
     prompt: Prompt
-    token_ids: IntArray = field(default_factory=lambda: EMPTY_INT)
-    """[L] response tokens, the stop token included."""
-    logprobs: FloatArray = field(default_factory=lambda: EMPTY_FLOAT)
-    """[L] behaviour log-probs."""
-    versions: Runs[int] = NO_VERSIONS
-    """[L] version that produced each token: few, one behind the other."""
-    loss_mask: BoolArray | None = None
-    """[L] True on tokens to train; None trains all (tool and user tokens of an episode are False)."""
+    segments: tuple[Segment, ...] = ()
+    """A small tree below the prompt, in the order in which the segments came to be; one response is one segment."""
     finish_reason: FinishReason | None = None
     text: str = ""
     """The response, decoded."""
@@ -241,15 +268,65 @@ class Sample:
     returns: FloatArray | None = None
     """[L] targets of the critic."""
 
+    # Put together at each call, not kept: a channel's copies of the row, and its pickles, would carry them along.
+    @property
+    def token_ids(self) -> IntArray:
+        """[L] tokens of all segments; those of the only segment uncopied."""
+        return _joined([segment.token_ids for segment in self.segments], EMPTY_INT)
+
+    @property
+    def logprobs(self) -> FloatArray:
+        """[L] behaviour log-probs; those of the only segment uncopied; empty where they are not known."""
+        return _joined([segment.logprobs for segment in self.segments], EMPTY_FLOAT)
+
+    @property
+    def versions(self) -> Runs[int]:
+        """[L] version that produced each token."""
+        if len(self.segments) == 1:
+            return self.segments[0].versions
+        return Runs([run for segment in self.segments for run in segment.versions.pieces])
+
+    @property
+    def loss_mask(self) -> BoolArray | None:
+        """[L] True on tokens to train, which are those that the policy drew; None trains all."""
+        masks = [segment.sampled for segment in self.segments]
+        if len(masks) < 2:
+            return masks[0] if masks else None
+        if all(mask is None for mask in masks):
+            return None
+        parts = zip(self.segments, masks, strict=True)
+        return np.concatenate([np.ones(len(s.token_ids), np.bool_) if mask is None else mask for s, mask in parts])
+
+    @property
+    def sampled_ids(self) -> IntArray:
+        """[tokens that the policy drew] of all segments."""
+        mask = self.loss_mask
+        return self.token_ids if mask is None else self.token_ids[mask]
+
     @property
     def num_tokens(self) -> int:
-        """Response tokens."""
-        return len(self.token_ids)
+        """Tokens behind the prompt: what the policy wrote, and what was put in between."""
+        return sum([len(segment.token_ids) for segment in self.segments])
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy drew."""
+        mask = self.loss_mask
+        return self.num_tokens if mask is None else int(np.count_nonzero(mask))
 
     @property
     def num_total_tokens(self) -> int:
-        """Prompt and response tokens."""
-        return len(self.prompt.token_ids) + len(self.token_ids)
+        """Tokens of the prompt and behind it."""
+        return len(self.prompt.token_ids) + self.num_tokens
+
+
+Entry = TypeVar("Entry", bound=np.generic)
+
+
+def _joined(parts: Sequence[NDArray[Entry]], empty: NDArray[Entry]) -> NDArray[Entry]:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else empty
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -87,7 +87,7 @@ class RewardRole:
 
         def shape(group: SampleGroup) -> None:
             results = [sample.scored for sample in group.samples if sample.scored is not None]
-            lengths = [sample.num_tokens for sample in group.samples]
+            lengths = [sample.num_sampled for sample in group.samples]
             for sample, result in zip(group.samples, group_shaped(results, lengths, self._shaping), strict=True):
                 scored.channel.put(sample.key, {"reward": result.reward, "reward_parts": result.parts})
 

@@ -56,8 +56,8 @@ class StepMeter:
         samples = [sample for sample, event in ended if event in SCORED]
         num_tokens = sum([sample.num_total_tokens for sample in samples])
         step_s = max(end_s - self._start_s, 1e-9)
-        num_trained = sum([sample.num_tokens for sample, event in ended if event == TerminalEvent.TRAINED])
-        num_lost = sum([sample.num_tokens for sample, event in ended if event != TerminalEvent.TRAINED])
+        num_trained = sum([sample.num_sampled for sample, event in ended if event == TerminalEvent.TRAINED])
+        num_lost = sum([sample.num_sampled for sample, event in ended if event != TerminalEvent.TRAINED])
         ledger = self._ledger_builder.step(records, num_trained, num_lost)
         self._num_steps += 1
         self._ledger = self._ledger.plus(ledger)
@@ -139,7 +139,7 @@ def _rewards(samples: Sequence[Sample]) -> Metrics:
 
 
 def _lengths(samples: Sequence[Sample]) -> Metrics:
-    lengths = [sample.num_tokens for sample in samples]
+    lengths = [sample.num_sampled for sample in samples]
     if not lengths:
         return {}
     cut = sum([sample.finish_reason == "length" for sample in samples])

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -57,8 +56,7 @@ async def _draw_step(
     samples = []
     for response in responses:
         key, prompt, _ = by_id[response.completion.request.id]
-        sample = answered(key, prompt, response)
-        samples.append(replace(sample, logprobs=np.array(response.completion.logprobs, np.float32)))
+        samples.append(answered(key, prompt, response))
     return sorted(samples, key=lambda sample: sample.key)
 
 

@@ -51,7 +51,7 @@ class ModelScorer:
                     else RewardResult(failure=f"the reward model gave {number}")
                 )
         return [
-            shaped(result, sample.token_ids, self._config.shaping)
+            shaped(result, sample.sampled_ids, self._config.shaping)
             for result, sample in zip(found, samples, strict=True)
         ]
 

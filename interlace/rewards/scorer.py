@@ -39,7 +39,7 @@ class Scorer:
         in_processes = self._is_async or self._config.workers > 0
         results = await (self._in_processes(requests) if in_processes else self._on_thread(requests))
         shaping = self._config.shaping
-        return [shaped(result, sample.token_ids, shaping) for result, sample in zip(results, samples, strict=True)]
+        return [shaped(result, sample.sampled_ids, shaping) for result, sample in zip(results, samples, strict=True)]
 
     def close(self) -> None:
         """Ends the processes, with what they are doing. Called twice, it does nothing the second time."""

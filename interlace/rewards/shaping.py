@@ -63,7 +63,7 @@ class ShapingConfig(Config):
 
 
 def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> RewardResult:
-    """The result with what its form adds. token_ids: [L] the response. A failure stays one."""
+    """The result with what its form adds. token_ids: what the policy wrote. A failure stays one."""
     if result.failure is not None:
         return result
     task = result.reward + sum((config.weights[name] - 1) * result.parts.get(name, 0.0) for name in config.weights)

@@ -202,7 +202,7 @@ class Admission:
 
     def _end_unfinished_samples(self, gid: int) -> None:
         for index in range(self.size_of(gid)):
-            self.channel.end_unwritten(SampleKey(gid, index), "token_ids", TerminalEvent.SURPLUS)
+            self.channel.end_unwritten(SampleKey(gid, index), "segments", TerminalEvent.SURPLUS)
 
     def _close_round(self) -> None:
         if self._rounds is None:

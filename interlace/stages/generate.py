@@ -11,7 +11,18 @@ import numpy as np
 
 from interlace.core.runs import Runs
 from interlace.core.training import WeightBundle
-from interlace.core.types import FinishReason, Metrics, Prompt, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.core.types import (
+    Completion,
+    FinishReason,
+    Metrics,
+    Prompt,
+    Request,
+    Response,
+    Sample,
+    SampleKey,
+    SamplingParams,
+    Segment,
+)
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.waits import Signal
@@ -26,13 +37,22 @@ EVALUATION_ORDER = -math.inf
 """Evaluation goes before samples that have not started: the step boundary waits for it."""
 
 
+def response_segment(done: Completion) -> Segment:
+    """What a completion adds to its sample: one turn, of which the policy drew all."""
+    return Segment(
+        token_ids=np.asarray(done.token_ids, np.int32),
+        logprobs=np.asarray(done.logprobs, np.float32),
+        versions=Runs.of(done.versions),
+    )
+
+
 def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
     """A response from outside the flow as a sample, to be scored."""
     done = response.completion
     return Sample(
         key=key,
         prompt=prompt,
-        token_ids=np.asarray(done.token_ids, np.int32),
+        segments=(response_segment(done),),
         finish_reason=done.finish_reason,
         text=response.text,
     )
@@ -234,9 +254,7 @@ class Generator:
             raise ValueError("a sample finished before attach() named a channel")
         done = response.completion
         columns: dict[str, object] = {
-            "token_ids": np.asarray(done.token_ids, np.int32),
-            "logprobs": np.asarray(done.logprobs, np.float32),
-            "versions": Runs.of(done.versions),
+            "segments": (response_segment(done),),
             "finish_reason": done.finish_reason,
             "text": response.text,
         }

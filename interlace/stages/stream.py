@@ -9,7 +9,7 @@ SampleChannel = Channel[SampleKey, Sample]
 SampleCursor = Cursor[SampleKey, Sample]
 
 ADMITTED = ("key", "prompt")
-GENERATED = ("token_ids", "logprobs", "versions", "finish_reason", "text")
+GENERATED = ("segments", "finish_reason", "text")
 SELECTED = "selected"
 """Mark: the sample's group was found worth training on."""
 ADVANTAGES_DONE = "advantages_done"

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.classifier import ModelScorer
 from tests.support.reward_model import write_model
@@ -24,7 +24,7 @@ def test_each_response_gets_the_models_number(tmp_path: Path, placement: list[st
         Sample(
             key=SampleKey(0, index),
             prompt=Prompt(uid="", token_ids=np.zeros(1, np.int32), text=str(row["prompt"]), answer=""),
-            token_ids=np.array(row["token_ids"], np.int32),
+            segments=(Segment(token_ids=np.array(row["token_ids"], np.int32)),),
             text=str(row["response"]),
         )
         for index, row in enumerate(rows)

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 
 from interlace.core.config import Config
-from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.prefetch import on_device
 
@@ -138,7 +138,7 @@ def placeholder() -> Sample:
     """One token to predict, from one: what an empty micro-batch computes."""
     token = np.zeros(1, np.int32)
     prompt = Prompt(uid="placeholder", token_ids=token, text="", answer="")
-    return Sample(key=SampleKey(0, 0), prompt=prompt, token_ids=token)
+    return Sample(key=SampleKey(0, 0), prompt=prompt, segments=(Segment(token_ids=token),))
 
 
 def row_length(sample: Sample) -> int:

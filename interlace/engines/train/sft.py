@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interlace.core.training import LossInputs, LossOutputs
-from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 
 if TYPE_CHECKING:
     from interlace.core.types import IntArray
@@ -23,5 +23,5 @@ def supervised_sample(prompt_ids: Sequence[int] | IntArray, answer_ids: Sequence
     """A prompt/answer pair as a sample to accumulate. Nobody sampled it, so it has no behaviour log-probs."""
     answer = np.asarray(answer_ids, np.int32)
     prompt = Prompt(uid="supervised", token_ids=np.asarray(prompt_ids, np.int32), text="", answer="")
-    key = SampleKey(0, 0)
-    return Sample(key=key, prompt=prompt, token_ids=answer, advantages=np.ones(len(answer), np.float32))
+    segments = (Segment(token_ids=answer),)
+    return Sample(key=SampleKey(0, 0), prompt=prompt, segments=segments, advantages=np.ones(len(answer), np.float32))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from interlace.core.training import LossInputs
-from interlace.core.types import Prompt, Sample, SampleGroup, SampleKey
+from interlace.core.types import Prompt, Sample, SampleGroup, SampleKey, Segment
 
 LENGTHS = (3, 1, 5, 4)
 REWARDS = (5.0, -5.0, 5.0, 1.0)
@@ -23,8 +23,12 @@ def scored_group(rewards: Sequence[float] = REWARDS, *, baseline: float | None =
             Sample(
                 key=SampleKey(0, index),
                 prompt=prompt,
-                token_ids=draw.integers(3, 9, length).astype(np.int32),
-                logprobs=-draw.random(length, np.float32),
+                segments=(
+                    Segment(
+                        token_ids=draw.integers(3, 9, length).astype(np.int32),
+                        logprobs=-draw.random(length, np.float32),
+                    ),
+                ),
                 ref_logprobs=-draw.random(length, np.float32),
                 values=draw.normal(size=length).astype(np.float32),
                 process_rewards=draw.normal(size=length).astype(np.float32),

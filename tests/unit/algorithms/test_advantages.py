@@ -12,7 +12,7 @@ from interlace.algorithms.advantages import discounted_sum, generalized, group_n
 from interlace.algorithms.base import Advantages
 from interlace.algorithms.policy import GroupAlgorithm
 from interlace.core.errors import UserError
-from interlace.core.types import FloatArray, SampleGroup
+from interlace.core.types import BoolArray, FloatArray, Sample, SampleGroup, Segment
 from tests.unit.algorithms.groups import LENGTHS, REWARDS, scored_group
 
 R = np.array(REWARDS, np.float32)
@@ -99,7 +99,7 @@ def test_equal_rewards_teach_nothing_whatever_they_are(reward: float, size: int,
 def test_kl_in_the_reward() -> None:
     """Off the reward goes the sum over trained tokens of coefficient x (behaviour - reference)."""
     group = scored_group()
-    masked = replace(group.samples[2], loss_mask=np.array([True, False, True, True, False]))
+    masked = with_mask(group.samples[2], np.array([True, False, True, True, False]))
     group = replace(group, samples=(*group.samples[:2], masked, group.samples[3]))
     gaps = [sample.logprobs - sample.ref_logprobs for sample in group.samples]
     penalties = [gap.sum() for gap in gaps]
@@ -108,6 +108,10 @@ def test_kl_in_the_reward() -> None:
     algorithm = create_algorithm("dr_grpo", {"kl_reward_coefficient": 0.5})
     assert algorithm.needs.reference
     np.testing.assert_allclose(numbers(algorithm, group), shaped - shaped.mean(), atol=1e-5)
+
+
+def with_mask(sample: Sample, mask: BoolArray) -> Sample:
+    return replace(sample, segments=(replace(sample.segments[0], sampled=mask),))
 
 
 def test_discounted_sums() -> None:
@@ -144,12 +148,11 @@ def test_ppo_passes_over_tokens_that_are_not_trained() -> None:
     group = scored_group()
     kept = replace(
         sample,
-        token_ids=sample.token_ids[mask],
-        logprobs=sample.logprobs[mask],
+        segments=(Segment(token_ids=sample.token_ids[mask], logprobs=sample.logprobs[mask]),),
         ref_logprobs=sample.ref_logprobs[mask],
         values=sample.values[mask],
     )
-    with_tool = algorithm.advantages(replace(group, samples=(replace(sample, loss_mask=mask),))).advantages[0]
+    with_tool = algorithm.advantages(replace(group, samples=(with_mask(sample, mask),))).advantages[0]
     without = algorithm.advantages(replace(group, samples=(kept,))).advantages[0]
     np.testing.assert_allclose(with_tool[mask], without, atol=1e-6)
     assert not with_tool[~mask].any()

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from interlace.algorithms import Algorithm, algorithm_names, create_algorithm
-from interlace.core.types import Prompt, Sample, SampleGroup, SampleKey
+from interlace.core.types import Prompt, Sample, SampleGroup, SampleKey, Segment
 from interlace.engines.train import (
     CriticConfig,
     CriticEngine,
@@ -99,13 +99,16 @@ class Trainer:
             Sample(
                 key=SampleKey(gid, index),
                 prompt=prompt,
-                token_ids=response.numpy().astype(np.int32),
+                segments=(Segment(token_ids=response.numpy().astype(np.int32)),),
                 reward=reward_of(response),
             )
             for index, response in enumerate(respond(self.plain, prompt_B, self.draw))
         ]
         found = zip(samples, self.policy.logprobs(samples), self.reference.logprobs(samples), strict=True)
-        samples = [replace(s, logprobs=own, ref_logprobs=reference) for s, own, reference in found]
+        samples = [
+            replace(s, segments=(replace(s.segments[0], logprobs=own),), ref_logprobs=reference)
+            for s, own, reference in found
+        ]
         if self.algorithm.needs.critic:
             samples = [replace(s, values=v) for s, v in zip(samples, self.critic.values(samples), strict=True)]
         if self.process_model is not None:

@@ -19,6 +19,7 @@ from interlace.core.types import (
     SampleGroup,
     SampleKey,
     SamplingParams,
+    Segment,
 )
 from interlace.engines.rollout import protocol
 
@@ -36,7 +37,8 @@ def dataclasses_of(module: types.ModuleType) -> list[type]:
 def test_boundary_types_are_frozen_named_and_slotted(cls: type) -> None:
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert all(field.kw_only for field in dataclasses.fields(cls))
-    assert ("__slots__" in vars(cls)) == (cls is not Sample), "a channel copies its rows as dictionaries"
+    copied_as_dictionaries = cls in (Sample, Segment)  # by a channel, by a pickler
+    assert ("__slots__" in vars(cls)) != copied_as_dictionaries
 
 
 def prompt(length: int) -> Prompt:
@@ -50,7 +52,8 @@ def test_a_fresh_sample_counts_only_its_prompt() -> None:
 
 def test_a_group_counts_prompt_and_response_of_every_sample() -> None:
     samples = tuple(
-        Sample(key=SampleKey(0, i), prompt=prompt(5), token_ids=np.zeros(n, np.int32)) for i, n in enumerate((2, 3, 0))
+        Sample(key=SampleKey(0, i), prompt=prompt(5), segments=(Segment(token_ids=np.zeros(n, np.int32)),))
+        for i, n in enumerate((2, 3, 0))
     )
     assert SampleGroup(gid=0, step=0, samples=samples).num_total_tokens == 3 * 5 + 2 + 3
 

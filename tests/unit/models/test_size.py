@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
-from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams
+from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams, Segment
 from interlace.engines.rollout import NativeEngine
 from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, sft_loss
 from interlace.models.config import ModelConfig
@@ -44,7 +44,7 @@ def test_activations_are_about_what_a_forward_keeps(recomputed: bool) -> None:
     )
     ids = np.arange(1, 33, dtype=np.int32)
     prompt = Prompt(uid="0", token_ids=ids[:1], text="", answer="")
-    samples = [Sample(key=SampleKey(0, i), prompt=prompt, token_ids=ids) for i in range(8)]
+    samples = [Sample(key=SampleKey(0, i), prompt=prompt, segments=(Segment(token_ids=ids),)) for i in range(8)]
     with kept_for_the_backward(model) as kept:
         outputs = engine.packed.outputs(engine._collate(samples, masks=[None] * len(samples)))
     assert outputs.nbytes == 8 * 32 * size.logit_bytes_per_token
@@ -79,5 +79,5 @@ def sample_of(length: int) -> Sample:
     return Sample(
         key=SampleKey(0, length),
         prompt=Prompt(uid="", token_ids=tokens[:2], text="", answer=""),
-        token_ids=tokens[2:],
+        segments=(Segment(token_ids=tokens[2:]),),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from interlace.core.runs import Runs
-from interlace.core.types import Prompt, Sample, SampleKey, TerminalEvent
+from interlace.core.types import Prompt, Sample, SampleKey, Segment, TerminalEvent
 from interlace.observe.transcripts import write_transcripts
 
 
@@ -23,8 +23,7 @@ def ended(gid: int, index: int, event: TerminalEvent, versions: tuple[int, ...],
     sample = Sample(
         key=SampleKey(gid, index),
         prompt=prompt,
-        token_ids=np.arange(len(versions), dtype=np.int32),
-        versions=Runs.of(versions),
+        segments=(Segment(token_ids=np.arange(len(versions), dtype=np.int32), versions=Runs.of(versions)),),
         text="1 2 3 ✓",
         reward=reward,
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from interlace.core.profile import RolloutCosts
-from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.profiling.rollout import Cell, Measured, Requests, fit_rollout, grid
 from interlace.recipes.load import load_recipe
 
@@ -19,7 +19,7 @@ def prompts(longest: int = 8) -> list[Prompt]:
 
 def samples(*lengths: int) -> list[Sample]:
     return [
-        Sample(key=SampleKey(0, place), prompt=prompts()[0], token_ids=np.zeros(length, np.int32))
+        Sample(key=SampleKey(0, place), prompt=prompts()[0], segments=(Segment(token_ids=np.zeros(length, np.int32)),))
         for place, length in enumerate(lengths)
     ]
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from interlace.core.errors import UserError
-from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.models.classifier import check_classifier, load_classifier
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.classifier import ModelScorer
@@ -23,7 +23,7 @@ def samples(texts: tuple[tuple[str, str], ...] = TEXTS) -> list[Sample]:
         Sample(
             key=SampleKey(index, 0),
             prompt=Prompt(uid=str(index), token_ids=np.zeros(1, np.int32), text=prompt, answer=""),
-            token_ids=np.arange(len(response), dtype=np.int32),
+            segments=(Segment(token_ids=np.arange(len(response), dtype=np.int32)),),
             text=response,
         )
         for index, (prompt, response) in enumerate(texts)

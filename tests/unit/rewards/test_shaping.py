@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
-from interlace.core.types import Prompt, RewardResult, Sample, SampleKey
+from interlace.core.types import Prompt, RewardResult, Sample, SampleKey, Segment
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.rewards.shaping import ShapingConfig, group_shaped, overlong_share, repeated_share, shaped
@@ -63,7 +63,7 @@ def test_a_buffer_beyond_its_limit_is_refused() -> None:
 
 def test_a_scorer_shapes_what_it_scores() -> None:
     prompt = Prompt(uid="p", token_ids=TOKENS, text="", answer="yes")
-    sample = Sample(key=SampleKey(0, 0), prompt=prompt, token_ids=TOKENS, text="yes")
+    sample = Sample(key=SampleKey(0, 0), prompt=prompt, segments=(Segment(token_ids=TOKENS),), text="yes")
     scorer = Scorer(RewardConfig(name="exact", workers=0, shaping=ShapingConfig(overlong_limit=5)))
     (found,) = asyncio.run(scorer.score([sample]))
     assert found.reward == 4 and found.parts["overlong"] == -1

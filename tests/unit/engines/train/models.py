@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 
 VOCABULARY = 61
 COMMON: Mapping[str, int] = {
@@ -69,9 +69,13 @@ def ragged_samples(count: int, seed: int = 0, *, longest: int = 20) -> list[Samp
             Sample(
                 key=SampleKey(index, 0),
                 prompt=samples[-1].prompt if index % 4 in (1, 2) else prompt,
-                token_ids=_tokens(draw, length, length + 1),
-                logprobs=behaviour,
-                loss_mask=None if index % 3 == 0 else mask,
+                segments=(
+                    Segment(
+                        token_ids=_tokens(draw, length, length + 1),
+                        logprobs=behaviour,
+                        sampled=None if index % 3 == 0 else mask,
+                    ),
+                ),
                 advantages=draw.normal(size=length).astype(np.float32),
                 ref_logprobs=behaviour + draw.normal(0, 0.1, length).astype(np.float32),
                 values=draw.normal(size=length).astype(np.float32),

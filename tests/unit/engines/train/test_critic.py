@@ -93,6 +93,6 @@ def test_a_critic_is_a_standard_model(tmp_path: Path) -> None:
 def test_what_is_missing_is_named() -> None:
     sample = ragged_samples(1)[0]
     with pytest.raises(ValueError, match="values and returns"):
-        critic().accumulate([Sample(key=sample.key, prompt=sample.prompt, token_ids=sample.token_ids)])
+        critic().accumulate([Sample(key=sample.key, prompt=sample.prompt, segments=sample.segments)])
     with pytest.raises(UserError, match="no value head"):
         critic_model(tiny_model("gptj"))

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from interlace.algorithms import create_algorithm
 from interlace.core.training import Aggregation, LossInputs, LossOutputs
-from interlace.core.types import Metrics, Sample
+from interlace.core.types import Metrics, Sample, Segment
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, merge_metrics, sft_loss
 from interlace.engines.train.aggregation import Aggregator
 from tests.unit.engines.train.models import plain_logits, ragged_samples, tiny_model
@@ -180,8 +180,7 @@ def sample_with(sample: Sample, logprobs: np.ndarray) -> Sample:
     return Sample(
         key=sample.key,
         prompt=sample.prompt,
-        token_ids=sample.token_ids,
-        logprobs=logprobs,
+        segments=(Segment(token_ids=sample.token_ids, logprobs=logprobs),),
         ref_logprobs=sample.ref_logprobs,
         advantages=sample.advantages,
     )
@@ -298,7 +297,7 @@ def test_a_checkpoint_is_of_the_moment_it_was_copied_however_late_it_is_written(
 
 def test_samples_that_cannot_be_trained_on_are_named() -> None:
     engine, samples = policy_engine(), ragged_samples(2)
-    bare = Sample(key=samples[0].key, prompt=samples[0].prompt, token_ids=samples[0].token_ids)
+    bare = Sample(key=samples[0].key, prompt=samples[0].prompt, segments=(Segment(token_ids=samples[0].token_ids),))
     with pytest.raises(ValueError, match="without advantages"):
         engine.accumulate([bare])
     mixed = [samples[0], sample_with(samples[1], np.zeros(0, np.float32))]

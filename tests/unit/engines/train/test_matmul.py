@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from interlace.algorithms import create_algorithm
-from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, products
+from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, matmul
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 @pytest.fixture(autouse=True, scope="module")
 def always_faster() -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "FASTER_FROM", 0)
-        patch.setattr(products, "_is_faster", lambda: True)
+        patch.setattr(matmul, "FASTER_FROM", 0)
+        patch.setattr(matmul, "_is_faster", lambda: True)
         yield
 
 
@@ -35,8 +35,8 @@ def test_values_and_gradients_are_those_of_torch(
     plain = nn.Linear(*features, bias=has_bias).requires_grad_(not is_frozen)
     fast = nn.Sequential(nn.Linear(*features, bias=has_bias).requires_grad_(not is_frozen))
     fast[0].load_state_dict(plain.state_dict())
-    products.use_fast_products(fast)
-    assert type(fast[0]) is products.OneDnnLinear
+    matmul.use_fast_products(fast)
+    assert type(fast[0]) is matmul.OneDnnLinear
     rows = torch.randn(*shape, features[0])
     weight = torch.randn(*shape, features[1])
     found = []
@@ -55,10 +55,10 @@ def test_values_and_gradients_are_those_of_torch(
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}])
 def test_an_engine_trains_as_it_does_without(settings: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
     fast = engine_of(settings)
-    assert sum(type(module) is products.OneDnnLinear for module in fast.model.modules()) > 8
-    monkeypatch.setattr(products, "_is_faster", lambda: False)
+    assert sum(type(module) is matmul.OneDnnLinear for module in fast.model.modules()) > 8
+    monkeypatch.setattr(matmul, "_is_faster", lambda: False)
     plain = engine_of(settings)
-    assert not any(isinstance(module, products.OneDnnLinear) for module in plain.model.modules())
+    assert not any(isinstance(module, matmul.OneDnnLinear) for module in plain.model.modules())
     for engine in (fast, plain):
         engine.accumulate(ragged_samples(9))
     assert fast.optimizer_step() == pytest.approx(plain.optimizer_step(), rel=1e-4, abs=1e-6)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.core.types import Prompt, Sample, SampleKey
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.packing import collate, split_by_tokens, split_samples
 from tests.unit.engines.train.models import ragged_samples
@@ -44,8 +44,8 @@ def test_the_blocks_of_a_layout_tile_the_row(sizes: list[int]) -> None:
 def test_a_row_is_a_prompt_and_its_responses_without_their_last_token() -> None:
     prompt = Prompt(uid="p", token_ids=np.array([5, 6], np.int32), text="", answer="")
     samples = [
-        Sample(key=SampleKey(0, 0), prompt=prompt, token_ids=np.array([7, 8, 9], np.int32)),
-        Sample(key=SampleKey(0, 1), prompt=prompt, token_ids=np.array([4, 3], np.int32)),
+        Sample(key=SampleKey(0, 0), prompt=prompt, segments=(Segment(token_ids=np.array([7, 8, 9], np.int32)),)),
+        Sample(key=SampleKey(0, 1), prompt=prompt, segments=(Segment(token_ids=np.array([4, 3], np.int32)),)),
     ]
     masks = [np.array([True, False, True]), None]
     batch = collate(samples, CPU, padded=False, masks=masks)
@@ -87,6 +87,6 @@ def test_micro_batches_keep_to_the_budget_and_samples_of_a_prompt_together(
 
 def test_an_empty_prompt_is_refused() -> None:
     empty = Prompt(uid="p", token_ids=np.zeros(0, np.int32), text="", answer="")
-    sample = Sample(key=SampleKey(3, 1), prompt=empty, token_ids=np.array([4], np.int32))
+    sample = Sample(key=SampleKey(3, 1), prompt=empty, segments=(Segment(token_ids=np.array([4], np.int32)),))
     with pytest.raises(ValueError, match="empty prompt"):
         collate([sample], CPU, padded=False, masks=[None])

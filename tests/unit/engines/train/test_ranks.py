@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from interlace.core.errors import RemoteError
-from interlace.core.types import Sample
+from interlace.core.types import Sample, Segment
 from interlace.engines.train.ranks import Ranks
 from tests.support.rank_pair import RankPair, Setting, Update, make_engine, rank_pair, update
 from tests.unit.engines.train.models import ragged_samples
@@ -204,7 +204,7 @@ def test_a_checkpoint_is_read_by_another_number_of_ranks(pair: RankPair, tmp_pat
 @pytest.mark.slow  # two processes of its own, since it leaves one of them waiting
 def test_an_error_on_one_rank_is_raised_and_nothing_hangs() -> None:
     samples = ragged_samples(2)
-    bare = Sample(key=samples[0].key, prompt=samples[0].prompt, token_ids=samples[0].token_ids)
+    bare = Sample(key=samples[0].key, prompt=samples[0].prompt, segments=(Segment(token_ids=samples[0].token_ids),))
     with rank_pair() as own:
         own.start(Setting())
         with pytest.raises(RemoteError, match=r"actor\[rank 1\].*\n[\s\S]*without advantages"):
