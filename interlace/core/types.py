@@ -251,6 +251,8 @@ class Sample:
     finish_reason: FinishReason | None = None
     text: str = ""
     """The response, decoded."""
+    outcome: RewardResult | None = None
+    """The reward that its episode gave, where it gives one; the scorer is not asked then."""
     scored: RewardResult | None = None
     """What scoring gave, where the reward is known only beside its group's."""
     reward: float | None = None

@@ -16,9 +16,10 @@ from interlace.core.types import (
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.stages.admission import Admission
-from interlace.stages.generate import Generator, answered
 from interlace.stages.map import OnFailed
+from interlace.stages.pool import EnginePool
 from interlace.stages.stream import BASELINE, Stream
+from interlace.stages.turns import answered
 
 
 class GreedyBaseline:
@@ -27,7 +28,7 @@ class GreedyBaseline:
     def __init__(
         self,
         cluster: Cluster,
-        generator: Generator,
+        pool: EnginePool,
         reward: WorkerGroup[Any],
         admission: Admission,
         sampling: SamplingParams,
@@ -35,7 +36,7 @@ class GreedyBaseline:
     ) -> None:
         """on_failed: told of each sample that ends because its baseline could not be scored."""
         self._on_failed = on_failed
-        self._cluster, self._generator, self._reward, self._admission = cluster, generator, reward, admission
+        self._cluster, self._pool, self._reward, self._admission = cluster, pool, reward, admission
         self._params = sampling.model_copy(update={"temperature": 0.0})
         self._rewards: dict[int, float] = {}
 
@@ -63,7 +64,7 @@ class GreedyBaseline:
             prompt_ids=prompt.token_ids.tolist(),
             params=self._params,
         )
-        [response] = await self._generator.complete([request])
+        [response] = await self._pool.complete([request], who="greedy baseline")
         greedy = answered(SampleKey(gid, GREEDY_INDEX), prompt, response)
         results: list[RewardResult] = await self._reward.with_cause("baseline").score([greedy])
         if self._admission.ticket(gid) is None:

@@ -12,6 +12,7 @@ from interlace.core.types import (
     SampleKey,
     SamplingParams,
 )
+from interlace.episodes.base import Episode
 from interlace.flows.baseline import GreedyBaseline
 from interlace.rewards.shaping import ShapingConfig, group_shaped
 from interlace.runtime.group import WorkerGroup
@@ -28,11 +29,17 @@ class RolloutRole:
     """Generation."""
 
     def __init__(
-        self, stages: StageFactory, engines: Sequence[WorkerGroup[Any]], params: SamplingParams, admission: Admission
+        self,
+        stages: StageFactory,
+        engines: Sequence[WorkerGroup[Any]],
+        params: SamplingParams,
+        admission: Admission,
+        episode: Episode,
+        failures: dict[SampleKey, str],
     ) -> None:
-        self.generator = stages.generator(engines, params)
-        self.generator.on_generated = admission.generated
-        self.generator.on_suspended = admission.changed.fire
+        """failures: gets why samples failed."""
+        self.pool = stages.engine_pool(engines, params, on_suspended=admission.changed.fire)
+        self.stage = stages.generate_stage(self.pool, episode, params, admission, on_failed=failures.__setitem__)
         self.baseline: GreedyBaseline | None = None
         self._admission = admission
 
@@ -40,10 +47,10 @@ class RolloutRole:
         """Responses to the prompts that pass the gate."""
         del prompts  # the admission draws from them
         self._admission.on_admit = self._admitted
-        return self.generator.attach(self._admission.channel)
+        return self.stage.stream
 
     def _admitted(self, wave: Sequence[Sample]) -> None:
-        self.generator.generate(wave)
+        self.stage.generate(wave)
         if self.baseline:
             self.baseline.admitted(wave)
 

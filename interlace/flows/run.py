@@ -19,6 +19,8 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
+from interlace.episodes.base import Episode
+from interlace.episodes.single_turn import SingleTurn
 from interlace.flows.baseline import GreedyBaseline
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
 from interlace.flows.step_metrics import StepMeter
@@ -95,6 +97,9 @@ class LoopSettings:
     """What of it depends on a whole group is added here; the rest where samples are scored."""
 
 
+SINGLE_TURN = SingleTurn()
+
+
 def shares_base(groups: RoleGroups) -> bool:
     """Whether the reference is the base of the actor's adapter."""
     return any(group is groups.actor for group in groups.reference)
@@ -112,8 +117,9 @@ class PolicyRun:
         settings: LoopSettings,
         prompts: PromptSource,
         observer: StepObserver,
+        episode: Episode = SINGLE_TURN,
     ) -> None:
-        """The stages are made for the same sizes as `settings` says."""
+        """The stages are made for the same sizes as `settings` says. episode: how a sample comes to be."""
         self.prompts = prompts
         self._cluster, self._settings, self._algorithm, self._observer = cluster, settings, algorithm, observer
         self._ended: list[Ended] = []
@@ -125,11 +131,11 @@ class PolicyRun:
         self.admission: Admission = stages.admission(prompts, channel, refill_rounds=algorithm.settings.refill_rounds)
         self._meter = StepMeter(cluster)
         self._stopped = False
-        self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission)
+        self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission, episode, self._failures)
         self._baseline = (
             GreedyBaseline(
                 cluster,
-                self.rollout.generator,
+                self.rollout.pool,
                 groups.reward,
                 self.admission,
                 settings.sampling,
@@ -152,8 +158,8 @@ class PolicyRun:
             whole_batch=whole,
             recompute_proximal=algorithm.needs.proximal_logprobs,
         )
-        self._batches = stages.batches(self.admission, self.rollout.generator, finish=self._with_batch_statistics)
-        self._publisher = stages.publisher(groups.actor, self.rollout.generator)
+        self._batches = stages.batches(self.admission, self.rollout.pool, finish=self._with_batch_statistics)
+        self._publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
 
     @property
@@ -168,7 +174,7 @@ class PolicyRun:
 
     async def start(self) -> None:
         """Starts the engines with the actor's weights; before the flow, so that an evaluation can come first."""
-        self.rollout.generator.start()
+        self.rollout.pool.start()
         await self._publisher.install()
 
     async def install_weights(self) -> None:
@@ -178,7 +184,7 @@ class PolicyRun:
     async def complete(self, requests: Sequence[Request]) -> list[Response]:
         """Serves requests outside the flow, for an evaluation."""
         self._meter.evaluating()
-        return await self.rollout.generator.complete(requests)
+        return await self.rollout.pool.complete(requests, who="evaluation")
 
     def unconsumed_prompts(self) -> list[Prompt]:
         """Prompts that were drawn and not trained on, in their order: part of a checkpoint."""
@@ -244,7 +250,7 @@ class PolicyRun:
         ended, self._ended = self._ended, []
         events = [(entry.sample, entry.event) for entry in ended]
         metrics = self._meter.measure(batch, self.version, events, len(self._channel))
-        metrics |= {f"rollout/{name}": value for name, value in self.rollout.generator.engine_metrics().items()}
+        metrics |= {f"rollout/{name}": value for name, value in self.rollout.pool.engine_metrics().items()}
         result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)
         self._stopped = not await self._observer.on_step(result)
         self._meter.start()
@@ -282,7 +288,7 @@ class PolicyRun:
         if event is None:
             raise ValueError(f"sample {sample.key} left the channel without a terminal event")
         if sample.finish_reason is None:
-            self.rollout.generator.cancel(sample)
+            self.rollout.stage.cancel(sample.key)
         self._ended.append(Ended(sample=sample, event=event, reason=self._failures.pop(sample.key, "")))
 
 

@@ -9,7 +9,7 @@ from interlace.flows.run import PolicyRun
 from interlace.observe.step_line import brief
 from interlace.recipes.config import Recipe
 from interlace.runtime.group import WorkerGroup
-from interlace.stages.generate import answered
+from interlace.stages.turns import answered
 
 Scored: TypeAlias = tuple[Sample, RewardResult]
 

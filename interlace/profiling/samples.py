@@ -13,7 +13,7 @@ from interlace.profiling.fit import Call, fit, intraclass_correlation, log_sprea
 from interlace.profiling.rollout import serve_all
 from interlace.recipes.config import Recipe
 from interlace.runtime.group import WorkerGroup
-from interlace.stages.generate import answered
+from interlace.stages.turns import answered
 
 Value = TypeVar("Value")
 ENOUGH_SAMPLES = 512

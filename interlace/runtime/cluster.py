@@ -3,8 +3,8 @@
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -135,11 +135,12 @@ class Cluster(ABC):
         """Where the ranks of a group meet."""
         return None
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":
         """Runs a stage's loop, or a part of its work, until the run ends; its exception ends the run."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.pop(task, None)
@@ -162,13 +163,19 @@ class Cluster(ABC):
         )
         timeline.begin(span)
         try:
-            with self.waits.operation(who=who, what=what):
+            async with self.waiting(who, what):
                 await work
                 end_s = self.clock.now()
-                await self._turn()
         finally:
             now_s = self.clock.now()
             timeline.end(span, start_s, min(end_s, now_s))
+
+    @asynccontextmanager
+    async def waiting(self, who: str, what: str) -> AsyncIterator[None]:
+        """Registers what is awaited inside and no worker brings about; what it gave is taken in in its turn."""
+        with self.waits.operation(who=who, what=what):
+            yield
+            await self._turn()
 
     async def _turn(self) -> None:  # noqa: B027 - on a virtual clock nobody waits
         """Waits until a result may be taken in, where they come one at a time."""

@@ -217,7 +217,7 @@ class SimulatedEngine(Worker):
             if running and self._num_cached + sequence.context + self._reserve > self._capacity:
                 return
             waiting.popleft()
-            if sequence.done or sequence.request.uid not in self._prompts:
+            if sequence.done or sequence.request.turn or sequence.request.uid not in self._prompts:
                 self._due_s += sequence.context * self._costs.prefill_token_s / self._speed
             self._begin(sequence)
 

@@ -8,7 +8,7 @@ from interlace.core.types import Metrics, SampleGroup, TerminalEvent
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.schedule import Schedule
 from interlace.stages.admission import Admission
-from interlace.stages.generate import Generator
+from interlace.stages.pool import EnginePool
 
 Staleness: TypeAlias = list[int]
 
@@ -48,14 +48,14 @@ class Batches:
     def __init__(
         self,
         admission: Admission,
-        generator: Generator,
+        pool: EnginePool,
         schedule: Schedule,
         waits: WaitRegistry,
         *,
         finish: Callable[[list[SampleGroup]], list[SampleGroup]],
     ) -> None:
         """finish: what is done with the groups of a batch once it is closed (statistics of the whole batch)."""
-        self._admission, self._generator, self._waits, self._finish = admission, generator, waits, finish
+        self._admission, self._pool, self._waits, self._finish = admission, pool, waits, finish
         self._on_straggler = schedule.on_straggler
         self._complete: dict[int, SampleGroup] = {}
         self._open: Batch | None = None
@@ -108,13 +108,13 @@ class Batches:
     def _hurry(self) -> None:
         """Where a deadline leaves no slack: what is suspended goes on, what is late is handled as the schedule says."""
         may_drop = self._on_straggler != "hold" and self._admission.batcher.num_ready > 0
-        if not may_drop and not self._generator.num_suspended:
+        if not may_drop and not self._pool.num_suspended:
             return
         urgent = self._admission.batcher.urgent()
         if urgent is None:
             return
         due = [gid for gid in self._admission.live_gids() if gid not in self._complete and self._is_due(gid, urgent)]
-        self._generator.resume(due)
+        self._pool.resume(due)
         if not may_drop:
             return
         for gid in due:

@@ -2,9 +2,9 @@
 
 import asyncio
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from interlace.core.training import WeightBundle
 from interlace.core.types import Metrics, Progress, Request, Response
@@ -19,6 +19,7 @@ from interlace.stages.generation_meter import GenerationMeter
 
 ROUNDING_S = 1e-6
 """Of clocks."""
+Deliver: TypeAlias = Callable[[Response], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -29,12 +30,32 @@ class Job:
     order: float
     """Smaller goes first among jobs that have not started; those that have tokens already go before all others."""
     expected_tokens: float
-    deliver: Callable[[Response], None]
+    deliver: Deliver
+    max_new_tokens: int | None
+    """What the caller asked for, where a budget may have lowered the request's; None outside the flow."""
+    num_before: int = 0
+    """Tokens that it had when its budget began."""
 
     @property
     def started(self) -> bool:
         """Whether it is a partial that goes on."""
         return bool(self.request.generated_ids)
+
+
+class EngineHost(Protocol):
+    """What a driver reports to: the pool of all engines."""
+
+    def on_response(self, job: Job, response: Response) -> None:
+        """A job ended."""
+        ...
+
+    def on_partials(self, jobs: Sequence[Job]) -> None:
+        """Jobs were taken out unfinished, to be dispatched again."""
+        ...
+
+    def on_swapped(self) -> None:
+        """New weights serve."""
+        ...
 
 
 class EngineDriver:
@@ -47,11 +68,8 @@ class EngineDriver:
         clock: Clock,
         timeline: Timeline,
         schedule: Schedule,
-        *,
-        on_swapped: Callable[[], None],
-        on_requeue: Callable[[list[Job]], None],
+        host: EngineHost,
     ) -> None:
-        """on_swapped: told when new weights serve. on_requeue: gets partials that were taken out, to dispatch anew."""
         self.group = group
         self.version = -1
         self.load = Load(num_requests=0, live_tokens=0.0)
@@ -63,7 +81,7 @@ class EngineDriver:
         self._meter = GenerationMeter(group, timeline)
         self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
         self._min_hold = schedule.min_hold
-        self._on_swapped, self._on_requeue = on_swapped, on_requeue
+        self._host = host
         self._wake = Signal(waits)
         self._queue: list[tuple[bool, float, int, Job]] = []
         self._queued: dict[str, Job] = {}
@@ -196,7 +214,7 @@ class EngineDriver:
             self._meter.drop(len(response.completion.token_ids))
             return
         self._left(job)
-        job.deliver(response)
+        self._host.on_response(job, response)
 
     def _left(self, job: Job) -> None:
         self.load.num_requests -= 1
@@ -218,7 +236,7 @@ class EngineDriver:
             self._meter.recompute()
         self.version = bundle.version
         self.metrics = {**await self.group.engine_metrics(), **self._limit.metrics()}
-        self._on_swapped()
+        self._host.on_swapped()
 
     def _must_drain(self) -> bool:
         return bool(self._running) or self._is_more_ready()
@@ -242,7 +260,7 @@ class EngineDriver:
                 continue
             self._left(job)
             jobs.append(replace(job, request=done.resumed))
-        self._on_requeue(jobs)
+        self._host.on_partials(jobs)
 
     def _ask_to_yield(self) -> None:
         self._yield_asked = True

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from interlace.core.types import SampleGroup, SamplingParams
+from interlace.episodes.base import Episode
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.batcher import Batcher
@@ -12,8 +13,9 @@ from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Oversample, TailBatching
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batches
-from interlace.stages.generate import Generator
+from interlace.stages.generate import GenerateStage
 from interlace.stages.map import Columns, Failure, MapStage, OnFailed
+from interlace.stages.pool import EnginePool
 from interlace.stages.publish import Publisher
 from interlace.stages.rounds import Rounds
 from interlace.stages.sources import PromptSource
@@ -65,18 +67,35 @@ class StageFactory:
             waits=self._cluster.waits,
         )
 
-    def generator(self, engines: Sequence[WorkerGroup[Any]], params: SamplingParams) -> Generator:
-        """The generation stage."""
-        generator = Generator(
+    def engine_pool(
+        self, engines: Sequence[WorkerGroup[Any]], params: SamplingParams, *, on_suspended: Callable[[], None]
+    ) -> EnginePool:
+        """The rollout engines. params: of most requests. on_suspended: see EnginePool."""
+        pool = EnginePool(
             self._cluster,
             engines,
             self._schedule,
-            params,
             samples_per_step=self._prompts_per_step * self._samples_per_prompt,
+            expected_tokens=params.max_new_tokens,
+            on_suspended=on_suspended,
         )
         # First of all: what is suspended may be all that the others wait for.
-        self._resolvers.insert(0, generator.resume)
-        return generator
+        self._resolvers.insert(0, pool.resume)
+        return pool
+
+    def generate_stage(
+        self, pool: EnginePool, episode: Episode, params: SamplingParams, admission: Admission, *, on_failed: OnFailed
+    ) -> GenerateStage:
+        """The generation stage, for the rows of an admission. on_failed: called with samples whose episode raised."""
+        return GenerateStage(
+            self._cluster,
+            pool,
+            episode,
+            params,
+            admission.channel,
+            on_generated=admission.generated,
+            on_failed=on_failed,
+        )
 
     def map_stage(
         self,
@@ -125,19 +144,19 @@ class StageFactory:
         self._flushes.append(stage.flush)
         return stage
 
-    def publisher(self, actor: WorkerGroup[Any], generator: Generator) -> Publisher:
+    def publisher(self, actor: WorkerGroup[Any], pool: EnginePool) -> Publisher:
         """Weights from actor to rollout."""
-        return Publisher(actor, generator, self.gate, self._schedule, self._cluster.timeline)
+        return Publisher(actor, pool, self.gate, self._schedule, self._cluster.timeline)
 
     def batches(
         self,
         admission: Admission,
-        generator: Generator,
+        pool: EnginePool,
         *,
         finish: Callable[[list[SampleGroup]], list[SampleGroup]],
     ) -> Batches:
         """Batches of complete groups. finish: what is done with the groups of a batch once it is closed."""
-        return Batches(admission, generator, self._schedule, self._cluster.waits, finish=finish)
+        return Batches(admission, pool, self._schedule, self._cluster.waits, finish=finish)
 
     def watch_stalls(self) -> None:
         """Registers the stages with the watchdog; call once all are made."""

@@ -1,284 +1,125 @@
-"""The generation stage: admitted prompts become requests, engines serve them, samples leave as they finish."""
+"""The generation stage: admitted rows become episodes, and their turns become columns of the sample."""
 
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from numbers import Real
 
-import numpy as np
-
-from interlace.core.runs import Runs
-from interlace.core.training import WeightBundle
-from interlace.core.types import (
-    Completion,
-    FinishReason,
-    Metrics,
-    Prompt,
-    Request,
-    Response,
-    Sample,
-    SampleKey,
-    SamplingParams,
-    Segment,
-)
+from interlace.core.types import Request, Response, Sample, SampleKey, SamplingParams, TerminalEvent
+from interlace.episodes.base import Episode, Outcome
+from interlace.episodes.single_turn import SingleTurn
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.group import WorkerGroup
-from interlace.runtime.waits import Signal
-from interlace.schedule.dispatch import create_dispatch
-from interlace.schedule.lengths import LengthHistory
-from interlace.schedule.schedule import Placement, Schedule
-from interlace.schedule.tail import Migrate
-from interlace.stages.driver import EngineDriver, Job
+from interlace.stages.map import Columns, OnFailed
+from interlace.stages.pool import EnginePool
+from interlace.stages.session import EpisodeSession
 from interlace.stages.stream import GENERATED, SampleChannel, Stream
-
-EVALUATION_ORDER = -math.inf
-"""Evaluation goes before samples that have not started: the step boundary waits for it."""
+from interlace.stages.turns import response_columns, turn_columns
 
 
-def response_segment(done: Completion) -> Segment:
-    """What a completion adds to its sample: one turn, of which the policy drew all."""
-    return Segment(
-        token_ids=np.asarray(done.token_ids, np.int32),
-        logprobs=np.asarray(done.logprobs, np.float32),
-        versions=Runs.of(done.versions),
-    )
+class GenerateStage:
+    """Runs an episode for each admitted row.
 
-
-def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
-    """A response from outside the flow as a sample, to be scored."""
-    done = response.completion
-    return Sample(
-        key=key,
-        prompt=prompt,
-        segments=(response_segment(done),),
-        finish_reason=done.finish_reason,
-        text=response.text,
-    )
-
-
-def _shared_devices(cluster: Cluster, engines: Sequence[WorkerGroup[Any]]) -> frozenset[int]:
-    """All devices of the engines, if another role may run on one of them; else none."""
-    roles = [role for role in Placement.model_fields if role != "rollout"]
-    others = {device.index for role in roles for devices in cluster.place(role) for device in devices}
-    mine = frozenset(index for engine in engines for index in engine.device_indices)
-    return frozenset() if mine.isdisjoint(others) else mine
-
-
-class Generator:
-    """All rollout instances behind one dispatch policy."""
+    Consumes waves of admitted rows (`generate`). Produces the columns GENERATED, and `outcome` where the episode brings
+    a reward of its own; a row whose episode raises ends as `failed`.
+    Waits for the pool, and for what episodes wait for.
+    Unblocked by the pool alone: it holds no row back.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
-        engines: Sequence[WorkerGroup[Any]],
-        schedule: Schedule,
+        pool: EnginePool,
+        episode: Episode,
         params: SamplingParams,
+        channel: SampleChannel,
         *,
-        samples_per_step: int,
+        on_generated: Callable[[SampleKey], None],
+        on_failed: OnFailed,
     ) -> None:
-        """samples_per_step: what a share of a step's samples is reckoned from."""
-        self._cluster, self._params = cluster, params
-        self._policy = create_dispatch(schedule.dispatch)
-        self._budget = schedule.rollout_budget
-        self._migrate = schedule.tail if isinstance(schedule.tail, Migrate) else None
-        self._samples_per_step = samples_per_step
-        self._shared_devices = _shared_devices(cluster, engines) if self._migrate else frozenset()
-        self._swapped = Signal(cluster.waits)
-        self._lengths = LengthHistory(float(params.max_new_tokens))
-        self._drivers = [
-            EngineDriver(
-                engine,
-                cluster.waits,
-                cluster.clock,
-                cluster.timeline,
-                schedule,
-                on_swapped=self._swapped.fire,
-                on_requeue=self._dispatch,
-            )
-            for engine in engines
-        ]
-        self._kept = self._drivers
-        """Engines that get requests; fewer while the survivors of a step are gathered."""
-        self._unfinished: dict[SampleKey, str] = {}
-        """Each with the id of its request."""
-        self._driver_of: dict[str, EngineDriver] = {}
-        """Of each request that is out: there may be a thousand to look through."""
-        self._suspended: dict[SampleKey, Job] = {}
-        self._channel: SampleChannel | None = None
-        self.on_generated: Callable[[SampleKey], None] = lambda _key: None
-        """Told of each generated sample."""
-        self.on_suspended: Callable[[], None] = lambda: None
-        """Told that a sequence's budget is used up: the trainer may be waiting for it."""
-
-    def start(self) -> None:
-        """Starts the engines' loops."""
-        for driver in self._drivers:
-            self._cluster.spawn(driver.run(), name=driver.group.name)
-
-    def attach(self, channel: SampleChannel) -> Stream:
-        """Responses go to this channel. Returns the stream behind generation."""
-        self._channel = channel
-        return Stream(channel=channel).plus(*GENERATED)
-
-    def generate(self, samples: Sequence[Sample]) -> None:
-        """Dispatches a wave of admitted samples."""
-        self._kept = self._drivers
-        jobs = self._jobs(samples)
-        self._unfinished.update((sample.key, job.request.id) for sample, job in zip(samples, jobs, strict=True))
-        self._dispatch(jobs)
-
-    async def complete(self, requests: Sequence[Request]) -> list[Response]:
-        """Serves requests outside the flow (evaluation); they pass no gate. Responses in the order given."""
-        loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[Response]] = [loop.create_future() for _ in requests]
-        jobs = [
-            Job(
-                request=request,
-                order=EVALUATION_ORDER,
-                expected_tokens=self._expected(request),
-                deliver=partial(self._answered, future),
-            )
-            for request, future in zip(requests, futures, strict=True)
-        ]
-        self._deal(jobs, self._drivers)  # whatever tail is gathered meanwhile
-        return [await self._cluster.waits.wait_for(future, who="evaluation", what="a response") for future in futures]
-
-    def _answered(self, future: "asyncio.Future[Response]", response: Response) -> None:
-        del self._driver_of[response.completion.request.id]
-        future.set_result(response)
-
-    def update_weights(self, bundle: WeightBundle) -> None:
-        """Gives every engine new weights; each swaps when it may."""
-        for driver in self._drivers:
-            driver.update_weights(bundle)
-
-    async def swapped(self, version: int) -> None:
-        """Waits until every engine serves `version` or a newer one."""
-        while any(driver.version < version for driver in self._drivers):
-            await self._swapped.wait(who="publication", what=f"all engines to serve version {version}")
-
-    def resume(self, gids: Sequence[int] | None = None) -> bool:
-        """Suspended sequences of these groups (None: all) go on for another budget. False where there is none."""
-        chosen = [key for key in self._suspended if gids is None or key.gid in gids]
-        self._dispatch([self._suspended.pop(key) for key in chosen])
-        return bool(chosen)
+        """on_generated: called with each sample that is generated. on_failed: with each that is not, and why."""
+        self._cluster, self._pool, self._params, self._channel = cluster, pool, params, channel
+        self._episode, self._is_single = episode, isinstance(episode, SingleTurn)
+        self._on_generated, self._on_failed = on_generated, on_failed
+        self._running: dict[SampleKey, asyncio.Task[None]] = {}
+        """Episodes; empty where each is one request."""
 
     @property
-    def num_suspended(self) -> int:
-        """Sequences whose budget is used up."""
-        return len(self._suspended)
+    def stream(self) -> Stream:
+        """The stream behind generation."""
+        return Stream(channel=self._channel).plus(*GENERATED)
 
-    def engine_metrics(self) -> Metrics:
-        """What the engines counted up to their last swap of weights, added up over engines."""
-        names = dict.fromkeys(name for driver in self._drivers for name in driver.metrics)
-        return {name: sum(driver.metrics.get(name, 0.0) for driver in self._drivers) for name in names}
-
-    def cancel(self, sample: Sample) -> None:
-        """Stops generating a sample that ended for another reason."""
-        request_id = self._unfinished.pop(sample.key)
-        suspended = self._suspended.pop(sample.key, None)
-        if suspended:
-            self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
-        elif request_id in self._driver_of:
-            self._driver_of.pop(request_id).cancel(request_id)
-
-    def _dispatch(self, jobs: Sequence[Job]) -> None:
-        self._deal(jobs, self._kept)
-
-    def _deal(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
-        if not jobs:
+    def generate(self, samples: Sequence[Sample]) -> None:
+        """Begins a wave of admitted samples."""
+        self._pool.admit([sample.key for sample in samples])
+        if self._is_single:
+            self._pool.submit(self._requests(samples), self._answered)
             return
-        ready = [driver for driver in drivers if driver.starts_new] or drivers
-        chosen = self._policy.assign([job.expected_tokens for job in jobs], [driver.load for driver in ready])
-        for job, engine in zip(jobs, chosen, strict=True):
-            self._driver_of[job.request.id] = ready[engine]
-            ready[engine].submit(job)
+        for sample in samples:
+            self._running[sample.key] = self._cluster.spawn(
+                self._run(sample), name=f"episode {sample.key.gid}.{sample.key.index}"
+            )
 
-    def _jobs(self, samples: Sequence[Sample]) -> list[Job]:
+    def cancel(self, key: SampleKey) -> None:
+        """Ends a sample that ended for another reason; its episode gets a CancelledError."""
+        self._pool.cancel(key)
+        if task := self._running.pop(key, None):
+            task.cancel()
+
+    def _requests(self, samples: Sequence[Sample]) -> list[Request]:
         """One a sample; those of a prompt share its list of ids."""
-        jobs: list[Job] = []
+        requests: list[Request] = []
         prompt, ids = None, []
         for sample in samples:
             if sample.prompt is not prompt:
                 prompt, ids = sample.prompt, sample.prompt.token_ids.tolist()
-            request = Request(
-                uid=prompt.uid,
-                owner=SampleKey(sample.key.gid, sample.key.index),
-                attempt=prompt.attempt,
-                prompt_ids=ids,
-                params=self._params,
+            requests.append(
+                Request(uid=prompt.uid, owner=sample.key, attempt=prompt.attempt, prompt_ids=ids, params=self._params)
             )
-            jobs.append(self._job(sample, request))
-        return jobs
+        return requests
 
-    def _job(self, sample: Sample, request: Request) -> Job:
-        expected = self._expected(request)
-        return Job(
-            request=self._within_budget(request),
-            order=-expected if self._policy.longest_first else sample.key.gid,
-            expected_tokens=expected,
-            deliver=lambda response: self._ended(sample, response),
-        )
+    def _answered(self, response: Response) -> None:
+        self._write(response.completion.request.owner, response_columns(response))
 
-    def _within_budget(self, request: Request) -> Request:
-        if self._budget is None:
-            return request
-        limit = min(self._params.max_new_tokens, len(request.generated_ids) + self._budget)
-        return replace(request, params=self._params.model_copy(update={"max_new_tokens": limit}))
+    def _write(self, key: SampleKey, columns: Columns) -> None:
+        if self._channel.put(key, columns):
+            self._on_generated(key)
+        self._pool.finish(key)
 
-    def _expected(self, request: Request) -> float:
-        return len(request.prompt_ids) + self._lengths.expect(request.uid, len(request.prompt_ids))
+    async def _run(self, sample: Sample) -> None:
+        session = EpisodeSession(self._cluster, self._pool, sample, self._params)
+        session.begin()
+        try:
+            outcome = outcome_of(await self._episode.run(sample.prompt, session))
+            columns = turn_columns(sample.prompt, session.turns, outcome)
+        except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
+            columns, reason = {}, f"{type(error).__name__}: {error}"
+        finally:
+            session.close()
+        if self._running.pop(sample.key, None) is None:
+            return  # it ended meanwhile, and the episode took its time to notice
+        if columns:
+            self._write(sample.key, columns)
+        else:
+            self._fail(sample.key, reason)
 
-    def _ended(self, sample: Sample, response: Response) -> None:
-        done = response.completion
-        del self._driver_of[done.request.id]
-        if done.finish_reason == FinishReason.LENGTH and len(done.token_ids) < self._params.max_new_tokens:
-            self._suspend(sample, response)
-            return
-        self._unfinished.pop(sample.key, None)
-        self._lengths.observe(sample.prompt.uid, len(sample.prompt.token_ids), len(done.token_ids))
-        if self._write(sample.key, response):
-            self.on_generated(sample.key)
-        if self._migrate:
-            self._gather_survivors(self._migrate)
+    def _fail(self, key: SampleKey, reason: str) -> None:
+        self._on_failed(key, reason)
+        self._channel.end(key, TerminalEvent.FAILED)
+        self._on_generated(key)
+        self._pool.finish(key)
 
-    def _suspend(self, sample: Sample, response: Response) -> None:
-        """The budget is used up: the rest follows after the next publication."""
-        self._suspended[sample.key] = self._job(sample, response.completion.resumed)
-        self.on_suspended()
 
-    def _write(self, key: SampleKey, response: Response) -> bool:
-        if self._channel is None:
-            raise ValueError("a sample finished before attach() named a channel")
-        done = response.completion
-        columns: dict[str, object] = {
-            "segments": (response_segment(done),),
-            "finish_reason": done.finish_reason,
-            "text": response.text,
-        }
-        return self._channel.put(key, columns)
+def outcome_of(returned: object) -> Outcome:
+    """What an episode returned, as an Outcome. TypeError where it is none."""
+    if returned is None:
+        return Outcome()
+    outcome = returned if isinstance(returned, Outcome) else Outcome(reward=_number(returned))
+    if outcome.reward is not None and not math.isfinite(outcome.reward):
+        raise ValueError(f"the episode's reward is {outcome.reward}, not a finite number")
+    return outcome
 
-    def _gather_survivors(self, settings: Migrate) -> None:
-        """Moves what is left of a step to the fewest engines that hold it, those with most to do.
 
-        Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits.
-        """
-        left = len(self._unfinished)
-        is_tail = 0 < left <= settings.remaining_share * self._samples_per_step
-        if not is_tail or self._kept is not self._drivers:
-            return
-        if self._shared_devices and not self._cluster.lock.is_wanted(self._shared_devices):
-            return
-        if any(driver.num_queued for driver in self._drivers):
-            return
-        by_work = sorted(self._drivers, key=lambda driver: -driver.num_running)
-        held = sum(driver.kv_use for driver in by_work if driver.num_running)
-        num_kept = math.ceil(max(left / settings.batch, held / settings.kv_share))
-        if num_kept >= len(by_work):
-            return
-        self._kept = by_work[:num_kept]
-        for driver in by_work[num_kept:]:
-            if driver.num_running:
-                driver.evacuate()
+def _number(returned: object) -> float:
+    if not isinstance(returned, Real):
+        raise TypeError(f"the episode returned a {type(returned).__name__}; it returns a number, an Outcome or None")
+    return float(returned)

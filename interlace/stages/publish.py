@@ -7,24 +7,30 @@ from interlace.runtime.group import WorkerGroup
 from interlace.runtime.timeline import Timeline
 from interlace.schedule.gate import Gate
 from interlace.schedule.schedule import Schedule
-from interlace.stages.generate import Generator
+from interlace.stages.pool import EnginePool
 
 
 class Publisher:
-    """Moves the actor's weights to the rollout engines."""
+    """Moves the actor's weights to the rollout engines.
+
+    Consumes trained steps. Produces versions: slots of the gate, weights that serve, another budget for
+    what is suspended.
+    Waits for the export, and for all engines where a blocking schedule updates them all at once.
+    Unblocked by the engines, which swap without anything of the flow.
+    """
 
     def __init__(
-        self, actor: WorkerGroup[Any], generator: Generator, gate: Gate, schedule: Schedule, timeline: Timeline
+        self, actor: WorkerGroup[Any], pool: EnginePool, gate: Gate, schedule: Schedule, timeline: Timeline
     ) -> None:
-        self._actor, self._generator, self._gate, self._timeline = actor, generator, gate, timeline
+        self._actor, self._pool, self._gate, self._timeline = actor, pool, gate, timeline
         timeline.version = gate.version
         self._sync_every = schedule.sync_every
         self._waits_for_swap = schedule.publish == "blocking" and schedule.weight_update == "all_at_once"
 
     async def install(self) -> None:
         """Brings the initial weights to all engines, as the gate's current version."""
-        self._generator.update_weights(await self._export(self._gate.version))
-        await self._generator.swapped(self._gate.version)
+        self._pool.update_weights(await self._export(self._gate.version))
+        await self._pool.swapped(self._gate.version)
 
     async def publish(self, step: int) -> bool:
         """After a trained step. True where it made a new version."""
@@ -33,10 +39,10 @@ class Publisher:
         bundle = await self._export(self._gate.version + 1)
         # The commit: from here on the version is current, for the gate and for staleness.
         self._timeline.version = self._gate.publish()
-        self._generator.update_weights(bundle)
+        self._pool.update_weights(bundle)
         if self._waits_for_swap:
-            await self._generator.swapped(bundle.version)
-        self._generator.resume()
+            await self._pool.swapped(bundle.version)
+        self._pool.resume()
         return True
 
     async def _export(self, version: int) -> WeightBundle:

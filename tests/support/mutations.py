@@ -13,9 +13,9 @@ from interlace.stages import train
 from interlace.stages.admission import Admission
 from interlace.stages.driver import EngineDriver
 from interlace.stages.factory import StageFactory
-from interlace.stages.generate import Generator
 from interlace.stages.map import MapStage
 from interlace.stages.minibatches import Minibatches
+from interlace.stages.pool import EnginePool
 from interlace.stages.publish import Publisher
 from interlace.stages.rounds import Rounds
 
@@ -60,26 +60,26 @@ def no_deadlines() -> Mutation:
 
 def suspended_for_ever() -> Mutation:
     """What used up its budget is never resumed."""
-    return [(Generator, "resume", lambda self, gids=None: False)]
+    return [(EnginePool, "resume", lambda self, gids=None: False)]
 
 
 def not_resumed_when_due() -> Mutation:
     """What used up its budget waits for a publication or a stall, though no slack is left."""
-    resume = Generator.resume
-    return [(Generator, "resume", lambda self, gids=None: gids is None and resume(self))]
+    resume = EnginePool.resume
+    return [(EnginePool, "resume", lambda self, gids=None: gids is None and resume(self))]
 
 
 def not_resumed_at_a_publication() -> Mutation:
     """What used up its budget waits until it is due, or for a stall."""
-    publish, resume = Publisher.publish, Generator.resume
+    publish, resume = Publisher.publish, EnginePool.resume
 
     async def published(self: Publisher, step: int) -> bool:
-        generator = self._generator
-        generator.resume = lambda gids=None: gids is not None and resume(generator, gids)  # type: ignore[method-assign]
+        pool = self._pool
+        pool.resume = lambda gids=None: gids is not None and resume(pool, gids)  # type: ignore[method-assign]
         try:
             return await publish(self, step)
         finally:
-            del generator.resume
+            del pool.resume
 
     return [(Publisher, "publish", published)]
 
@@ -263,13 +263,12 @@ def no_age_cap() -> Mutation:
 def sets_iterated() -> Mutation:
     """What is resumed together goes in the order of a set."""
 
-    def resume(self: Generator, gids: Sequence[int] | None = None) -> bool:
-        chosen = [key for key in self._suspended if gids is None or key.gid in gids]
-        jobs = {job.request.id: job for job in (self._suspended.pop(key) for key in chosen)}
-        self._dispatch([jobs[name] for name in set(jobs)])
+    def resume(self: EnginePool, gids: Sequence[int] | None = None) -> bool:
+        chosen = {name for name, job in self._suspended.items() if gids is None or job.request.owner.gid in gids}
+        self.on_partials([self._suspended.pop(name) for name in chosen])
         return bool(chosen)
 
-    return [(Generator, "resume", resume)]
+    return [(EnginePool, "resume", resume)]
 
 
 def noise_by_arrival() -> Mutation:

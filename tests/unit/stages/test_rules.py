@@ -76,12 +76,14 @@ def replaced_within_their_step() -> None:
 def due_partials_go_on() -> None:
     def after(batches: object) -> None:
         assert isinstance(batches, Batches)
-        admission, generator = batches._admission, batches._generator
+        admission, pool = batches._admission, batches._pool
         urgent = admission.batcher.urgent()
         if batches._open is None or batches._open.closed or urgent is None:
             return
         due = [
-            key for key in generator._suspended if (ticket := admission.ticket(key.gid)) and ticket.deadline <= urgent
+            name
+            for name, job in pool._suspended.items()
+            if (ticket := admission.ticket(job.request.owner.gid)) and ticket.deadline <= urgent
         ]
         assert not due, "a sequence that is due is suspended"
 
@@ -94,7 +96,7 @@ def partials_go_on_at_a_publication() -> None:
 
     async def published(self: Publisher, step: int) -> bool:
         is_new = await publish(self, step)
-        assert not self._generator.num_suspended, "a sequence is suspended with its budget renewed"
+        assert not self._pool.num_suspended, "a sequence is suspended with its budget renewed"
         return is_new
 
     with pytest.MonkeyPatch.context() as patch:
@@ -229,7 +231,7 @@ def placement_changes_no_sample() -> None:
 
 
 def the_hash_seed_changes_nothing() -> None:
-    is_broken = mutations.Generator.resume is not RESUME
+    is_broken = mutations.EnginePool.resume is not RESUME
     code = "mutations.apply(mutations.sets_iterated())" if is_broken else ""
     told = [
         subprocess.run(
@@ -244,7 +246,7 @@ def the_hash_seed_changes_nothing() -> None:
     assert told[0] and told[0] == told[1], "another trace"
 
 
-RESUME = mutations.Generator.resume
+RESUME = mutations.EnginePool.resume
 
 
 def pieces_change_no_update() -> None:

@@ -1,0 +1,74 @@
+"""What an episode is: a coroutine whose model calls are requests to the engine pool."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from interlace.core.runs import Runs
+from interlace.core.types import FinishReason, FloatArray, IntArray, Prompt, SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Turn:
+    """One model call of an episode, as the session recorded it."""
+
+    number: int
+    """Which of its episode's calls it was, from 0."""
+    prompt_ids: IntArray
+    """[P] tokens that the model was given, the whole context."""
+    token_ids: IntArray
+    """[L] tokens that it drew, the stop token included."""
+    logprobs: FloatArray
+    """[L] behaviour log-probs, in nats."""
+    versions: Runs[int]
+    """[L] version that drew each token."""
+    finish_reason: FinishReason
+    text: str
+    """The drawn tokens, decoded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Outcome:
+    """How an episode ended."""
+
+    reward: float | None = None
+    """The episode's own; None leaves it to the recipe's reward."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named components of the reward, each shown as its own metric."""
+    text: str | None = None
+    """What is scored and shown; None: the text of the last turn."""
+
+
+class Session(Protocol):
+    """What an episode has of the run. All that goes through it is recorded."""
+
+    @property
+    def params(self) -> SamplingParams:
+        """The run's sampling parameters, the model's stop tokens included."""
+        ...
+
+    async def generate(
+        self, token_ids: Sequence[int], *, params: SamplingParams | None = None, number: int | None = None
+    ) -> Turn:
+        """Lets the policy go on behind `token_ids`, the whole context; waits while weights change or engines are full.
+
+        params: None: the run's. number: the turn's, which keys its sampling noise; None: the next. Calls side by side
+        whose order depends on the clock name theirs, so that two runs draw the same.
+        """
+        ...
+
+    def waiting(self, what: str) -> AbstractAsyncContextManager[None]:
+        """Names what the episode waits for inside, for the wait-for graph: `async with session.waiting("search"):`."""
+        ...
+
+
+class Episode(Protocol):
+    """How one sample comes to be. One object serves all samples of a run, many at once."""
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
+        """Makes the turns of one sample. Returns its reward, or None for the recipe's.
+
+        An exception fails this sample alone, with the exception as its reason.
+        """
+        ...

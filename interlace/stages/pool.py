@@ -1,0 +1,275 @@
+"""The engine pool: requests in, responses out, over all rollout engines."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from interlace.core.training import WeightBundle
+from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
+from interlace.runtime.cluster import Cluster
+from interlace.runtime.group import WorkerGroup
+from interlace.runtime.waits import Signal
+from interlace.schedule.dispatch import create_dispatch
+from interlace.schedule.lengths import LengthHistory
+from interlace.schedule.schedule import Placement, Schedule
+from interlace.schedule.tail import Migrate
+from interlace.stages.driver import Deliver, EngineDriver, Job
+
+FIRST = -math.inf
+"""Order of requests from outside the flow: before samples that have not started, for a step boundary waits for them."""
+
+
+def settle(future: "asyncio.Future[Response]", response: Response) -> None:
+    """Gives a response to who awaits it, if it is still awaited."""
+    if not future.done():
+        future.set_result(response)
+
+
+def _shared_devices(cluster: Cluster, engines: Sequence[WorkerGroup[Any]]) -> frozenset[int]:
+    """All devices of the engines, if another role may run on one of them; else none."""
+    roles = [role for role in Placement.model_fields if role != "rollout"]
+    others = {device.index for role in roles for devices in cluster.place(role) for device in devices}
+    mine = frozenset(index for engine in engines for index in engine.device_indices)
+    return frozenset() if mine.isdisjoint(others) else mine
+
+
+class EnginePool:
+    """All rollout engines behind one dispatch policy.
+
+    Consumes requests: of samples (`submit`, whose owners were admitted) and from outside the flow (`complete`).
+    Produces each request's response, once and whole, whatever was moved, suspended or updated meanwhile.
+    Waits for devices, in each engine's own loop; a sequence that used up `rollout_budget` waits for resume().
+    Unblocked by a publication, a group that is due, or a stall: each resumes what is suspended.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        engines: Sequence[WorkerGroup[Any]],
+        schedule: Schedule,
+        *,
+        samples_per_step: int,
+        expected_tokens: int,
+        on_suspended: Callable[[], None],
+    ) -> None:
+        """samples_per_step: what a share of a step's samples is reckoned from.
+
+        expected_tokens: of a response, until one has ended. on_suspended: called where a sequence's budget is used up,
+        for the trainer may be waiting for it.
+        """
+        self._cluster = cluster
+        self._policy = create_dispatch(schedule.dispatch)
+        self._budget = schedule.rollout_budget
+        self._migrate = schedule.tail if isinstance(schedule.tail, Migrate) else None
+        self._samples_per_step = samples_per_step
+        self._shared_devices = _shared_devices(cluster, engines) if self._migrate else frozenset()
+        self._swapped = Signal(cluster.waits)
+        self._lengths = LengthHistory(float(expected_tokens))
+        self._on_suspended = on_suspended
+        self._drivers = [
+            EngineDriver(engine, cluster.waits, cluster.clock, cluster.timeline, schedule, self) for engine in engines
+        ]
+        self._kept = self._drivers
+        """Engines that get requests of samples; fewer while the survivors of a step are gathered."""
+        self._owners: dict[SampleKey, list[str]] = {}
+        """Samples that are not finished, each with the ids of its requests."""
+        self._driver_of: dict[str, EngineDriver] = {}
+        """Of each request that is out: there may be a thousand to look through."""
+        self._suspended: dict[str, Job] = {}
+        self._spent: dict[SampleKey, int] = {}
+        """Tokens of an owner's requests since the last publication; nothing where there is no budget."""
+
+    def start(self) -> None:
+        """Starts the engines' loops."""
+        for driver in self._drivers:
+            self._cluster.spawn(driver.run(), name=driver.group.name)
+
+    def admit(self, owners: Sequence[SampleKey]) -> None:
+        """Lets a wave of samples submit; each until finish() or cancel()."""
+        self._kept = self._drivers
+        self._owners.update([(owner, []) for owner in owners])
+
+    def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
+        """Dispatches requests of admitted owners. deliver: called with each response; never after withdraw().
+
+        `rollout_budget` bounds the tokens of an owner between two publications, over all its turns; requests that it
+        makes side by side each get what is left when they are dispatched.
+        """
+        jobs = [self._job(request, deliver, request.params.max_new_tokens) for request in requests]
+        for request in requests:
+            self._owners[request.owner].append(request.id)
+        if self._spent:
+            jobs = [job for job in (self._within_rest(job) for job in jobs) if job]
+        self._deal(jobs, self._kept)
+
+    async def complete(self, requests: Sequence[Request], *, who: str) -> list[Response]:
+        """Serves requests from outside the flow; they pass no gate and have no budget. Responses in the order given.
+
+        who: named in the wait-for graph.
+        """
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Response]] = [loop.create_future() for _ in requests]
+        jobs = [
+            Job(
+                request=request,
+                order=FIRST,
+                expected_tokens=self._expected(request),
+                deliver=partial(settle, future),
+                max_new_tokens=None,
+            )
+            for request, future in zip(requests, futures, strict=True)
+        ]
+        self._deal(jobs, self._drivers)  # whatever tail is gathered meanwhile
+        try:
+            return [await self._cluster.waits.wait_for(future, who=who, what="a response") for future in futures]
+        finally:
+            for request, future in zip(requests, futures, strict=True):
+                if future.cancelled() or not future.done():
+                    self.withdraw(request.id)
+
+    def update_weights(self, bundle: WeightBundle) -> None:
+        """Gives every engine new weights; each swaps when it may."""
+        for driver in self._drivers:
+            driver.update_weights(bundle)
+
+    async def swapped(self, version: int) -> None:
+        """Waits until every engine serves `version` or a newer one."""
+        while any(driver.version < version for driver in self._drivers):
+            await self._swapped.wait(who="publication", what=f"all engines to serve version {version}")
+
+    def resume(self, gids: Sequence[int] | None = None) -> bool:
+        """Renews the budget of these groups' samples (None: all). False where none of them is suspended."""
+        chosen = [name for name, job in self._suspended.items() if gids is None or job.request.owner.gid in gids]
+        jobs = [self._suspended.pop(name) for name in chosen]
+        if gids is None:
+            self._spent.clear()
+        for job in jobs:
+            self._spent.pop(job.request.owner, None)
+        self._deal(jobs, self._kept)
+        return bool(jobs)
+
+    @property
+    def num_suspended(self) -> int:
+        """Sequences whose budget is used up."""
+        return len(self._suspended)
+
+    def engine_metrics(self) -> Metrics:
+        """What the engines counted up to their last swap of weights, added up over engines."""
+        names = dict.fromkeys(name for driver in self._drivers for name in driver.metrics)
+        return {name: sum(driver.metrics.get(name, 0.0) for driver in self._drivers) for name in names}
+
+    def finish(self, owner: SampleKey) -> None:
+        """Ends a sample that is generated: what is left may be few enough to be gathered."""
+        self.cancel(owner)
+        if self._migrate:
+            self._gather_survivors(self._migrate)
+
+    def cancel(self, owner: SampleKey) -> None:
+        """Ends a sample, with all its requests. Nothing where it has ended."""
+        for request_id in self._owners.pop(owner, ()):
+            self.withdraw(request_id)
+        if self._spent:
+            self._spent.pop(owner, None)
+
+    def withdraw(self, request_id: str) -> None:
+        """Ends a request without a response. Nothing where it has one."""
+        suspended = self._suspended.pop(request_id, None)
+        if suspended:
+            self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
+        elif request_id in self._driver_of:
+            self._driver_of.pop(request_id).cancel(request_id)
+
+    def on_response(self, job: Job, response: Response) -> None:
+        """Passes a response of an engine on, or suspends its request."""
+        done = response.completion
+        del self._driver_of[done.request.id]
+        if job.max_new_tokens is None:
+            job.deliver(response)
+            return
+        owner = done.request.owner
+        if self._budget is not None:
+            self._spent[owner] = self._spent.get(owner, 0) + len(done.token_ids) - job.num_before
+            if done.finish_reason == FinishReason.LENGTH and len(done.token_ids) < job.max_new_tokens:
+                self._suspend(self._job(done.resumed, job.deliver, job.max_new_tokens))
+                return
+        self._lengths.observe(done.request.uid, len(done.request.prompt_ids), len(done.token_ids))
+        job.deliver(response)
+
+    def on_partials(self, jobs: Sequence[Job]) -> None:
+        """Dispatches anew what an engine gave up unfinished."""
+        self._deal(jobs, self._kept)
+
+    def on_swapped(self) -> None:
+        """Wakes who waits for a version."""
+        self._swapped.fire()
+
+    def _deal(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
+        if not jobs:
+            return
+        ready = [driver for driver in drivers if driver.starts_new] or drivers
+        chosen = self._policy.assign([job.expected_tokens for job in jobs], [driver.load for driver in ready])
+        for job, engine in zip(jobs, chosen, strict=True):
+            self._driver_of[job.request.id] = ready[engine]
+            ready[engine].submit(job)
+
+    def _job(self, request: Request, deliver: Deliver, max_new_tokens: int) -> Job:
+        """A request of a sample, with a budget of its own. max_new_tokens: without the budget."""
+        expected = self._expected(request)
+        if self._budget is not None:
+            request = _limited(request, min(max_new_tokens, len(request.generated_ids) + self._budget))
+        return Job(
+            request=request,
+            order=-expected if self._policy.longest_first else request.owner.gid,
+            expected_tokens=expected,
+            deliver=deliver,
+            max_new_tokens=max_new_tokens,
+            num_before=len(request.generated_ids),
+        )
+
+    def _within_rest(self, job: Job) -> Job | None:
+        """The same with what its owner's earlier turns left of the budget; None where it has to wait for another."""
+        spent = self._spent.get(job.request.owner, 0)
+        if self._budget is None or not spent:
+            return job
+        left = self._budget - spent
+        if left <= 0:
+            self._suspend(job)
+            return None
+        return replace(job, request=_limited(job.request, min(job.request.params.max_new_tokens, left)))
+
+    def _suspend(self, job: Job) -> None:
+        self._suspended[job.request.id] = job
+        self._on_suspended()
+
+    def _expected(self, request: Request) -> float:
+        return len(request.prompt_ids) + self._lengths.expect(request.uid, len(request.prompt_ids))
+
+    def _gather_survivors(self, settings: Migrate) -> None:
+        """Moves what is left of a step to the fewest engines that hold it, those with most to do.
+
+        Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits.
+        """
+        left = len(self._owners)
+        is_tail = 0 < left <= settings.remaining_share * self._samples_per_step
+        if not is_tail or self._kept is not self._drivers:
+            return
+        if self._shared_devices and not self._cluster.lock.is_wanted(self._shared_devices):
+            return
+        if any(driver.num_queued for driver in self._drivers):
+            return
+        by_work = sorted(self._drivers, key=lambda driver: -driver.num_running)
+        held = sum(driver.kv_use for driver in by_work if driver.num_running)
+        num_kept = math.ceil(max(left / settings.batch, held / settings.kv_share))
+        if num_kept >= len(by_work):
+            return
+        self._kept = by_work[:num_kept]
+        for driver in by_work[num_kept:]:
+            if driver.num_running:
+                driver.evacuate()
+
+
+def _limited(request: Request, max_new_tokens: int) -> Request:
+    return replace(request, params=request.params.model_copy(update={"max_new_tokens": max_new_tokens}))

@@ -1,0 +1,108 @@
+"""What an engine or an episode made, as a sample's segments and columns."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from interlace.core.runs import Runs
+from interlace.core.types import (
+    NO_VERSIONS,
+    PROMPT,
+    Completion,
+    IntArray,
+    Prompt,
+    Response,
+    RewardResult,
+    Sample,
+    SampleKey,
+    Segment,
+)
+from interlace.episodes.base import Outcome, Turn
+from interlace.stages.map import Columns
+
+CONTEXT = "context"
+"""The kind of a segment that an episode put in."""
+
+
+def response_segment(done: Completion) -> Segment:
+    """What a completion adds to its sample: one turn, of which the policy drew all."""
+    return Segment(
+        token_ids=np.asarray(done.token_ids, np.int32),
+        logprobs=np.asarray(done.logprobs, np.float32),
+        versions=Runs.of(done.versions),
+    )
+
+
+def response_columns(response: Response) -> Columns:
+    """Columns of a sample that is one response."""
+    done = response.completion
+    return {"segments": (response_segment(done),), "finish_reason": done.finish_reason, "text": response.text}
+
+
+def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
+    """A response from outside the flow as a sample, to be scored."""
+    done = response.completion
+    return Sample(
+        key=key,
+        prompt=prompt,
+        segments=(response_segment(done),),
+        finish_reason=done.finish_reason,
+        text=response.text,
+    )
+
+
+def turn_columns(prompt: Prompt, turns: Sequence[Turn], outcome: Outcome) -> Columns:
+    """Columns of a sample that an episode made. ValueError where it made no turn."""
+    if not turns:
+        raise ValueError("the episode ended without a turn, so there is nothing to score or to train on")
+    last = turns[-1]
+    columns: Columns = {
+        "segments": segments_of(prompt, turns),
+        "finish_reason": last.finish_reason,
+        "text": last.text if outcome.text is None else outcome.text,
+    }
+    if outcome.reward is not None:
+        columns["outcome"] = RewardResult(reward=outcome.reward, parts=outcome.parts)
+    return columns
+
+
+def segments_of(prompt: Prompt, turns: Sequence[Turn]) -> tuple[Segment, ...]:
+    """The tree that turns make: each continues the earlier one whose tokens, context included, it begins with.
+
+    What a turn was given beyond these is a segment that was not sampled. A turn that continues none continues the
+    prompt, or begins a context of its own where it does not begin with the prompt either.
+    """
+    segments: list[Segment] = []
+    ends: dict[int, IntArray] = {PROMPT: prompt.token_ids}
+    """Place of the segment that ends a context -> all tokens of that context."""
+    for turn in turns:
+        parent = _continued(ends, turn.prompt_ids)
+        put_in = turn.prompt_ids if parent is None else turn.prompt_ids[len(ends[parent]) :]
+        if len(put_in):
+            before = segments[parent].versions if parent is not None and parent != PROMPT else turn.versions
+            segments.append(_context_segment(put_in, parent, before))
+            parent = len(segments) - 1
+        segments.append(
+            Segment(parent=parent, token_ids=turn.token_ids, logprobs=turn.logprobs, versions=turn.versions)
+        )
+        ends[len(segments) - 1] = np.concatenate([turn.prompt_ids, turn.token_ids])
+    return tuple(segments)
+
+
+def _continued(ends: Mapping[int, IntArray], context: IntArray) -> int | None:
+    """The place whose context is the longest beginning of this one; None where none is."""
+    found = [place for place, ids in ends.items() if np.array_equal(context[: len(ids)], ids)]
+    return max(found, key=lambda place: len(ends[place]), default=None)
+
+
+def _context_segment(token_ids: IntArray, parent: int | None, before: Runs[int]) -> Segment:
+    """Tokens that were put in. before: versions of the turn before it, or of the first where there is none before."""
+    size = len(token_ids)
+    return Segment(
+        parent=parent,
+        token_ids=token_ids,
+        sampled=np.zeros(size, np.bool_),
+        logprobs=np.zeros(size, np.float32),
+        versions=Runs.repeated(before.values[-1], size) if before else NO_VERSIONS,
+        kind=CONTEXT,
+    )
