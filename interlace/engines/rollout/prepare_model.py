@@ -14,10 +14,11 @@ from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
 from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
 from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.protocol import EngineReport
-from interlace.engines.rollout.runner import ModelRunner, Runner
-from interlace.engines.rollout.verify import Probe, probe_prompts, reference_logits, routing_fault
+from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
+from interlace.engines.rollout.verify import UNSURE, Probe, probe_prompts, reference_logits, routing_fault
 
-_SPARE_CELLS = 16
+_SPARE_CELLS = PAD_ROWS[-1]
+"""For padding tokens, and for the probe's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,18 +94,33 @@ def _serve_routed(
     for runner in runners:
         probe = Probe(runner, store, config.max_running)
         fault = probe.logits_fault(prompts, expected)
-        variance = probe.invariance_fault(prompts[0]) if fault is None else None
+        variance = _variance(runner, probe, prompts[0]) if fault is None else None
         probe.close()
         if fault is None:
             report = EngineReport(
                 invariant=variance is None,
-                reason=variance or f"verified on this model: chunks and company changed no bit; {runner.invariance}",
+                reason=variance or f"verified on this model: chunks and other rows changed no bit; {runner.invariance}",
                 attention=f"{config.options.kv}, {attention.name}, {runner.name}",
                 notes=tuple(notes),
             )
             return PreparedModel(runner=runner, attention=attention, pool=pool, store=store, report=report)
         notes.append(f"{runner.name} is not used: {fault}")
     return None
+
+
+def _variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | None:
+    """Why a row's bits depend on what runs beside it. None: they do not, with as little padding as that takes."""
+    if not isinstance(runner, ModelRunner):
+        return probe.invariance_fault(prompt)
+    faults: list[str] = []
+    for rows in PAD_ROWS:
+        runner.pad_rows = rows
+        fault = probe.invariance_fault(prompt)
+        if fault is None or fault == UNSURE:
+            return fault
+        faults.append(fault)
+    runner.pad_rows = PAD_ROWS[0]
+    return faults[0]
 
 
 def _serve_plain(

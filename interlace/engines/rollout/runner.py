@@ -11,13 +11,15 @@ from transformers import PreTrainedModel
 from interlace.engines.rollout.attention import AttentionBackend, AttentionHub
 from interlace.engines.rollout.kv_store import Int64Array
 
-PAD_ROWS = 4
-"""A matrix product gives a row the same bits for any number of rows from here on (on the BLAS seen; see verify.py)."""
+PAD_ROWS = (4, 8, 16)
+"""Candidates for the rows that a matrix product is given at least. Libraries multiply few rows by other kernels than
+many (MKL fewer than 2 to 16, by the shape), whose sums differ in bits; the first is taken with which a probe finds
+none."""
 
 
-def pad(array: Int64Array, fill: int) -> Int64Array:
-    """[N] -> [max(N, PAD_ROWS)]."""
-    return array if len(array) >= PAD_ROWS else np.pad(array, (0, PAD_ROWS - len(array)), constant_values=fill)
+def pad(array: Int64Array, rows: int, fill: int) -> Int64Array:
+    """[N] -> [max(N, rows)]."""
+    return array if len(array) >= rows else np.pad(array, (0, rows - len(array)), constant_values=fill)
 
 
 Logits = Callable[[], Tensor]
@@ -31,8 +33,10 @@ class Runner(Protocol):
     name: str
     dtype: torch.dtype
     """Of the weights."""
-    invariance: str
-    """What makes a row's bits independent of the other rows, where they are."""
+
+    @property
+    def invariance(self) -> str:
+        """What makes a row's bits independent of the other rows, where they are."""
 
     def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
         """token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N], ascending: whose logits to return.
@@ -49,26 +53,30 @@ class Runner(Protocol):
 class ModelRunner:
     """The transformers model itself, its attention served by a backend."""
 
-    invariance = f"rows are padded to {PAD_ROWS}"
-
     def __init__(self, model: PreTrainedModel, hub: AttentionHub, backend: AttentionBackend, spare_row: int) -> None:
         self._model, self._hub, self._backend, self._spare_row = model, hub, backend, spare_row
         self.dtype, self.name = model.dtype, "the transformers model"
+        self.pad_rows = PAD_ROWS[0]
+
+    @property
+    def invariance(self) -> str:
+        """See Runner."""
+        return f"rows are padded to {self.pad_rows}"
 
     def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
         """See Runner."""
         device = self._model.device
-        padding = np.arange(PAD_ROWS)[: max(PAD_ROWS - len(rows), 0)]
-        # Padding tokens write to the spare row, which nobody reads.
+        padding = np.arange(max(self.pad_rows - len(rows), 0))
+        # Padding tokens write to the spare row, which is never read.
         positions = np.r_[positions, padding] if len(padding) else positions
-        rows, token_ids = pad(rows, self._spare_row), pad(token_ids, 0)
+        rows, token_ids = pad(rows, self.pad_rows, self._spare_row), pad(token_ids, self.pad_rows, 0)
         self._hub.backend = self._backend
         self._backend.begin(rows, positions)
         out = self._model(
             input_ids=torch.from_numpy(token_ids)[None].to(device),
             position_ids=torch.from_numpy(positions)[None].to(device),
             use_cache=False,
-            logits_to_keep=torch.from_numpy(pad(wanted, 0)).to(device),
+            logits_to_keep=torch.from_numpy(pad(wanted, self.pad_rows, 0)).to(device),
         )
         return lambda: out.logits[0]
 

@@ -1,4 +1,4 @@
-"""What the engine checks on a model before it serves: right logits, and bits that do not depend on company."""
+"""What the engine checks on a model before it serves: right logits, and bits that do not depend on other rows."""
 
 from collections.abc import Sequence
 
@@ -17,12 +17,12 @@ Run = tuple[int, Sequence[int], int]
 """Row, tokens to run, position of the first."""
 LONG, SHORT = 13, 6
 """Tokens of the two probe prompts."""
-COMPANY = (1, 2, 3, 4, 7, 16, 31, 63, 127)
+NUM_OTHERS = (1, 2, 3, 4, 7, 16, 31, 63, 127)
 """Numbers of other rows beside which the same token is run."""
-
 SURE_BYTES = 4
 """Of a number, from which on equal bits on a probe mean something: in bfloat16 few tokens of many show that a sum was
 taken in another order."""
+UNSURE = "no bit changed on a probe, but half precision rounds most of what other rows change out of its sight"
 
 
 def probe_prompts(vocab_size: int) -> list[list[int]]:
@@ -65,7 +65,7 @@ class Probe:
     """Runs tokens through a runner by hand, in cells of its own."""
 
     def __init__(self, runner: Runner, store: KVStore, max_rows: int) -> None:
-        self._runner, self._store = runner, store
+        self._runner, self._store, self._spare_row = runner, store, max_rows
         self.rows = [row for row in range(max_rows) if store.reserve(row, LONG)]
         if not self.rows:
             raise UserError(
@@ -102,7 +102,7 @@ class Probe:
         return None if worst <= tolerance else f"its log-probs differ from the model's own by {worst:.2g}"
 
     def invariance_fault(self, prompt: Sequence[int]) -> str | None:
-        """Runs one token after the same prefix in ever other company. None: its logits were bit-equal each time."""
+        """Runs one token after the same prefix beside ever other rows. None: its logits were bit-equal each time."""
         last = len(prompt) - 1
         target: Run = (0, prompt[last:], last)
         expected = self.run((0, prompt, 0))[-1]
@@ -110,15 +110,15 @@ class Probe:
         if not torch.equal(self.run(target)[0], expected):
             return "a prompt run whole and one run in chunks differ in bits"
         others: list[Run] = [(row, [prompt[row % last]], 0) for row in self.rows[1:]]
-        for count in COMPANY:
+        for count in NUM_OTHERS:
             if count > len(others):
                 break
             first, final = self.run(target, *others[:count])[0], self.run(*others[:count], target)[-1]
             if not (torch.equal(first, expected) and torch.equal(final, expected)):
                 return f"a row's logits change in bits beside {count} other rows"
-        for count in (3, 15) if len(self.rows) > 1 else ():
-            if not torch.equal(self.run((1, prompt[:count], 0), target)[-1], expected):
+        for count in (3, 15):  # on the spare row: a store that holds one sequence runs long prompts too
+            if not torch.equal(self.run((self._spare_row, [*prompt, *prompt][:count], 0), target)[-1], expected):
                 return f"a row's logits change in bits beside a prompt of {count} tokens"
         if self._runner.dtype.itemsize < SURE_BYTES:
-            return "no bit changed on a probe, but half precision rounds most of what company changes out of its sight"
+            return UNSURE
         return None

@@ -143,3 +143,23 @@ def test_at_the_shape_of_a_135m_model() -> None:
     while len(together) < len(requests):
         together |= {c.request.owner.index: (c.token_ids, c.logprobs) for c in engine.step().finished}
     assert together == single
+
+
+@pytest.mark.parametrize("few", [1, 5, 9, 15])
+def test_padding_reaches_the_rows_from_which_a_product_gives_equal_bits(
+    tiny: Callable[[], PreTrainedModel], few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MKL takes another kernel for few rows: how few differs by machine and shape, so it is set here."""
+    product = torch.nn.functional.linear
+
+    def as_mkl_does(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        enough = product(torch.cat([rows, rows.new_zeros(1, 16, rows.shape[-1])], 1), weight, bias)
+        made = enough[:, : rows.shape[1]].clone()
+        return made * (1 + 2**-20) if rows.shape[1] <= few else made
+
+    monkeypatch.setattr(torch.nn.functional, "linear", as_mkl_does)
+    for max_running in (1, 8):
+        engine = NativeEngine(tiny(), max_running=max_running, options=EngineOptions(compile_decoder=False))
+        padding = next(rows for rows in (4, 8, 16) if rows > few)
+        report = engine.report()
+        assert report.invariant and report.reason.endswith(f"rows are padded to {padding}"), report

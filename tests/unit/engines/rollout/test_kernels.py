@@ -55,7 +55,7 @@ def test_products_of_any_size_are_right_and_invariant(
 
     Every number of rows: each has tiles of its own.
     """
-    monkeypatch.setattr(verify, "COMPANY", tuple(range(1, 70)))
+    monkeypatch.setattr(verify, "NUM_OTHERS", tuple(range(1, 70)))
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=hidden, intermediate_size=inner, vocab_size=vocab, num_hidden_layers=2, num_attention_heads=2,
@@ -71,6 +71,6 @@ def test_other_processors_get_another_library(fresh: Path, monkeypatch: pytest.M
         pytest.skip("no x86 processor with AVX2")
     flags = tuple("-march=haswell" if flag == "-march=native" else flag for flag in compiled.FLAGS)
     monkeypatch.setattr(compiled, "FLAGS", flags)
-    monkeypatch.setattr(verify, "COMPANY", tuple(range(1, 40)))
+    monkeypatch.setattr(verify, "NUM_OTHERS", tuple(range(1, 40)))
     report = NativeEngine(make_model(), max_running=40).report()
     assert "c++ decoder" in report.attention and report.invariant, report
