@@ -101,12 +101,15 @@ def _resumed(spec: str, overrides: list[str], name: str | None) -> "tuple[Recipe
 def _run(recipe: "Recipe", folder: "RunFolder", *, resume: bool, quiet: bool, console: Console) -> "TrainReport":
     from interlace.jobs.train import train as train_recipe
     from interlace.observe.progress import open_progress
-    from interlace.observe.stop import StopSignal
+    from interlace.observe.stop import PATIENCE_S, StopSignal
 
     with open_progress(console, num_steps=recipe.steps, quiet=quiet) as progress:
 
         def announce() -> None:
-            progress.say("Stopping at the end of this step, with a checkpoint. Ctrl-C again stops at once.")
+            progress.say(
+                f"Stopping at the end of this step, or in {PATIENCE_S:.0f} s if that is sooner, with a checkpoint. "
+                "Ctrl-C again stops at once."
+            )
 
         try:
             with StopSignal(announce) as stop:
@@ -147,5 +150,9 @@ def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console:
 
 
 def _how_to_go_on(folder: "RunFolder") -> str:
-    """The run's name is enough; the recipe is there because the command wants one."""
+    """The run's name is enough; the recipe is there because the command wants one. Or that there is none."""
+    from interlace.observe.checkpoints import Checkpoints
+
+    if not Checkpoints(folder.checkpoints, keep=1).steps():
+        return "There is no checkpoint to go on from: start it again with --overwrite."
     return f"To go on from its newest checkpoint: interlace train {folder.config} --name {folder.name} --resume"

@@ -16,6 +16,10 @@ class HangError(InterlaceError):
     """Nothing can make progress any more; the message holds the wait-for graph."""
 
 
+class StoppedError(InterlaceError):
+    """The run was asked to stop, and what it was in the middle of did not end in time."""
+
+
 class WorkerDiedError(InterlaceError):
     """A worker's process is gone; the message says which, and what it was doing."""
 

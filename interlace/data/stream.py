@@ -1,7 +1,7 @@
 """The order in which prompts are served, exactly resumable."""
 
 from bisect import insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from interlace.core.config import Config
@@ -58,7 +58,7 @@ class PromptStream:
 
     def hand_back(self, prompts: Iterable[Prompt]) -> None:
         """Serves these, which this stream gave out, again before new ones. Raises ValueError for any other prompt."""
-        for draw in self._draws(prompts):
+        for draw in self._draws(prompts, self._drawn, self._pending):
             insort(self._pending, draw)
 
     def state(self, unfinished: Iterable[Prompt] = ()) -> StreamState:
@@ -66,8 +66,17 @@ class PromptStream:
 
         This stream goes on as it is. Raises ValueError for a prompt that this stream has not out.
         """
-        pending = tuple(sorted([*self._pending, *self._draws(unfinished)]))
-        return StreamState(drawn=self._drawn, pending=pending, fingerprint=self._fingerprint)
+        return self.state_later(unfinished)()
+
+    def state_later(self, unfinished: Iterable[Prompt]) -> Callable[[], StreamState]:
+        """What gives, whenever it is called, the state of now: to find the numbers of the draws takes its time."""
+        drawn, waiting, out = self._drawn, tuple(self._pending), tuple(unfinished)
+
+        def state() -> StreamState:
+            pending = sorted([*waiting, *self._draws(out, drawn, waiting)])
+            return StreamState(drawn=drawn, pending=tuple(pending), fingerprint=self._fingerprint)
+
+        return state
 
     def restore(self, state: StreamState) -> None:
         """Goes on from a state. Raises UserError where it is of other prompts or another seed."""
@@ -78,13 +87,16 @@ class PromptStream:
             )
         self._drawn, self._pending = state.drawn, list(state.pending)
 
-    def _draws(self, prompts: Iterable[Prompt]) -> list[int]:
-        """Numbers of the draws that gave these prompts; each must be out, and named once."""
+    def _draws(self, prompts: Iterable[Prompt], drawn: int, pending: Iterable[int]) -> list[int]:
+        """Numbers of the draws that gave these prompts; each must be out, and named once.
+
+        drawn, pending: those of when the prompts were out.
+        """
         found: list[int] = []
-        waiting = set(self._pending)
+        waiting = set(pending)
         for prompt in prompts:
             draw = self._draw_of(prompt)
-            if draw is None or draw >= self._drawn or draw in waiting:
+            if draw is None or draw >= drawn or draw in waiting:
                 raise ValueError(f"prompt {prompt.uid!r} of epoch {prompt.attempt} is not out")
             waiting.add(draw)
             found.append(draw)

@@ -20,7 +20,7 @@ from interlace.stages.admission import Admission
 from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
-from interlace.stages.map import Columns, Failure
+from interlace.stages.map import Columns, Failure, OnFailed
 from interlace.stages.sources import PromptSource
 from interlace.stages.stream import Stream
 
@@ -55,16 +55,6 @@ class RolloutRole:
             self.baseline.admitted(wave)
 
 
-def _reward_columns(result: RewardResult) -> Columns | Failure:
-    if result.failure is not None:
-        return Failure(result.failure)
-    return {"reward": result.reward, "reward_parts": result.parts}
-
-
-def _scored_columns(result: RewardResult) -> Columns | Failure:
-    return {"scored": result} if result.failure is None else Failure(result.failure)
-
-
 class RewardRole:
     """Scoring."""
 
@@ -72,19 +62,30 @@ class RewardRole:
         self,
         stages: StageFactory,
         group: WorkerGroup[Any],
-        failures: dict[SampleKey, str],
         admission: Admission,
         shaping: ShapingConfig,
+        *,
+        on_failed: OnFailed,
     ) -> None:
+        """on_failed: told of each sample that could not be scored, with the reason."""
         self._admission, self._shaping = admission, shaping
+        self.num_scored = 0
         self._stage = stages.map_stage(
             "reward",
             [group],
             operation="score",
             writes=("scored",) if shaping.length_weight else ("reward", "reward_parts"),
-            to_columns=_scored_columns if shaping.length_weight else _reward_columns,
-            on_failed=failures.__setitem__,
+            to_columns=self._columns,
+            on_failed=on_failed,
         )
+
+    def _columns(self, result: RewardResult) -> Columns | Failure:
+        if result.failure is not None:
+            return Failure(result.failure)
+        self.num_scored += 1
+        if self._shaping.length_weight:
+            return {"scored": result}
+        return {"reward": result.reward, "reward_parts": result.parts}
 
     def score(self, samples: Stream) -> Stream:
         """Adds `reward`; a sample whose scoring fails ends as `failed`."""
@@ -159,6 +160,11 @@ class CriticRole:
     def values(self, samples: Stream) -> Stream:
         """Adds `values`, or `process_rewards`."""
         return self._values.attach(samples) if self._values else samples
+
+    @property
+    def num_updates(self) -> int:
+        """Steps of its optimizer that were begun."""
+        return self._train.num_updates if self._train else 0
 
     async def update(self, batch: Batch) -> None:
         """Trains it on the batch."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from interlace.algorithms.base import Advantages, Algorithm, Needs
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import (
     Metrics,
     Prompt,
@@ -25,6 +25,7 @@ from interlace.flows.baseline import GreedyBaseline
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
 from interlace.flows.step_metrics import StepMeter
 from interlace.observe.goodput import Ledger
+from interlace.observe.step_line import brief
 from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
@@ -145,7 +146,8 @@ class PolicyRun:
             else None
         )
         self.rollout.baseline = self._baseline
-        self.reward = RewardRole(stages, groups.reward, self._failures, self.admission, settings.shaping)
+        self.reward = RewardRole(stages, groups.reward, self.admission, settings.shaping, on_failed=self._not_scored)
+        self._num_not_scored, self._first_failure = 0, ""
         self.reference = ReferenceRole(stages, groups.reference, "base_logprobs" if shares_base(groups) else "logprobs")
         whole = algorithm.needs.batch_statistics
         self.critic = CriticRole(
@@ -257,6 +259,35 @@ class PolicyRun:
         if not self._stopped:
             self.admission.pump()
 
+    @property
+    def num_updates(self) -> int:
+        """Steps of the optimizers that were begun, in this process."""
+        return self.actor.num_updates + self.critic.num_updates
+
+    @property
+    def scoring(self) -> str:
+        """How scoring has gone so far in this process, for people."""
+        scored, failed = self.reward.num_scored, self._num_not_scored
+        first = f", the first of them by {brief(self._first_failure)}" if failed else ""
+        return f"{scored} samples scored, {failed} failed{first}"
+
+    def _not_scored(self, key: SampleKey, reason: str) -> None:
+        """Notes why. A first step's worth of samples that all fail ends the run: others would take their places."""
+        self._failures[key] = reason
+        self._num_not_scored += 1
+        self._first_failure = self._first_failure or reason
+        settings = self._settings
+        if (
+            not self.reward.num_scored
+            and self._num_not_scored == settings.prompts_per_step * settings.samples_per_prompt
+        ):
+            self._cluster.fail(
+                InterlaceError(
+                    f"the first {self._num_not_scored} samples, a whole step, all failed, so there is nothing to train "
+                    f"on. The first failed by {brief(self._first_failure)}."
+                )
+            )
+
     def _with_batch_statistics(self, groups: list[SampleGroup]) -> list[SampleGroup]:
         if not self._algorithm.needs.batch_statistics or not groups:  # all of a step's groups may have been dropped
             return groups
@@ -277,6 +308,11 @@ class PolicyRun:
     def ledger(self) -> Ledger:
         """Where the device-seconds went until now, from the start on."""
         return self._meter.finish()
+
+    @property
+    def ended(self) -> Sequence[Ended]:
+        """Samples that ended since the last step."""
+        return self._ended
 
     def finish(self) -> Sequence[Ended]:
         """After the flow: whatever was admitted and not needed ends as `surplus`. Returns it, with what ended since."""

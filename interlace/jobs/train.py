@@ -1,18 +1,20 @@
 """One training run of a recipe: cluster, workers, flow, and what is done at each step boundary."""
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import InterlaceError, StoppedError
 from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import PolicyRun, RoleGroups, StepResult, shares_base
+from interlace.flows.run import Ended, PolicyRun, RoleGroups, StepResult, shares_base
 from interlace.jobs.assemble import assemble
 from interlace.jobs.evaluation import Evaluation, Evaluator
 from interlace.jobs.launch import ModelSources, launch_roles
@@ -28,15 +30,19 @@ from interlace.observe.live import LiveRun
 from interlace.observe.loggers import MetricsLoggers, open_loggers
 from interlace.observe.loggers.base import RunInfo
 from interlace.observe.progress import ProgressView
+from interlace.observe.quiet import LOOK_EVERY_S, QuietWatch
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.step_line import brief
-from interlace.observe.stop import StopSignal
+from interlace.observe.stop import PATIENCE_S, StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
+
+SAVE_WITHIN_S = 15.0
+"""For a checkpoint to be written, where a run that was asked to stop did not come to the end of its step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +90,12 @@ class _Session:
         self._told: set[str] = set()
         self._has_scored = False
         """Any sample, in this process."""
+        self._boundary: Callable[[], RunState] | None = None
+        """The state at the end of the last step of this process."""
+        self._num_updates = 0
+        """Begun until then."""
+        self._quiet = QuietWatch(progress)
+        self._is_assembled = False
         self._cluster: Cluster
         self._trace: StepTrace
         self._logger: MetricsLoggers
@@ -110,7 +122,10 @@ class _Session:
                 open_loggers(info, self._recipe.logging.loggers) as self._logger,
                 cluster.timeline.recorded_by(self._recorder()),
             ):
-                await cluster.run(self._work(newest))
+                try:
+                    await self._until_stopped(self._work(newest))
+                except StoppedError:
+                    await self._save_boundary()
         finally:
             await self._trace.close()
             await cluster.shutdown()
@@ -122,6 +137,53 @@ class _Session:
             checkpoint=self._checkpoints.latest(),
             ledger=self._ledger,
         )
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the flow. Raises StoppedError where a stop was asked for and no step's end came in time."""
+        cluster = self._cluster
+        cluster.loop_limit_s = lambda: PATIENCE_S if self._stop.is_overdue else cluster.watchdog.hang_after_s
+        cluster.spawn(self._stop_in_time(), name="stop")
+        cluster.spawn(self._quiet.run(cluster.waits, self._scoring), name="quiet")
+        try:
+            await cluster.run(work)
+        except InterlaceError as error:
+            ended = self._run.ended if self._is_assembled else ()
+            self._keep_transcripts(ended)
+            if any(entry.event == TerminalEvent.FAILED for entry in ended):
+                error.add_note(f"Why samples failed: all reasons are in {self._folder.samples}.")
+            raise
+
+    async def _stop_in_time(self) -> None:
+        while not self._stop.is_overdue:
+            await asyncio.sleep(LOOK_EVERY_S)
+        if self._is_assembled:
+            await asyncio.wait({asyncio.ensure_future(self._saver.finish())}, timeout=SAVE_WITHIN_S)
+        raise StoppedError("stopped before the end of the step, which did not come in time.")
+
+    async def _save_boundary(self) -> None:
+        """Saves where the last step ended, unless the weights have moved on. StoppedError where nothing is saved."""
+        if self._boundary and self._run.num_updates == self._num_updates:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_WITHIN_S):
+                    await self._saver.save(self._boundary())
+        saved = max(self._checkpoints.steps(), default=0)
+        if not saved:
+            raise StoppedError("stopped before there was anything to save.")
+        if saved < self._done_steps:
+            self._progress.say(
+                f"step {self._done_steps + 1} had changed the weights: a resumed run repeats it from {saved}"
+            )
+        self._done_steps = saved
+        if self._is_assembled:
+            self._ledger = self._run.ledger()
+
+    def _scoring(self) -> str:
+        return f"{self._run.scoring} so far" if self._is_assembled else ""
+
+    def _keep_transcripts(self, ended: Sequence[Ended]) -> None:
+        """Of samples that no step will log."""
+        if leftover := [entry for entry in ended if entry.event != TerminalEvent.TRAINED]:
+            write_transcripts(self._folder.samples, self._done_steps + 1, leftover)
 
     def _recorder(self) -> Recorder:
         if not self._recipe.logging.timeline or self._done_steps >= self._recipe.steps:
@@ -149,14 +211,12 @@ class _Session:
         self._ledger = self._run.ledger()
         # Before what is in flight is given up: a resumed run with more steps starts with these prompts.
         unfinished = self._run.unconsumed_prompts()
-        leftover = [entry for entry in self._run.finish() if entry.event != TerminalEvent.TRAINED]
-        if leftover:
-            write_transcripts(self._folder.samples, self._done_steps + 1, leftover)
+        self._keep_transcripts(self._run.finish())
+        if self._done_steps:  # first: nothing that is asked of the model now may cost it
+            await self._saver.save(self._state_later(unfinished)())
         if self._evaluator.has_prompts and self._after is None:
             await self._run.install_weights()
             self._after = await self._evaluate("evaluation after")
-        if self._done_steps:
-            await self._saver.save(self._state(unfinished))
 
     async def _assemble(self, newest: Path | None) -> None:
         recipe, cluster = self._recipe, self._cluster
@@ -177,6 +237,7 @@ class _Session:
             cluster, recipe, algorithm_of(recipe), self._groups, self._stream, self, resumed=self._resumed
         )
         self._run = ready.run
+        self._is_assembled = True
         self._evaluator = Evaluator(recipe, ready.sampling, self._prompts.heldout, self._run, self._groups.reward)
 
     async def _say_how_it_computes(self) -> None:
@@ -208,12 +269,15 @@ class _Session:
             self._after = await self._evaluate(f"evaluation after step {result.step}")
             evaluation = self._after.metrics()
         metrics = {**result.metrics, **evaluation}
+        self._boundary = self._state_later(self._run.unconsumed_prompts())
+        self._num_updates = self._run.num_updates
         state = None
         if recipe.checkpoint_every and result.step % recipe.checkpoint_every == 0:
-            state = self._state(self._run.unconsumed_prompts())
+            state = self._boundary()
             metrics["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(result.step, metrics)
         self._progress.step(result.step, metrics)
+        self._quiet.heard(f"step {result.step + 1}")
         self._refuse_failures(result)
         if state:
             self._saver.write(state)
@@ -267,23 +331,22 @@ class _Session:
 
     async def _evaluate(self, title: str) -> Evaluation:
         self._progress.stage(title, 0, 1)
+        self._quiet.heard(title)
         evaluation = await self._evaluator.evaluate()
         self._progress.stage(title, 1, 1, f"greedy {evaluation.greedy_accuracy:.3f}")
         if evaluation.warning:
             self._progress.say(f"{title}: {evaluation.warning}")
+        self._quiet.heard(f"step {self._done_steps + 1}")
         truncate_after(self._folder.evaluations, self._done_steps - 1)  # a resumed run may repeat the last one
         with self._folder.evaluations.open("a", encoding="utf-8") as file:
             file.write(to_line({"step": self._done_steps, **evaluation.metrics()}))
         return evaluation
 
-    def _state(self, unfinished: Sequence[Prompt]) -> RunState:
-        """unfinished: prompts that were drawn and not trained on."""
-        return RunState(
-            done_steps=self._done_steps,
-            num_groups=self._run.num_groups,
-            stream=self._stream.state(unfinished),
-            before=self._before,
-        )
+    def _state_later(self, unfinished: Sequence[Prompt]) -> Callable[[], RunState]:
+        """What gives the state of now. unfinished: prompts that were drawn and not trained on."""
+        stream = self._stream.state_later(unfinished)
+        done_steps, num_groups, before = self._done_steps, self._run.num_groups, self._before
+        return lambda: RunState(done_steps=done_steps, num_groups=num_groups, stream=stream(), before=before)
 
 
 def _failures(result: StepResult) -> list[str]:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from interlace.core.errors import HangError, RemoteError, WorkerDiedError
+from interlace.core.errors import HangError, RemoteError, StoppedError, WorkerDiedError
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import Rank, WorkerGroup
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.waits import WaitRegistry
-from interlace.runtime.watchdog import Watchdog
+from interlace.runtime.watchdog import LoopWatch, Watchdog
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device, resolve
 from interlace.schedule.schedule import Schedule
@@ -72,8 +72,10 @@ class Cluster(ABC):
         """What ends once all groups have, the last that was added first: ranks without a group, what workers share."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.hangs = False
-        """Whether the run ended because something did not."""
+        self.hurries = False
+        """Whether the run ends without waiting for what goes on: it hangs, or was stopped."""
+        self.loop_limit_s: Callable[[], float] = lambda: hang_after_s
+        """How long the event loop may stand still, asked on another thread."""
         self.processes: list[WorkerProcess] = []
         """Of workers that have one of their own; added as they start."""
 
@@ -183,19 +185,22 @@ class Cluster(ABC):
     def fail(self, error: BaseException) -> None:
         """Ends the run with this error; the first one counts."""
         if not self._failed.done():
-            self.hangs = isinstance(error, HangError)
+            self.hurries = isinstance(error, HangError | StoppedError)
             self._failed.set_exception(error)
 
     async def run(self, main: Awaitable[T]) -> T:
         """Awaits `main`; the first exception of any spawned task, or a hang, ends it with that exception."""
         flow = asyncio.ensure_future(main)
-        self._watch()
+        watch = self._watch()
         try:
             outcomes: set[asyncio.Future[Any]] = {flow, self._failed}
             await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
             if not flow.done():
                 self._failed.result()
             return flow.result()
+        except asyncio.CancelledError:
+            self.hurries = True
+            raise
         except RemoteError as error:
             # Whoever works with one that died fails too, and may be heard first.
             for process in self.processes:
@@ -204,9 +209,14 @@ class Cluster(ABC):
             raise
         finally:
             await self._cancel(flow)
+            if watch:
+                watch.end()
 
-    def _watch(self) -> None:
+    def _watch(self) -> LoopWatch | None:
         self.spawn(self.watchdog.run(), name="watchdog")
+        watch = LoopWatch(self.waits, limit_s=self.loop_limit_s, on_blocked=self.fail)
+        watch.start()
+        return watch
 
     async def _cancel(self, flow: "asyncio.Future[T]") -> None:
         tasks: list[asyncio.Future[Any]] = [flow, *self._tasks]

@@ -61,6 +61,14 @@ class WaitRegistry:
         finally:
             self.end(token)
 
+    def longest(self) -> str:
+        """The operation that goes on for longest; where none does, the wait that does. Empty where nothing is."""
+        entries = [*self._operations.values()] or [*self._waits.values()]
+        if not entries:
+            return ""
+        who, what, since_s = min(entries, key=lambda entry: entry[2])
+        return f"{who} {'runs' if self._operations else 'waits for'} {what} since {self.clock.now() - since_s:.0f} s"
+
     def graph(self) -> str:
         """The wait-for graph as lines, oldest first."""
         now = self.clock.now()

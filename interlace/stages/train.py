@@ -39,6 +39,8 @@ class TrainStage:
         self._granule_groups = math.ceil(granule / samples_per_prompt)
         self._minibatches, self._in_order = minibatches, in_order
         self._whole_batch = whole_batch or (recompute_proximal and minibatches > 1)
+        self.num_updates = 0
+        """Steps of the optimizer that were begun."""
         self._flush = False
         self._waiting_for: Minibatches | None = None
         self._changed = lambda: None
@@ -72,6 +74,7 @@ class TrainStage:
                 if samples:
                     await self._group.accumulate(samples)
                 if part.ends:
+                    self.num_updates += 1
                     await self._group.optimizer_step()
 
     async def _with_proximal(self, samples: list[Sample]) -> list[Sample]:

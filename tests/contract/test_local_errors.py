@@ -114,7 +114,7 @@ def test_a_thread_that_hangs_is_an_error_and_the_process_ends() -> None:
             finally:
                 await local.shutdown()
 
-        cluster.GRACE_S = 0.1
+        cluster.HURRIED_S = 0.1
         asyncio.run(main())
     """
     try:
@@ -124,3 +124,37 @@ def test_a_thread_that_hangs_is_an_error_and_the_process_ends() -> None:
     except subprocess.TimeoutExpired:
         pytest.fail("the process never ended")
     assert "stuck runs hangs since" in ended.stderr and ended.returncode == 1
+
+
+BLOCKED = """
+    import asyncio, sys, time
+    from interlace.runtime.local.cluster import LocalCluster
+    from interlace.runtime.watchdog import LoopWatch
+    from interlace.schedule.schedule import Schedule
+
+    async def reads_slowly(seconds):
+        await asyncio.sleep(0)
+        time.sleep(seconds)
+        await asyncio.sleep(60)
+
+    async def main():
+        local = LocalCluster((), Schedule(), hang_after_s=0.5)
+        LoopWatch.GRACE_S = 1.0
+        try:
+            await local.run(reads_slowly(float(sys.argv[1])))
+        finally:
+            await local.shutdown()
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("seconds", "code"), [("1.2", 1), ("600", 3)])
+def test_whoever_blocks_the_event_loop_is_named_and_the_process_ends(seconds: str, code: int) -> None:
+    """In order where the loop goes on, else at once."""
+    command = [sys.executable, "-c", textwrap.dedent(BLOCKED), seconds]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert "the event loop has been blocked for" in ended.stderr
+    assert "in reads_slowly" in ended.stderr
+    assert ("could not be freed" in ended.stderr) == (code == 3)

@@ -236,16 +236,23 @@ def test_a_mistake_that_only_the_workers_see_leaves_no_run(folder: Path, train: 
     assert list((folder / "runs").iterdir()) == []
 
 
-def test_an_error_in_the_middle_says_how_to_go_on(folder: Path, train: Train) -> None:
+def test_an_error_in_the_middle_says_how_to_go_on_where_that_is_possible(folder: Path, train: Train) -> None:
     (folder / "broken.py").write_text(
-        "from interlace.algorithms.grpo import GRPO\n\n\nclass Broken(GRPO):\n"
-        "    def loss(self, inputs):\n        raise RuntimeError('lost')\n"
+        "from pathlib import Path\nfrom interlace.algorithms.grpo import GRPO\n\n\nclass Broken(GRPO):\n"
+        "    def loss(self, inputs):\n"
+        "        steps = Path('runs/late/metrics.jsonl').read_text().splitlines()\n"
+        "        if len(steps) < 2 and not Path('runs/early').exists():\n"
+        "            return super().loss(inputs)\n"
+        "        raise RuntimeError('lost')\n"
     )
-    result = train("mine.yaml", "algorithm=broken:Broken", "--name", "x")
-    assert result.exit_code == 1
-    assert "RuntimeError: lost" in result.stderr
-    assert "actor" in result.stderr
-    assert "interlace train runs/x/config.yaml --name x --resume" in result.stderr
+    late = train("mine.yaml", "algorithm=broken:Broken", "checkpoint_every=1", "steps=9", "--name", "late")
+    assert late.exit_code == 1
+    assert "RuntimeError: lost" in late.stderr
+    assert "actor" in late.stderr
+    assert "interlace train runs/late/config.yaml --name late --resume" in late.stderr
+    early = train("mine.yaml", "algorithm=broken:Broken", "--name", "early")
+    assert early.exit_code == 1
+    assert "--resume" not in early.stderr and "start it again with --overwrite" in early.stderr
 
 
 def test_a_full_disk_leaves_the_checkpoint_before_it(

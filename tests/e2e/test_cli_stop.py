@@ -1,9 +1,12 @@
 """Ctrl-C or SIGTERM on a real process: it ends at a step boundary, with a checkpoint, and says how to go on."""
 
+import hashlib
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,67 @@ def test_a_signal_stops_it_at_a_step_boundary_and_the_run_can_go_on(
         output = resumed.stdout.read()
     assert resumed.returncode == 0, output
     assert len((run / "metrics.jsonl").read_text().splitlines()) == done + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "workers", "sent"),
+    [
+        ("stuck", 2, signal.SIGTERM),
+        ("stuck", 0, signal.SIGINT),
+        ("stuck_judge", 2, signal.SIGTERM),
+        ("stubborn_judge", 2, signal.SIGINT),
+    ],
+)
+def test_a_signal_ends_a_step_that_does_not_end_and_the_run_goes_on_as_if_there_had_been_none(
+    tmp_path: Path, function: str, workers: int, sent: signal.Signals
+) -> None:
+    reward = (
+        f"reward.name=tests.support.reward_functions:{function}", f"reward.workers={workers}", "reward.timeout_s=1000",
+        "reward.tag=null", "reward.answer_format=text",
+    )  # fmt: skip
+    with start(tmp_path, "quickstart", *SMALL, *reward) as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("step 2/"):
+            assert line, "the run ended by itself"
+        (tmp_path / "stuck").touch()
+        assert quiet(process), "the reward did not get stuck"
+        process.send_signal(sent)
+        start_s = time.monotonic()
+        rest = process.stdout.read()
+        took_s = time.monotonic() - start_s
+    assert process.returncode == 0, rest
+    assert took_s < 10, rest
+    assert "Traceback" not in rest
+    (tmp_path / "stuck").unlink()
+    run = tmp_path / "runs" / "quickstart"
+    done = len((run / "metrics.jsonl").read_text().splitlines())
+    assert f"Stopped after step {done} of 100000." in rest
+    for name, args in (
+        ("quickstart", ("runs/quickstart/config.yaml", "--resume")),
+        ("other", ("quickstart", *SMALL, *reward)),
+    ):
+        with start(tmp_path, *args, "--name", name, f"steps={done + 2}") as again:
+            assert again.stdout is not None
+            output = again.stdout.read()
+        assert again.returncode == 0, output
+    assert trained(run, done + 2) == trained(tmp_path / "runs" / "other", done + 2)
+
+
+def quiet(process: subprocess.Popen[str]) -> bool:
+    """Reads lines until there was none for two seconds, longer than a step takes. False where the run ended."""
+    assert process.stdout is not None
+    descriptor = process.stdout.fileno()
+    while select.select([descriptor], [], [], 2.0)[0]:
+        if not os.read(descriptor, 1 << 16):
+            return False
+    return True
+
+
+def trained(run: Path, step: int) -> str:
+    """A digest of the weights after a step."""
+    weights = run / "checkpoints" / f"step_{step}" / "model.safetensors"
+    return hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_the_doctor_finds_a_reward_that_depends_on_who_came_first(tmp_path: Path
 def test_what_the_doctor_says_of_a_failed_run_can_be_read(tmp_path: Path) -> None:
     reward = ("reward.name=tests.support.reward_functions:hopeless", "reward.tag=null", "reward.answer_format=text")
     code, _, err = doctor("--equivalence", "quickstart", *SMALL, *reward, f"model.cache_dir={tmp_path}")
-    assert code == 1 and "samples failed" in err
+    assert code == 1 and "a whole step, all failed" in err
     folder = Path(err.split("all reasons are in ")[1].strip().removesuffix("."))
     assert "hopeless" in "".join(path.read_text() for path in folder.iterdir())
     shutil.rmtree(folder.parents[1])

@@ -163,9 +163,10 @@ def unreachable(prompt: str, response: str, answer: str, metadata: object) -> fl
 
 def test_a_run_whose_first_samples_all_fail_ends_there(root: Path) -> None:
     reward = ["reward.name=tests.e2e.test_training:unreachable", "reward.tag=null", "reward.answer_format=text"]
-    with pytest.raises(InterlaceError, match=r"step 1: all \d+ samples failed, .*the judge does not answer"):
+    with pytest.raises(InterlaceError, match=r"a whole step, all failed, .*the judge does not answer"):
         run(root, "unreachable", reward)
-    assert [line["samples/trained"] for line in metrics(root, "unreachable")] == [0]
+    assert metrics(root, "unreachable") == []
+    assert {row["event"] for row in samples(root, "unreachable")} == {"failed"}
 
 
 def parted(prompt: str, response: str, answer: str, metadata: object) -> dict[str, float]:

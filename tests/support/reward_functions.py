@@ -91,6 +91,28 @@ def of_a_batch(completions: list[str], **columns: object) -> list[float]:
     return [1.0 for _ in completions]
 
 
+def stuck(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
+    """Hangs while there is a file `stuck`."""
+    while Path("stuck").exists():
+        pass
+    return float(len(response) % 3)
+
+
+async def stuck_judge(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
+    """Blocks where there is a file `stuck`."""
+    if Path("stuck").exists():
+        time.sleep(600)
+    return float(len(response) % 3)
+
+
+async def stubborn_judge(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
+    """Will not be cancelled while there is a file `stuck`."""
+    while Path("stuck").exists():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(1)
+    return float(len(response) % 3)
+
+
 async def moody_judge(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
     """Does what the response says."""
     if response == "block":

@@ -14,12 +14,14 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank, RankResult, turn_of
 from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank, find_rendezvous
-from interlace.runtime.process.rank import GRACE_S
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
 from interlace.runtime.result_order import OrderedRank, ResultOrder
 from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+
+HURRIED_S = 1.0
+"""For a running operation to end, where the run ends in a hurry."""
 
 
 class ThreadRank:
@@ -119,8 +121,8 @@ class LocalCluster(Cluster):
         return find_rendezvous()
 
     def _patience_s(self) -> float:
-        """A thread cannot be ended. What may be waited for in the run is waited for at its end, unless it hangs."""
-        return GRACE_S if self.hangs else self.watchdog.hang_after_s
+        """A thread cannot be ended. What may be waited for in the run is waited for at its end, unless that hurries."""
+        return HURRIED_S if self.hurries else self.watchdog.hang_after_s
 
 
 def _is_cancelled() -> bool:

@@ -69,7 +69,7 @@ class SimCluster(Cluster):
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
         self._loop, self._around = virtual_loop(), around
 
-    def _watch(self) -> None:
+    def _watch(self) -> None:  # a LoopWatch would see seconds of another clock
         # On a virtual clock a stall is an event, seen exactly; nobody has to look now and then.
         self._loop.on_stall = self._stalled
 

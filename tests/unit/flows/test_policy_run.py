@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from interlace.algorithms.base import Advantages, Needs, advantages_of
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import NO_GROUP, Request, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.flows.baseline import GreedyBaseline
 from interlace.runtime.timeline import KeepAll
@@ -51,6 +51,12 @@ def test_a_batch_that_lost_all_its_groups_is_a_step_without_an_update(statistics
     record = simulate(Schedule(), replace(WORK, costs=Costs(filter_share=1.0), refill_rounds=1, needs=needs))
     assert [len(step) for step in record.trained] == [0] * 5
     assert [result.version for result in record.results] == [1, 2, 3, 4, 5]
+
+
+def test_a_first_step_of_samples_that_all_fail_ends_the_run_before_others_take_their_places() -> None:
+    work = replace(WORK, costs=Costs(fail_share=1.0), refill_rounds=10)
+    with pytest.raises(InterlaceError, match="the first 12 samples, a whole step, all failed, so there is nothing"):
+        simulate(Schedule(), work)
 
 
 def test_failed_samples_leave_their_group_while_two_remain() -> None:
