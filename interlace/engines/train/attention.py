@@ -4,8 +4,9 @@ Linear layers see one row of tokens without padding. Attention costs the sum of 
 square of their sum: on a CPU a kernel of our own goes from sequence to sequence; elsewhere, and for what the kernel has
 not, sequences of similar length are brought into a dense [sequences, heads, length, head dim] block.
 
-A prompt that several samples answer stands in the row once, since what a causal model computes of it does not depend on
-what follows (as in Prefix Grouper, arXiv 2506.05433). Attention alone sees it before each of its responses.
+What several sequences begin with, such as a prompt that samples share or a history that branches share, stands in the
+row once, since what a causal model computes of it does not depend on what follows (as in Prefix Grouper, arXiv
+2506.05433, and for trees in Tree Training, arXiv 2511.00413). Attention alone sees it before each continuation.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class SharedTokens:
     def of(cls, spread_F: NDArray[np.int64], device: torch.device) -> SharedTokens | None:
         """None where every place of the row is one token's, in order."""
         places, home_S = np.unique(spread_F, return_index=True)
-        if len(places) == len(spread_F):
+        if np.array_equal(places, spread_F):
             return None
         again_E = np.setdiff1d(np.arange(len(spread_F)), home_S, assume_unique=True)
         return cls(
@@ -88,7 +89,7 @@ class PackedLayout:
     """Where the sequences of a packed row lie. Handed to attention as an argument of the model's forward."""
 
     places: tuple[NDArray[np.int64], ...]
-    """Of each sequence, where its tokens stand in the row; best sorted by length."""
+    """Of each sequence, where its tokens stand in the row; those with leading tokens in common depth first."""
     device: torch.device
     sequences: PackedSequences | None = None
     """The same for the kernel, where there is one for the device."""
@@ -114,7 +115,7 @@ class PackedLayout:
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """They count the sequences' tokens, not the row's, where some tokens belong to several sequences."""
-        sizes = [len(own) for own in self.places]
+        sizes = [len(own) for own in self._by_length]
         blocks, first, start = [], 0, 0
         for index in range(1, len(sizes) + 1):
             if index < len(sizes) and not _opens_block(sizes[first], sizes[index], self.device):
@@ -126,7 +127,12 @@ class PackedLayout:
     @cached_property
     def shared(self) -> SharedTokens | None:
         """How the sequences' tokens come from the row, where some belong to several sequences."""
-        return SharedTokens.of(np.concatenate(self.places), self.device)
+        return SharedTokens.of(np.concatenate(self._by_length), self.device)
+
+    @cached_property
+    def _by_length(self) -> list[NDArray[np.int64]]:
+        """Longest first: sequences of similar length share a block."""
+        return sorted(self.places, key=len, reverse=True)
 
 
 def register() -> None:

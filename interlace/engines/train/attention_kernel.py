@@ -84,14 +84,15 @@ class PackedSequences:
 
     @classmethod
     def of(cls, places: Sequence[Places]) -> PackedSequences:
-        """places: of each sequence's tokens. Two that begin at one place have in common what goes on alike."""
+        """places: of each sequence's tokens. Those that begin at one place have in common what goes on alike, and come
+        depth first: each has with the one before it what it has with any."""
         ordered = sorted(places, key=lambda own: int(own[0]))
         parts, known = [0], [0]
         for n in range(1, len(ordered)):
-            model, own = ordered[parts[-1]], ordered[n]
-            if own[0] != model[0]:
+            before, own = ordered[n - 1], ordered[n]
+            if own[0] != before[0]:
                 parts.append(n)
-            known.append(_num_alike(model, own))
+            known.append(_num_alike(before, own))
         return cls(
             parts=np.array([*parts, len(ordered)], np.int64),
             starts=np.cumsum([0, *map(len, ordered)], dtype=np.int64),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from interlace.core.trajectory import predicted
 from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, read_optimizer
 from interlace.engines.train.export import model_files, named_weights
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
@@ -70,7 +71,7 @@ class PackedEngine:
 
     def _split(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Micro-batches, as indices, and empty ones where other ranks have more; without samples without a response."""
-        present = [index for index, sample in enumerate(samples) if sample.num_tokens]
+        present = [index for index, sample in enumerate(samples) if _has_predictions(sample)]
         answered = [samples[index] for index in present]
         split = split_samples(answered, self._packing.tokens_per_microbatch, padded=not self.packed.is_packed)
         num_missing = self._ranks.largest(len(split)) - len(split)
@@ -85,12 +86,15 @@ class PackedEngine:
 
     @torch.no_grad()
     def _for_each_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> list[FloatArray]:
-        """[L] of each sample, from what `compute` gives for each response token of a micro-batch."""
+        """[L] of each sample, from what `compute` gives for each response token of a micro-batch; 0 at a token that
+        begins a context, which nothing predicts."""
         found: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
-        split = self._split(samples)
+        split, asked = self._split(samples), [predicted(sample) for sample in samples]
 
         def prepare(rows: Sequence[int]) -> MicroBatch:
-            return self._collate([samples[row] for row in rows] or [placeholder()], masks=[None] * max(1, len(rows)))
+            if not rows:
+                return self._collate([placeholder()], masks=[None])
+            return self._collate([samples[row] for row in rows], masks=[asked[row] for row in rows])
 
         for rows, batch in zip(split, ahead(prepare, split), strict=True):
             if not rows:
@@ -98,9 +102,24 @@ class PackedEngine:
                 continue
             pieces = compute(batch).cpu().split(batch.lengths)
             for row, piece in zip(rows, pieces, strict=True):
-                found[row] = piece.numpy()
+                found[row] = piece.numpy() if (mask := asked[row]) is None else _spread(piece.numpy(), mask)
         self._ranks.reshard(self.model)
         return found
+
+
+def _has_predictions(sample: Sample) -> bool:
+    if not sample.num_tokens:
+        return False
+    mask = predicted(sample)
+    # What the policy drew without a context is refused where samples are laid out.
+    return mask is None or bool(mask.any()) or sample.num_sampled > 0
+
+
+def _spread(values: FloatArray, mask: BoolArray) -> FloatArray:
+    """[L] from the values where the mask is True; 0 elsewhere."""
+    spread = np.zeros(len(mask), np.float32)
+    spread[mask] = values
+    return spread
 
 
 class TrainedEngine(PackedEngine, ABC):

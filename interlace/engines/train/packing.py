@@ -1,4 +1,4 @@
-"""Samples laid out as micro-batches: one row of tokens, sample after sample, no padding, each prompt once."""
+"""Samples laid out as micro-batches: one row of tokens, no padding, what branches share once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ from interlace.core.config import Config
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.prefetch import on_device
+from interlace.engines.train.trie import Trie, branch_lengths, num_own_tokens, num_prompt_tokens
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from interlace.core.types import BoolArray, FloatArray, IntArray
-
-    Places = NDArray[np.int64]
-    """Of a sample's tokens, flat."""
+    from interlace.core.types import BoolArray, FloatArray
+    from interlace.engines.train.trie import Places
 
 
 class PackingConfig(Config):
@@ -46,19 +44,19 @@ class PackingConfig(Config):
 class MicroBatch:
     """The tokens of some samples, ready for one forward. T = response tokens asked for, over all samples.
 
-    A sample's tokens are its prompt and its response without the last one, whose logits nobody reads.
+    A sample's tokens are its prompt and its segments, without the last one of each leaf, whose logits nobody reads.
     """
 
     input_ids: Tensor
-    """[1, row length] packed, or [samples, longest] padded on the right."""
+    """[1, row length] packed, or [branches, longest] padded on the right."""
     position_ids: Tensor
-    """As input_ids; starts at 0 for each sample."""
+    """As input_ids; starts at 0 for each branch."""
     attention_mask: Tensor | None
-    """[samples, longest] where padded."""
+    """[branches, longest] where padded."""
     layout: PackedLayout | None
-    """Where each sample lies, where packed; samples of one prompt have its tokens in common."""
+    """Where each branch lies, where packed; branches have in common what they begin with alike."""
     keep_T: Tensor
-    """[T] flat positions whose output predicts the response tokens; samples of one prompt have the first in common."""
+    """[T] flat positions whose output predicts the response tokens; what follows one token has that in common."""
     targets_T: Tensor
     """[T] the response tokens."""
     sample_T: Tensor
@@ -101,37 +99,44 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return bins
 
 
-def split_padded(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def split_padded(rows: Sequence[tuple[int, int]], budget: int) -> list[list[int]]:
     """Bins of indices, longest first, each with what its longest still fits: at most `budget` with the padding.
 
-    A length above the budget gets a bin of its own. Ties keep their order.
+    rows: (longest, number) of each entry's rows. A length above the budget gets a bin of its own. Ties keep their
+    order.
     """
     bins: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if bins and lengths[bins[-1][0]] * (len(bins[-1]) + 1) <= budget:
+    longest = count = 0
+    for index in sorted(range(len(rows)), key=lambda i: -rows[i][0]):
+        length, own = rows[index]
+        if bins and longest * (count + own) <= budget:
             bins[-1].append(index)
+            count += own
         else:
             bins.append([index])
+            longest, count = length, own
     return bins
 
 
 def split_samples(samples: Sequence[Sample], budget: int, *, padded: bool) -> list[list[int]]:
     """Micro-batches of at most `budget` tokens, as indices, longest first. Samples of one prompt stay together as far
-    as they fit, so that it counts once, unless rows are padded, where each sample has its own and padding counts."""
+    as they fit, so that it counts once, unless rows are padded, where each branch has its own and padding counts."""
     if padded:
-        return split_padded([row_length(sample) for sample in samples], budget)
+        lengths = [branch_lengths(sample) for sample in samples]
+        return split_padded([(max(own), len(own)) for own in lengths], budget)
     by_prompt: dict[bytes, list[int]] = {}
     for index, sample in enumerate(samples):
         by_prompt.setdefault(sample.prompt.token_ids.tobytes(), []).append(index)
-    parts, lengths = [], []
+    own = [num_own_tokens(sample) for sample in samples]
+    prompt = [num_prompt_tokens(sample) for sample in samples]
+    parts, sizes = [], []
     for group in by_prompt.values():
-        num_prompt_tokens = len(samples[group[0]].prompt.token_ids)
-        own = [samples[index].num_tokens - 1 for index in group]
-        for part in split_by_tokens(own, budget - num_prompt_tokens):
+        shared = max(prompt[index] for index in group)
+        for part in split_by_tokens([own[index] for index in group], budget - shared):
             parts.append([group[place] for place in part])
-            lengths.append(num_prompt_tokens + sum(own[place] for place in part))
-    whole = [[index for part in bin_ for index in parts[part]] for bin_ in split_by_tokens(lengths, budget)]
-    return [sorted(indices, key=lambda index: (-row_length(samples[index]), index)) for indices in whole]
+            sizes.append(shared + sum(own[index] for index in parts[-1]))
+    whole = [[index for part in bin_ for index in parts[part]] for bin_ in split_by_tokens(sizes, budget)]
+    return [sorted(indices, key=lambda index: (-prompt[index] - own[index], index)) for indices in whole]
 
 
 def placeholder() -> Sample:
@@ -141,45 +146,36 @@ def placeholder() -> Sample:
     return Sample(key=SampleKey(0, 0), prompt=prompt, segments=(Segment(token_ids=token),))
 
 
-def row_length(sample: Sample) -> int:
-    """Tokens that a sample costs in a forward."""
-    return sample.num_total_tokens - 1
-
-
 def collate(
     samples: Sequence[Sample], device: torch.device, *, padded: bool, masks: Sequence[BoolArray | None]
 ) -> MicroBatch:
     """Lays samples out in the given order (longest first, so that lengths are close to their neighbours').
 
-    masks: which response tokens are asked for, by sample; None asks for all. Raises ValueError for an empty prompt.
+    masks: which of its tokens are asked for, by sample; None asks for all. A token that begins a context is not asked
+    for. Raises ValueError where a token that the policy drew begins one.
     """
-    rows = [_row(sample) for sample in samples]
-    sizes = [len(row) for row in rows]
-    attention_mask, layout = None, None
+    trie = Trie.of(samples)
+    attention_mask, layout, predictors = None, None, trie.predictors
+    token_ids, positions = trie.token_ids_S[None], trie.positions_S[None]
     if padded:
-        places, shape = _padded_places(sizes), (len(rows), max(sizes))
-        attention_mask = on_device(np.arange(max(sizes)) < np.array(sizes)[:, None], device, torch.long)
+        spread, valid, predictors = _padded(trie)
+        token_ids, positions = trie.token_ids_S[spread] * valid, trie.positions_S[spread] * valid
+        attention_mask = on_device(valid, device, torch.long)
     else:
-        places = _places(samples)
-        shape = (1, 1 + max(int(place[-1]) for place in places))
-        layout = PackedLayout.of(places, device)
-    keep, targets, lengths = [], [], []
-    for sample, place, mask in zip(samples, places, masks, strict=True):
-        positions = place[len(sample.prompt.token_ids) - 1 :]
-        keep.append(positions if mask is None else positions[mask])
+        layout = PackedLayout.of([branch for own in trie.branches for branch in own], device)
+    keep, targets = [], []
+    for sample, places, mask in zip(samples, predictors, masks, strict=True):
+        keep.append(places if mask is None else places[mask])
         targets.append(sample.token_ids if mask is None else sample.token_ids[mask])
-        lengths.append(len(targets[-1]))
-    input_ids, position_ids = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    for row, place in zip(rows, places, strict=True):
-        input_ids.flat[place], position_ids.flat[place] = row, np.arange(len(row))
+    lengths = [len(own) for own in keep]
     return MicroBatch(
-        input_ids=on_device(input_ids, device, torch.long),
-        position_ids=on_device(position_ids, device, torch.long),
+        input_ids=on_device(token_ids, device, torch.long),
+        position_ids=on_device(positions, device, torch.long),
         attention_mask=attention_mask,
         layout=layout,
         keep_T=on_device(np.concatenate(keep), device, torch.long),
         targets_T=on_device(np.concatenate(targets), device, torch.long),
-        sample_T=on_device(np.repeat(np.arange(len(rows)), lengths), device),
+        sample_T=on_device(np.repeat(np.arange(len(samples)), lengths), device),
         lengths=tuple(lengths),
     )
 
@@ -213,27 +209,20 @@ def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequenc
     )
 
 
-def _row(sample: Sample) -> IntArray:
-    if not len(sample.prompt.token_ids):
-        raise ValueError(f"sample {sample.key} has an empty prompt: its first token has nothing to be predicted from")
-    return np.concatenate([sample.prompt.token_ids, sample.token_ids[:-1]])
-
-
-def _places(samples: Sequence[Sample]) -> list[Places]:
-    """Of each sample, where its tokens stand in a row that has each prompt once, before its first response."""
-    prompts: dict[bytes, Places] = {}
-    found: list[Places] = []
-    reach = 0
-    for sample in samples:
-        key = sample.prompt.token_ids.tobytes()
-        if key not in prompts:
-            prompts[key] = np.arange(reach, reach + len(sample.prompt.token_ids))
-            reach += len(prompts[key])
-        own = np.arange(reach, reach + sample.num_tokens - 1)
-        reach += len(own)
-        found.append(np.concatenate([prompts[key], own]))
-    return found
-
-
-def _padded_places(sizes: Sequence[int]) -> list[Places]:
-    return [np.arange(size) + index * max(sizes) for index, size in enumerate(sizes)]
+def _padded(trie: Trie) -> tuple[Places, BoolArray, tuple[Places, ...]]:
+    """A row for each branch: ([branches, longest] places in the trie, which of them are no padding, and of each sample
+    the flat place that predicts each token, in the first of its own rows that has it)."""
+    rows = [branch for own in trie.branches for branch in own]
+    longest = max(map(len, rows))
+    spread = np.zeros((len(rows), longest), np.int64)
+    for index, branch in enumerate(rows):
+        spread[index, : len(branch)] = branch
+    valid = np.arange(longest) < np.array([len(branch) for branch in rows])[:, None]
+    home_S, reach = np.zeros(len(trie.token_ids_S), np.int64), len(rows) * longest
+    predictors = []
+    for branches, wanted in zip(reversed(trie.branches), reversed(trie.predictors), strict=True):
+        for branch in reversed(branches):  # so that the first row has the last word
+            reach -= longest
+            home_S[branch] = np.arange(reach, reach + len(branch))
+        predictors.append(home_S[wanted])
+    return spread, valid, tuple(reversed(predictors))

@@ -1,0 +1,137 @@
+"""Samples laid out as a trie in one row: a prompt that samples share, and a history that branches share, stand once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from interlace.core.trajectory import branches, depths
+from interlace.core.types import PROMPT
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from interlace.core.types import IntArray, Sample
+
+    Places: TypeAlias = NDArray[np.int64]
+    """In a row of tokens."""
+
+NOTHING = -1
+"""The place from which a token is predicted that begins a context."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trie:
+    """Where samples' tokens stand in a row of S tokens. A leaf's last token has no place: nobody reads its output."""
+
+    token_ids_S: IntArray
+    positions_S: IntArray
+    """[S] tokens before each one in its branches."""
+    branches: tuple[tuple[Places, ...], ...]
+    """Of each sample, the places of each of its branches, root to leaf; neighbours have most in common."""
+    predictors: tuple[Places, ...]
+    """Of each sample, [L] the place whose output predicts each token; NOTHING where it begins a context."""
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> Trie:
+        """Lays samples out, each prompt before the first of them. Raises ValueError where a token that the policy drew
+        has nothing to be predicted from."""
+        row = _Row()
+        prompts: dict[bytes, Places] = {}
+        found = [_place(sample, row, prompts) for sample in samples]
+        return cls(
+            token_ids_S=np.concatenate(row.token_ids),
+            positions_S=np.concatenate(row.positions),
+            branches=tuple([own for own, _ in found]),
+            predictors=tuple([own for _, own in found]),
+        )
+
+
+def num_own_tokens(sample: Sample) -> int:
+    """Counts the places that a sample takes in a row, without its prompt's."""
+    leaves = {path[-1] for path in branches(sample.segments)}
+    return sample.num_tokens - sum([len(sample.segments[leaf].token_ids) > 0 for leaf in leaves])
+
+
+def num_prompt_tokens(sample: Sample) -> int:
+    """Counts the places that its prompt takes: none where each segment has a context of its own."""
+    sees_prompt = any(segment.parent == PROMPT for segment in sample.segments)
+    return len(sample.prompt.token_ids) if sees_prompt else 0
+
+
+def branch_lengths(sample: Sample) -> list[int]:
+    """Counts the places of each branch."""
+    before = depths(sample)
+    leaves = [path[-1] for path in branches(sample.segments)]
+    return [before[leaf] + max(0, len(sample.segments[leaf].token_ids) - 1) for leaf in leaves]
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row that grows."""
+
+    token_ids: list[IntArray] = field(default_factory=list)
+    positions: list[Places] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, token_ids: IntArray, depth: int) -> Places:
+        """Appends tokens, `depth` tokens from the beginning of their context. Returns their places."""
+        count, first = len(token_ids), self.size
+        self.size += count
+        self.token_ids.append(token_ids)
+        self.positions.append(np.arange(depth, depth + count))
+        return np.arange(first, first + count)
+
+
+def _place(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> tuple[tuple[Places, ...], Places]:
+    """Appends a sample's tokens, and those of a prompt that is not there yet. Returns (branches, predictors)."""
+    prompt, before = _prompt(sample, row, prompts), depths(sample)
+    paths = branches(sample.segments)
+    leaves = {path[-1] for path in paths}
+    places: list[Places] = []
+    last: list[int] = []
+    """Of each segment, the place from which a child's first token is predicted."""
+    predictors: list[Places] = []
+    for index, segment in enumerate(sample.segments):
+        token_ids, parent = segment.token_ids, segment.parent
+        if parent is None or before[index] == 0:
+            from_place = NOTHING
+            _check_beginning(sample, index)
+        else:
+            from_place = int(prompt[-1]) if parent == PROMPT else last[parent]
+        own = row.add(token_ids[:-1] if index in leaves else token_ids, before[index])
+        places.append(own)
+        last.append(int(own[-1]) if len(own) else from_place)
+        if len(token_ids):
+            predictors.append(np.concatenate([[from_place], own[: len(token_ids) - 1]]))
+    found = []
+    for path in paths:
+        head = () if sample.segments[path[0]].parent is None else (prompt,)
+        found.append(np.concatenate([*head, *[places[index] for index in path]]))
+    return tuple([own for own in found if len(own)]), np.concatenate(predictors)
+
+
+def _prompt(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> Places:
+    """Finds the places of a sample's prompt, where a segment continues it."""
+    if not num_prompt_tokens(sample):
+        return np.zeros(0, np.int64)
+    key = sample.prompt.token_ids.tobytes()
+    if key not in prompts:
+        prompts[key] = row.add(sample.prompt.token_ids, 0)
+    return prompts[key]
+
+
+def _check_beginning(sample: Sample, index: int) -> None:
+    """Refuses a segment that begins a context with a token that the policy drew."""
+    segment = sample.segments[index]
+    if not len(segment.token_ids) or (segment.sampled is not None and not segment.sampled[0]):
+        return
+    if segment.parent == PROMPT:
+        raise ValueError(f"sample {sample.key} has an empty prompt: its first token has nothing to be predicted from")
+    raise ValueError(
+        f"sample {sample.key}: the policy drew the first token of segment {index}, which begins a context of its own: "
+        "it has nothing to be predicted from. Begin the segment with a token that is not sampled."
+    )
