@@ -15,16 +15,10 @@ def branches(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
     children: list[list[int]] = [[] for _ in segments]
     roots = []
     for place, segment in enumerate(segments):
-        parent = segment.parent
-        if parent is None or parent == PROMPT:
+        if segment.parent is None or segment.parent == PROMPT:
             roots.append(place)
-        elif 0 <= parent < place:
-            children[parent].append(place)
         else:
-            raise ValueError(
-                f"segment {place} has parent {parent}: a parent is an earlier segment, PROMPT, or None where a context "
-                "of its own begins"
-            )
+            children[_earlier(segment.parent, place)].append(place)
     found: list[tuple[int, ...]] = []
     open_: list[tuple[int, ...]] = [(root,) for root in reversed(roots)]
     while open_:
@@ -38,15 +32,16 @@ def branches(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
 
 
 def depths(sample: Sample) -> list[int]:
-    """Counts the tokens that stand before each segment in its branches."""
+    """Counts the tokens that stand before each segment in its branches. Raises as `branches` does."""
     found: list[int] = []
-    for segment in sample.segments:
+    for place, segment in enumerate(sample.segments):
         if segment.parent is None:
             found.append(0)
         elif segment.parent == PROMPT:
             found.append(len(sample.prompt.token_ids))
         else:
-            found.append(found[segment.parent] + len(sample.segments[segment.parent].token_ids))
+            parent = _earlier(segment.parent, place)
+            found.append(found[parent] + len(sample.segments[parent].token_ids))
     return found
 
 
@@ -61,3 +56,12 @@ def predicted(sample: Sample) -> BoolArray | None:
             found[first] = False
         first += len(segment.token_ids)
     return found
+
+
+def _earlier(parent: int, place: int) -> int:
+    if not 0 <= parent < place:
+        raise ValueError(
+            f"segment {place} has parent {parent}: a parent is an earlier segment, PROMPT, or None where a context of "
+            "its own begins"
+        )
+    return parent

@@ -88,7 +88,7 @@ class PackedEngine:
     def _for_each_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> list[FloatArray]:
         """[L] of each sample, from what `compute` gives for each response token of a micro-batch; 0 at a token that
         begins a context, which nothing predicts."""
-        found: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
+        found: list[FloatArray] = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
         split, asked = self._split(samples), [predicted(sample) for sample in samples]
 
         def prepare(rows: Sequence[int]) -> MicroBatch:
