@@ -150,7 +150,7 @@ def measure(preset: str, setup: Setup, steps: int, settings: Sequence[str] = ())
     """The preset as it is; one that splits the devices, at the best of the setup's splits."""
     placement = load_recipe("quickstart", [f"schedule={preset}"]).schedule.resolved.placement
     roles = ("reference", "critic", "actor")
-    is_split = "%" in placement.rollout.devices
+    is_split = "%" in placement.of("rollout").devices
     if not is_split:
         return run(preset, setup, steps, settings, None)
     tried = []

@@ -11,6 +11,7 @@ from interlace.core.types import (
     SampleGroup,
     SampleKey,
     SamplingParams,
+    TerminalEvent,
 )
 from interlace.episodes.base import Episode
 from interlace.flows.baseline import GreedyBaseline
@@ -56,12 +57,12 @@ class RolloutRole:
 
 
 class RewardRole:
-    """Scoring."""
+    """Scoring, where the episode brings no reward of its own."""
 
     def __init__(
         self,
         stages: StageFactory,
-        group: WorkerGroup[Any],
+        group: WorkerGroup[Any] | None,
         admission: Admission,
         shaping: ShapingConfig,
         *,
@@ -69,14 +70,18 @@ class RewardRole:
     ) -> None:
         """on_failed: told of each sample that could not be scored, with the reason."""
         self._admission, self._shaping = admission, shaping
-        self.num_scored = 0
-        self._stage = stages.map_stage(
-            "reward",
-            [group],
-            operation="score",
-            writes=("scored",) if shaping.length_weight else ("reward", "reward_parts"),
-            to_columns=self._columns,
-            on_failed=on_failed,
+        self.num_scored, self._on_failed = 0, on_failed
+        self._stage = (
+            stages.map_stage(
+                "reward",
+                [group],
+                operation="score",
+                writes=("scored",) if shaping.length_weight else ("reward", "reward_parts"),
+                to_columns=self._columns,
+                on_failed=on_failed,
+            )
+            if group
+            else None
         )
 
     def _columns(self, result: RewardResult) -> Columns | Failure:
@@ -87,8 +92,22 @@ class RewardRole:
             return {"scored": result}
         return {"reward": result.reward, "reward_parts": result.parts}
 
+    def _take_outcomes(self, group: SampleGroup) -> None:
+        channel = self._admission.channel
+        for sample in group.samples:
+            if sample.outcome is not None:
+                self.num_scored += 1
+                channel.put(sample.key, {"reward": sample.outcome.reward, "reward_parts": sample.outcome.parts})
+            else:
+                self._on_failed(sample.key, "its episode brought no reward, and the recipe has none")
+                channel.end(sample.key, TerminalEvent.FAILED)
+
     def score(self, samples: Stream) -> Stream:
-        """Adds `reward`; a sample whose scoring fails ends as `failed`."""
+        """Adds `reward`, the episode's own where nothing else scores; a sample without one ends as `failed`."""
+        if self._stage is None:
+            own = GroupStage("reward", self._admission, min_samples=1, on_group=self._take_outcomes)
+            own.attach(samples)
+            return samples.plus("reward", "reward_parts")
         scored = self._stage.attach(samples)
         if not self._shaping.length_weight:
             return scored

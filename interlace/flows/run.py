@@ -1,7 +1,7 @@
 """What the policy flow is written against: the roles of one run, joined by a channel."""
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,12 +44,31 @@ class RoleGroups:
     """The workers of a run. None or empty where the algorithm has no need of the role."""
 
     rollout: Sequence[WorkerGroup[Any]]
-    reward: WorkerGroup[Any]
     actor: WorkerGroup[Any]
+    reward: WorkerGroup[Any] | None = None
+    """None where the episode brings its own reward."""
     reference: Sequence[WorkerGroup[Any]] = ()
     """The actor's own group where the actor trains an adapter: the base under it is the reference."""
     critic: WorkerGroup[Any] | None = None
     """Or the process reward model: no algorithm has both."""
+    others: Mapping[str, Sequence[WorkerGroup[Any]]] = field(default_factory=dict)
+    """Instances of the roles that a flow of its own uses, by role."""
+
+    @classmethod
+    def of(cls, started: Mapping[str, Sequence[WorkerGroup[Any]]]) -> "RoleGroups":
+        """Sorts what was started, the instances of each role, into the flow's places."""
+
+        def one(role: str) -> WorkerGroup[Any] | None:
+            return next(iter(started.get(role, ())), None)
+
+        return cls(
+            rollout=started["rollout"],
+            actor=started["actor"][0],
+            reward=one("reward"),
+            reference=started.get("reference", ()),
+            critic=one("critic"),
+            others={role: groups for role, groups in started.items() if role not in cls.__dataclass_fields__},
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,18 +152,7 @@ class PolicyRun:
         self._meter = StepMeter(cluster)
         self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission, episode, self._failures)
-        self._baseline = (
-            GreedyBaseline(
-                cluster,
-                self.rollout.pool,
-                groups.reward,
-                self.admission,
-                settings.sampling,
-                on_failed=self._failures.__setitem__,
-            )
-            if algorithm.needs.greedy_baseline
-            else None
-        )
+        self._baseline = self._greedy_baseline(groups.reward) if algorithm.needs.greedy_baseline else None
         self.rollout.baseline = self._baseline
         self.reward = RewardRole(stages, groups.reward, self.admission, settings.shaping, on_failed=self._not_scored)
         self._num_not_scored, self._first_failure = 0, ""
@@ -163,6 +171,21 @@ class PolicyRun:
         self._batches = stages.batches(self.admission, self.rollout.pool, finish=self._with_batch_statistics)
         self._publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
+
+    def _greedy_baseline(self, reward: WorkerGroup[Any] | None) -> GreedyBaseline:
+        if reward is None:
+            raise UserError(
+                "the algorithm compares samples with a greedy response, which is scored by the recipe's `reward`, and "
+                "the recipe has none. Set one, or take an algorithm without a greedy baseline, such as grpo."
+            )
+        return GreedyBaseline(
+            self._cluster,
+            self.rollout.pool,
+            reward,
+            self.admission,
+            self._settings.sampling,
+            on_failed=self._failures.__setitem__,
+        )
 
     @property
     def version(self) -> int:

@@ -8,6 +8,7 @@ from interlace.core.types import SamplingParams
 from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.jobs.state import RunState
 from interlace.recipes.config import Recipe
+from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.stages.factory import StageFactory
@@ -49,7 +50,7 @@ async def assemble(
         minibatches=recipe.minibatches,
         sampling=sampling,
         done_steps=done_steps,
-        shaping=recipe.reward.shaping,
+        shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
     )
     stages = StageFactory(
         cluster,

@@ -60,11 +60,14 @@ class Evaluator:
         sampling: SamplingParams,
         prompts: Sequence[Prompt],
         run: PolicyRun,
-        reward: WorkerGroup[Any],
+        reward: WorkerGroup[Any] | None,
     ) -> None:
-        """sampling: as in training, but for the temperature. prompts: held-out; with none there is no evaluation."""
-        self._settings, self._sampling, self._is_right = recipe.evaluation, sampling, recipe.reward.is_right
-        self._prompts = tuple(prompts[: self._settings.num_prompts])
+        """sampling: as in training, but for the temperature. prompts: held-out.
+
+        Without prompts, or without a reward to score answers by, there is no evaluation.
+        """
+        self._settings, self._sampling, self._scoring = recipe.evaluation, sampling, recipe.reward
+        self._prompts = tuple(prompts[: self._settings.num_prompts]) if reward else ()
         self._run, self._reward = run, reward
 
     @property
@@ -118,8 +121,13 @@ class Evaluator:
             answered(SampleKey(-1, index), prompt, response)
             for (prompt, index), response in zip(asked, responses, strict=True)
         ]
-        results: list[RewardResult] = await self._reward.with_cause("evaluation").score(samples) if samples else []
+        results: list[RewardResult] = []
+        if self._reward and samples:
+            results = await self._reward.with_cause("evaluation").score(samples)
         return list(zip(samples, results, strict=True))
 
     def _share(self, scored: Sequence[Scored]) -> float:
         return sum(self._is_right(result) for _, result in scored) / len(scored)
+
+    def _is_right(self, result: RewardResult) -> bool:
+        return self._scoring is not None and self._scoring.is_right(result)

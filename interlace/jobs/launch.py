@@ -1,21 +1,24 @@
 """From a recipe to the workers of its roles."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlace.algorithms import Algorithm
+from interlace.core.plugins import concrete_subclass, load_object
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.recipes.config import Recipe, algorithm_of
-from interlace.recipes.layout import num_ranks, reference_is_base
+from interlace.recipes.layout import needed_roles, num_ranks, reference_is_base
+from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
+from interlace.schedule.roles import ROLES, Role, place_in_flow, role_named
 from interlace.workers.reward import RewardModelWorker, RewardWorker
 
 if TYPE_CHECKING:
@@ -27,9 +30,6 @@ if TYPE_CHECKING:
     from interlace.models.loading import LoadedModel
     from interlace.rewards.classifier import ModelScorer
     from interlace.workers.rollout import RolloutBundle
-
-STAGES = {"rollout": 0, "reward": 1, "reference": 2, "critic": 3, "actor": 4}
-"""Place of each role in the flow, from upstream."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +57,41 @@ class ModelSources:
     """Likewise the adapter's, where one is trained."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleWorker:
+    """What an instance of a role is made of."""
+
+    worker_class: type[Worker]
+    factory: Callable[[WorkerContext], Worker]
+    on_host: bool = False
+    """Whether it takes none of the devices of its placement."""
+    whole_on_each: bool = False
+    """Whether each of its devices has a rank with a whole copy; else the recipe says how many ranks it has."""
+
+
 async def launch_roles(
     cluster: Cluster,
     sources: ModelSources,
     make_rollout: "Callable[[EngineSource, WorkerContext], RolloutBundle] | None" = None,
 ) -> RoleGroups:
-    """Starts the workers of all roles that the algorithm needs. make_rollout: an engine in place of the recipe's."""
+    """Starts the workers of all roles that the recipe needs. make_rollout: an engine in place of the recipe's."""
+    recipe, needs = sources.recipe, algorithm_of(sources.recipe).needs
+    workers = {**_engine_workers(sources, make_rollout or make_rollout_engine), **_workers_of_their_own(recipe)}
+    base_serves = needs.reference and reference_is_base(recipe, cluster.place)
+    if base_serves:
+        del workers["reference"]
+    started = {
+        role.name: await _launch_all(cluster, recipe, role, workers[role.name])
+        for role in needed_roles(needs)
+        if role.name in workers
+    }
+    return RoleGroups.of({**started, "reference": started["actor"]} if base_serves else started)
+
+
+def _engine_workers(
+    sources: ModelSources, make_rollout: "Callable[[EngineSource, WorkerContext], RolloutBundle]"
+) -> dict[str, RoleWorker]:
+    """By role, workers around an engine or a scorer of the recipe's. Which of them are needed, the algorithm says."""
     from interlace.workers.actor import ActorWorker
     from interlace.workers.critic import CriticWorker
     from interlace.workers.process_reward import ProcessRewardWorker
@@ -70,111 +99,93 @@ async def launch_roles(
     from interlace.workers.rollout import RolloutWorker
 
     recipe = sources.recipe
-    needs, launch = algorithm_of(recipe).needs, partial(_launch_all, cluster, recipe)
-    source, reference_source = (
-        EngineSource(recipe=recipe, model=sources.policy),
-        EngineSource(recipe=recipe, model=recipe.reference.model or sources.initial),
-    )
-    make_engine = partial(make_rollout or make_rollout_engine, source)
-    rollout = await launch("rollout", RolloutWorker, make_engine, preemptible=True)
+    source = EngineSource(recipe=recipe, model=sources.policy)
+    initial = EngineSource(recipe=recipe, model=recipe.reference.model or sources.initial)
     base = EngineSource(recipe=recipe, model=sources.initial, adapter=sources.adapter)
-    make_actor = partial(make_actor_engine, base if recipe.actor.lora else source)
-    actor = await launch("actor", ActorWorker, make_actor)
-    reference: list[WorkerGroup[Any]] = []
-    if needs.reference and reference_is_base(recipe, cluster.place):
-        reference = actor[:1]
-    elif needs.reference:
-        make_reference = partial(make_reference_engine, reference_source)
-        reference = await launch("reference", ReferenceWorker, make_reference)
-    critic: list[WorkerGroup[Any]] = []
-    if needs.critic:
-        critic = await launch("critic", CriticWorker, partial(make_critic_engine, source, sources.critic))
-    elif needs.process_reward:
-        make = partial(make_process_reward_engine, reference_source, sources.critic)
-        critic = await launch("critic", ProcessRewardWorker, make)
-    reward = await _launch_reward(cluster, recipe)
-    return RoleGroups(
-        rollout=rollout, reward=reward, reference=reference, critic=critic[0] if critic else None, actor=actor[0]
+    critic = (
+        _around(ProcessRewardWorker, partial(make_process_reward_engine, initial, sources.critic))
+        if algorithm_of(recipe).needs.process_reward
+        else _around(CriticWorker, partial(make_critic_engine, source, sources.critic))
+    )
+    workers = {
+        "rollout": _around(RolloutWorker, partial(make_rollout, source)),
+        "reference": _around(ReferenceWorker, partial(make_reference_engine, initial)),
+        "critic": critic,
+        "actor": _around(ActorWorker, partial(make_actor_engine, base if recipe.actor.lora else source)),
+    }
+    return {**workers, "reward": _reward_worker(recipe, recipe.reward)} if recipe.reward else workers
+
+
+def _workers_of_their_own(recipe: Recipe) -> dict[str, RoleWorker]:
+    """Workers that an entry of the table names. A role whose section in the recipe is null has none."""
+    workers = {}
+    for role in ROLES:
+        settings = getattr(recipe, role.name, None)
+        if role.worker and (settings is not None or role.name not in Recipe.model_fields):
+            what = f"worker {role.worker!r} of role {role.name!r}"
+            found = concrete_subclass(what, load_object("worker", role.worker), Worker)
+            factory = partial(found, settings=settings)  # type: ignore[call-arg]  # as Role.worker says
+            workers[role.name] = RoleWorker(worker_class=found, factory=factory, on_host=not role.needs_device)
+    return workers
+
+
+def _around(worker: type[Worker], make_engine: Callable[..., object]) -> RoleWorker:
+    return RoleWorker(
+        worker_class=worker,
+        factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # of a Worker with an engine
     )
 
 
-async def _launch_reward(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
+def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
     """A model has a rank on each device of its placement; anything else scores on the host."""
-    if recipe.reward.model is None:
-        spec = WorkerSpec(
-            name="reward",
-            factory=partial(RewardWorker, make_scorer=partial(Scorer, recipe.reward)),
-            worker_class=RewardWorker,
-            stage=STAGES["reward"],
-        )
-    else:
-        devices = cluster.place("reward")[0]
-        spec = WorkerSpec(
-            name="reward",
-            factory=partial(RewardModelWorker, make_engine=partial(make_reward_model, recipe)),
-            worker_class=RewardModelWorker,
-            devices=devices,
-            num_ranks=len(devices),
-            stage=STAGES["reward"],
-        )
-    return await cluster.launch(spec)
+    if reward.model is not None:
+        make_engine = partial(make_reward_model, recipe.cluster.threads_per_worker, reward)
+        return replace(_around(RewardModelWorker, make_engine), whole_on_each=True)
+    factory = partial(RewardWorker, make_scorer=partial(Scorer, reward))
+    return RoleWorker(worker_class=RewardWorker, factory=factory, on_host=True)
 
 
 async def launch_warmup(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
-    """The worker that is trained on examples, where the actor will be."""
+    """Starts the worker that is trained on examples, where the actor will be."""
     from interlace.workers.actor import ActorWorker
 
-    make, devices = (
-        partial(make_warmup_engine, EngineSource(recipe=recipe, model=recipe.model)),
-        cluster.place("actor")[0],
-    )
-    return await cluster.launch(replace(_spec(recipe, ("actor", 0), devices, ActorWorker, make), name="warmup"))
+    worker = _around(ActorWorker, partial(make_warmup_engine, EngineSource(recipe=recipe, model=recipe.model)))
+    spec = _spec(recipe, role_named("actor"), 0, cluster.place("actor")[0], worker)
+    return await cluster.launch(replace(spec, name="warmup"))
 
 
 async def launch_second_actor(cluster: Cluster, sources: ModelSources, devices: tuple[Device, ...]) -> WorkerGroup[Any]:
-    """Another instance of the actor, on these devices: to measure what it makes of them."""
+    """Starts another instance of the actor, on these devices: to measure what it makes of them."""
     from interlace.workers.actor import ActorWorker
 
-    make = partial(make_actor_engine, EngineSource(recipe=sources.recipe, model=sources.policy))
-    return await cluster.launch(_spec(sources.recipe, ("actor", 1), devices, ActorWorker, make))
+    source = EngineSource(recipe=sources.recipe, model=sources.policy)
+    worker = _around(ActorWorker, partial(make_actor_engine, source))
+    return await cluster.launch(_spec(sources.recipe, role_named("actor"), 1, devices, worker))
 
 
-async def _launch_all(
-    cluster: Cluster,
-    recipe: Recipe,
-    role: str,
-    worker: type[Worker],
-    make_engine: Callable[..., object],
-    *,
-    preemptible: bool = False,
-) -> list[WorkerGroup[Any]]:
-    """The workers of a role, where the schedule places it."""
-    specs = [
-        _spec(recipe, (role, number), devices, worker, make_engine, preemptible=preemptible)
-        for number, devices in enumerate(cluster.place(role))
-    ]
+async def _launch_all(cluster: Cluster, recipe: Recipe, role: Role, worker: RoleWorker) -> list[WorkerGroup[Any]]:
+    """Starts the workers of a role, where the schedule places it."""
+    places: Sequence[tuple[Device, ...]] = [()] if worker.on_host else cluster.place(role.name)
+    specs = [_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
     return [await cluster.launch(spec) for spec in specs]
 
 
-def _spec(
-    recipe: Recipe,
-    source: tuple[str, int],
-    devices: tuple[Device, ...],
-    worker: type[Worker],
-    make_engine: Callable[..., object],
-    *,
-    preemptible: bool = False,
-) -> WorkerSpec:
-    """source: role and number of the instance."""
-    role, number = source
+def _spec(recipe: Recipe, role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:
+    if worker.on_host:
+        return role_spec(role, instance, (), worker)
+    ranks = len(devices) if worker.whole_on_each else num_ranks(recipe, role.name, devices)
+    return replace(role_spec(role, instance, devices, worker), num_ranks=ranks)
+
+
+def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:
+    """Says how one instance of a role is started, as a single rank."""
     return WorkerSpec(
-        name=f"{role}/{number}",
-        factory=partial(worker, make_engine=make_engine),  # type: ignore[call-arg]  # of a Worker with an engine
-        worker_class=worker,
+        name=role.group_name(instance),
+        factory=worker.factory,
+        worker_class=worker.worker_class,
         devices=devices,
-        num_ranks=num_ranks(recipe, role, devices),
-        stage=STAGES[role],
-        preemptible=preemptible,
+        stage=place_in_flow(role.name),
+        preemptible=role.preemptible,
     )
 
 
@@ -292,14 +303,14 @@ def make_reference_engine(source: EngineSource, context: WorkerContext) -> "Logp
     return LogprobEngine(_load(source).model, config=config, device=torch_device(context))
 
 
-def make_reward_model(recipe: Recipe, context: WorkerContext) -> "ModelScorer":
-    """The model that scores, on one device."""
+def make_reward_model(num_threads: int, reward: RewardConfig, context: WorkerContext) -> "ModelScorer":
+    """Loads the model that scores, on one device."""
     import torch
 
     from interlace.rewards.classifier import ModelScorer
 
-    torch.set_num_threads(recipe.cluster.threads_per_worker)
-    return ModelScorer(recipe.reward, device=torch_device(context))
+    torch.set_num_threads(num_threads)
+    return ModelScorer(reward, device=torch_device(context))
 
 
 def train_config(recipe: Recipe, algorithm: Algorithm) -> "TrainConfig":

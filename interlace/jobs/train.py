@@ -318,7 +318,8 @@ class _Session:
             return
         self._told.add("weights")
         parts = {name for entry in result.ended for name in entry.sample.reward_parts}
-        if idle := [name for name in self._recipe.reward.shaping.weights if name not in parts]:
+        weights = self._recipe.reward.shaping.weights if self._recipe.reward else {}
+        if idle := [name for name in weights if name not in parts]:
             self._progress.say(
                 f"step {result.step}: reward.shaping.weights names {', '.join(idle)}, and no reward has a part "
                 f"of that name: its weight changes nothing. Parts are: {', '.join(sorted(parts)) or 'none'}"

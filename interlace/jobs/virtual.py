@@ -18,11 +18,12 @@ from interlace.data.stream import PromptStream
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import Ended, PolicyRun, RoleGroups, StepResult
 from interlace.jobs.assemble import assemble
-from interlace.jobs.launch import STAGES
+from interlace.jobs.launch import RoleWorker, role_spec
 from interlace.observe.goodput import Ledger
 from interlace.observe.run_data import RunData, Transcript
 from interlace.recipes.config import Recipe, algorithm_of
-from interlace.runtime.cluster import Cluster, WorkerSpec
+from interlace.recipes.layout import needed_roles
+from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
@@ -54,7 +55,7 @@ class SimulationBackend(Protocol):
         ...
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
-        """rollout, reward, reference, critic and actor; which are needed, the algorithm says."""
+        """What stands in for the workers, by role; which are needed, the algorithm says."""
         ...
 
 
@@ -199,33 +200,16 @@ class Timed(Algorithm):
 
 async def launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRole]) -> RoleGroups:
     """Starts what stands in for the workers that the algorithm needs."""
-
-    async def start(name: str) -> list[WorkerGroup[Any]]:
-        factory, kind = roles[name]
-        # Scoring needs no device.
-        places = [()] if name == "reward" else cluster.place(name)
-        return [
-            await cluster.launch(
-                WorkerSpec(
-                    name=f"{name}/{number}" if devices else name,
-                    factory=factory,
-                    worker_class=kind,
-                    devices=devices,
-                    stage=STAGES[name],
-                    preemptible=name == "rollout",
-                )
-            )
-            for number, devices in enumerate(places)
-        ]
-
-    critics = await start("critic") if needs.critic or needs.process_reward else []
-    return RoleGroups(
-        rollout=await start("rollout"),
-        reward=(await start("reward"))[0],
-        reference=await start("reference") if needs.reference else [],
-        critic=critics[0] if critics else None,
-        actor=(await start("actor"))[0],
-    )
+    started: dict[str, list[WorkerGroup[Any]]] = {}
+    for role in needed_roles(needs):
+        if role.name not in roles:
+            continue
+        factory, kind = roles[role.name]
+        worker = RoleWorker(worker_class=kind, factory=factory)
+        places: Sequence[tuple[Device, ...]] = cluster.place(role.name) if role.needs_device else [()]
+        specs = [role_spec(role, number, devices, worker) for number, devices in enumerate(places)]
+        started[role.name] = [await cluster.launch(spec) for spec in specs]
+    return RoleGroups.of(started)
 
 
 def _transcript(step: int, ended: Ended) -> Transcript:

@@ -5,7 +5,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlace.core.profile import InferenceCosts, Interference, Profile, TrainCosts
+from interlace.core.profile import InferenceCosts, Interference, Profile, RewardCosts, TrainCosts
 from interlace.core.types import Sample, SamplingParams
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
@@ -32,6 +32,7 @@ from interlace.recipes.clusters.base import back_end, run_on
 from interlace.recipes.config import Recipe, ScheduleChoice, algorithm_of
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.placement import Device
+from interlace.schedule.roles import ROLES
 from interlace.schedule.schedule import Schedule
 
 PARTS = ("samples", "rollout", "reward", "two devices", "reference", "critic", "actor", "side by side", "whole steps")
@@ -64,7 +65,7 @@ def spread_placement(devices: Sequence[Device]) -> Schedule:
     The recipe's own schedule decides who shares what, but not what an instance costs.
     """
     last = str(len(devices) - 1)
-    roles = {"rollout": "all", "reference": last, "critic": last, "actor": last}
+    roles = {role.name: "all" if role.name == "rollout" else last for role in ROLES if not role.beside}
     return Schedule.parse({"placement": roles}, where="the placement of a profile")
 
 
@@ -99,8 +100,7 @@ class _Measurement:
         drawn = await draw_samples(engine, prompts.train, sampling, recipe, budget_s=budget_s)
         budget_s = self._begin("rollout")
         rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=budget_s)
-        budget_s = self._begin("reward")
-        reward = await measure_reward(groups.reward, drawn, recipe, budget_s=budget_s)
+        reward = await self._reward(drawn)
         self._samples = drawn[: recipe.prompts_per_step * recipe.samples_per_prompt]
         kept = await self._efficiency(sources)
         profile = Profile(
@@ -117,6 +117,12 @@ class _Measurement:
         )
         budget_s, stream = self._begin("whole steps"), PromptStream(prompts.train, recipe.seed)
         return profile, await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
+
+    async def _reward(self, drawn: Sequence[Sample]) -> RewardCosts:
+        group, settings = self._groups.reward, self._recipe.reward
+        if group is None or settings is None:
+            return RewardCosts()
+        return await measure_reward(group, drawn, settings, budget_s=self._begin("reward"))
 
     async def _reference(self) -> InferenceCosts | None:
         if not self._groups.reference:

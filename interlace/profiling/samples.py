@@ -12,6 +12,7 @@ from interlace.core.types import Prompt, Request, RewardResult, Sample, SampleKe
 from interlace.profiling.fit import Call, fit, intraclass_correlation, log_spread, medians, timed
 from interlace.profiling.rollout import serve_all
 from interlace.recipes.config import Recipe
+from interlace.rewards.base import RewardConfig
 from interlace.runtime.group import WorkerGroup
 from interlace.stages.turns import answered
 
@@ -75,7 +76,7 @@ def measure_lengths(samples: Sequence[Sample]) -> Lengths:
 
 
 async def measure_reward(
-    group: WorkerGroup[Any], samples: Sequence[Sample], recipe: Recipe, *, budget_s: float
+    group: WorkerGroup[Any], samples: Sequence[Sample], reward: RewardConfig, *, budget_s: float
 ) -> RewardCosts:
     """Latencies of scoring and what comes with a call; how many answers are right, and how that differs by prompt."""
     results: list[RewardResult] = await group.score(samples)
@@ -84,8 +85,8 @@ async def measure_reward(
     calls = [_score(group, some), _score(group, samples), lambda: _score_each(group, samples)]
     times = await medians(calls, rounds=5, budget_s=budget_s)
     call_s, answer_s = fit([[1.0, float(len(some))], [1.0, float(count)], [float(count), float(count)]], times)
-    workers = max(1, recipe.reward.workers)
-    right = [recipe.reward.is_right(result) for result in results]
+    workers = max(1, reward.workers)
+    right = [reward.is_right(result) for result in results]
     failed = [result.failure is not None for result in results]
     logs = np.log(np.maximum(alone, 1e-9))
     return RewardCosts(
@@ -93,7 +94,7 @@ async def measure_reward(
         # Of single calls: a scorer that is quick hides in the call, and so does its spread.
         sigma=float(np.std(logs)) if answer_s > call_s else 0.0,
         call_s=float(call_s),
-        max_s=recipe.reward.timeout_s,
+        max_s=reward.timeout_s,
         workers=workers,
         solve_rate=sum(right) / len(right),
         solve_spread=intraclass_correlation(by_prompt(samples, right)),

@@ -24,6 +24,7 @@ from interlace.recipes.layout import num_ranks
 from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory
 from interlace.rewards.base import load_reward
 from interlace.schedule.placement import Device
+from interlace.schedule.roles import placed_roles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -64,15 +65,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     algorithm = algorithm_of(recipe)
     check_sizes(recipe, algorithm)
     training_temperature(recipe.sampling)
-    if recipe.reward.model is not None:
-        check_classifier(recipe.reward.model)
-    else:
-        load_reward(recipe.reward.name)
-    if recipe.reward.name == "reasoning_gym" and recipe.task.reasoning_gym is None:
-        raise UserError(
-            "reward reasoning_gym scores prompts of a reasoning_gym dataset, but the task's come from files. "
-            "Take reward=exact, reward=math_verify, or a function of your own."
-        )
+    _check_scorer(recipe)
     _check_loggers(recipe)
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     check_placement(recipe, devices)
@@ -118,9 +111,24 @@ def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
 
 def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
     """Raises UserError where a role's placement names devices that the cluster has not, or its ranks do not fit."""
-    for role in ("rollout", "reference", "critic", "actor", "reward"):
-        for instance in recipe.schedule.resolved.instances(role, devices):
-            num_ranks(recipe, role, instance)
+    for role in placed_roles():
+        for instance in recipe.schedule.resolved.instances(role.name, devices):
+            num_ranks(recipe, role.name, instance)
+
+
+def _check_scorer(recipe: Recipe) -> None:
+    reward = recipe.reward
+    if reward is None:
+        return
+    if reward.model is not None:
+        check_classifier(reward.model)
+    else:
+        load_reward(reward.name)
+    if reward.name == "reasoning_gym" and recipe.task.reasoning_gym is None:
+        raise UserError(
+            "reward reasoning_gym scores prompts of a reasoning_gym dataset, but the task's come from files. "
+            "Take reward=exact, reward=math_verify, or a function of your own."
+        )
 
 
 def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
@@ -137,13 +145,20 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
 
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
     """Of a reward that only the run can show, the algorithm says itself what it cannot take."""
-    least, wanted = recipe.reward.least, algorithm.min_reward
+    reward = recipe.reward
+    if reward is None:
+        raise UserError(
+            "the recipe has no `reward`, and its episodes, one response to one prompt, bring none of their own: there "
+            "would be nothing to learn from. Set reward=exact, reward=math_verify, or a function of your own as "
+            "reward=package.module:function."
+        )
+    least, wanted = reward.least, algorithm.min_reward
     if least is None or wanted is None or least >= wanted:
         return
-    shaping = recipe.reward.shaping.max_penalty
+    shaping = reward.shaping.max_penalty
     raise UserError(
         f"algorithm {recipe.algorithm.name!r} takes rewards of {wanted:g} or more, and with "
-        f"reward.correct={recipe.reward.correct:g}, reward.incorrect={recipe.reward.incorrect:g}"
+        f"reward.correct={reward.correct:g}, reward.incorrect={reward.incorrect:g}"
         + (f" and up to {shaping:g} taken off by reward.shaping" if shaping else "")
         + f" a response may get {least:g}. Raise them, such as reward.correct={wanted + shaping + 1:g} "
         f"reward.incorrect={wanted + shaping:g}, or take another algorithm."

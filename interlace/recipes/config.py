@@ -228,7 +228,8 @@ class Recipe(Config):
     model: Annotated[ModelConfig, _spelled_out("model")]
     task: Annotated[DataConfig, _spelled_out("task")]
     """Prompts to train on and held-out ones."""
-    reward: Annotated[RewardConfig, _spelled_out("reward")]
+    reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
+    """What scores a response; None where the episode brings its own reward."""
     algorithm: AlgorithmChoice = Field(default_factory=lambda: AlgorithmChoice.model_validate({}))
     schedule: ScheduleChoice = Field(default_factory=lambda: ScheduleChoice.model_validate({}))
     cluster: Annotated[ClusterConfig, _spelled_out("cluster")] = ClusterConfig()

@@ -1,18 +1,27 @@
-"""What a recipe puts on each role's devices: how many ranks, and whether two roles share a model."""
+"""What a recipe puts on each role's devices: which roles there are, how many ranks, whether two share a model."""
 
 from collections.abc import Callable, Sequence
 
+from interlace.algorithms import Needs
 from interlace.core.errors import UserError
-from interlace.recipes.config import Recipe
+from interlace.recipes.config import Recipe, TrainedConfig
 from interlace.schedule.placement import Device
+from interlace.schedule.roles import ROLES, Role
+
+
+def needed_roles(needs: Needs) -> tuple[Role, ...]:
+    """The roles that a run with an algorithm of these needs may have, in the order of the flow."""
+    left_out = {"reference": not needs.reference, "critic": not (needs.critic or needs.process_reward)}
+    return tuple(role for role in ROLES if not left_out.get(role.name))
 
 
 def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
-    """Of an instance of `role` on these devices; roles that are not trained have one.
+    """Counts the ranks of an instance of `role` on these devices; roles that are not trained have one.
 
     Raises UserError where the ranks that the recipe asks for do not fit them.
     """
-    wanted = {"actor": recipe.actor.ranks, "critic": recipe.critic.ranks}.get(role, 1)
+    section = getattr(recipe, role, None)
+    wanted = section.ranks if isinstance(section, TrainedConfig) else 1
     if wanted is None:
         return len(devices) if devices[0].pool == "cuda" else 1
     if len(devices) % wanted:

@@ -10,7 +10,7 @@ from interlace.core.errors import UserError
 from interlace.models.classifier import empty_classifier
 from interlace.models.size import FLOAT_BYTES, ModelSize
 from interlace.recipes.config import Recipe, TrainedConfig
-from interlace.recipes.layout import num_ranks, reference_is_base
+from interlace.recipes.layout import needed_roles, num_ranks, reference_is_base
 from interlace.schedule.placement import Device
 
 ADAM_COPIES = 4
@@ -94,13 +94,14 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         _Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes, how="weights + KV cache of rollout.max_tokens")
     ]
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
-    if needs.reference and not serves_as_reference:
+    needed = {role.name for role in needed_roles(needs)}
+    if "reference" in needed and not serves_as_reference:
         roles.append(_Role(name="reference", num_bytes=size.weight_bytes, how="weights", transient_bytes=logits))
-    if recipe.reward.model is not None:
+    if recipe.reward is not None and recipe.reward.model is not None:
         weights = sum(parameter.nbytes for parameter in empty_classifier(recipe.reward.model).parameters())
         roles.append(_Role(name="reward", num_bytes=weights, how="weights of reward.model, whole on each"))
     trained = ADAM_COPIES * size.trained_bytes
-    if needs.critic or needs.process_reward:
+    if "critic" in needed:
         passing = size.activation_bytes(tokens, recomputed=recipe.critic.gradient_checkpointing)
         passing += logits if needs.process_reward else 0
         roles.append(

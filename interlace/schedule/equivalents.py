@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 from interlace.core.errors import UserError
+from interlace.schedule.roles import ROLES, staged_roles
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import NoTail, Oversample, TailBatching
 
-_TURNS = {"rollout": "all", "reference": "all", "critic": "all", "actor": "all"}
-_SPLIT = {"rollout": "0-50%", "reference": "50-100%", "critic": "50-100%", "actor": "50-100%"}
+_SPLIT = {role.name: "0-50%" if role.name == "rollout" else "50-100%" for role in ROLES if not role.beside}
 _PLAIN: Mapping[str, object] = {
-    "placement": _TURNS,
-    "granularity": {"reward": "sample", "reference": "step", "critic": "step", "actor": "step"},
+    "placement": "all",
+    "granularity": {role.name: role.granule for role in staged_roles()},
     "dispatch": "round_robin",
     "tail": NoTail().model_dump(),
     "switch": "when_idle",
@@ -21,7 +21,7 @@ _PLAIN: Mapping[str, object] = {
     "concurrency": None,
 }
 """What the variants start from; sync_every, batching and the way of publication stay the schedule's own."""
-_STREAM = {"reward": "sample", "reference": "sample", "critic": "sample", "actor": "sample"}
+_STREAM: Mapping[str, object] = {role.name: "sample" for role in staged_roles()}
 _VARIANTS: Mapping[str, Mapping[str, object]] = {
     "colocated": {},
     "disaggregated": {"placement": _SPLIT},

@@ -1,24 +1,21 @@
 """The `Schedule`: every way of running one flow, as data. vocabulary.yaml says precisely what each field means."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.schedule.concurrency import Concurrency, none_as_null
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.placement import Device, cut, resolve
+from interlace.schedule.roles import ROLES, Granule, placed_roles, role_named, staged_roles
 from interlace.schedule.tail import NoTail, Oversample, Tail, TailBatching
 from interlace.schedule.vocabulary import refuse_foreign_words
 
-WHOLE_ROLES = ("actor", "critic", "reward")
-"""Of these there is one instance, which spans all devices of the role's placement."""
-
-Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(ge=1)]
-"""How many samples a stage waits for before it asks for its devices; a number counts samples."""
+C = TypeVar("C", bound=Config)
 
 
 def _is_one(value: Any) -> bool:
@@ -35,7 +32,7 @@ class RolePlacement(Config):
 
     devices: Annotated[str, BeforeValidator(_devices)] = "all"
     devices_per_instance: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
-    """Devices one instance spans; None is one for rollout and reference, else all of them."""
+    """Devices one instance spans; None: one, or all of them where a run has one instance of the role."""
 
 
 def _role(value: Any) -> Any:
@@ -45,22 +42,37 @@ def _role(value: Any) -> Any:
 RoleDevices: TypeAlias = Annotated[RolePlacement, BeforeValidator(_role)]
 
 
+def _with_fields(fields: Mapping[str, Any]) -> Callable[[type[C]], type[C]]:
+    """Adds fields to a model that only a table knows. fields: name -> (type, default)."""
+
+    def add(model: type[C]) -> type[C]:
+        name, module, doc = model.__name__, model.__module__, model.__doc__
+        return create_model(name, __base__=model, __module__=module, __doc__=doc, **fields)
+
+    return add
+
+
+@_with_fields(
+    {
+        role.name: (RoleDevices | None, None) if role.beside else (RoleDevices, RolePlacement(devices=role.devices))
+        for role in placed_roles()
+    }
+)
 class Placement(Config):
     """Role -> devices. Shared devices take turns, disjoint ones form a pipeline, any mix is a hybrid."""
 
-    rollout: RoleDevices = RolePlacement()
-    reference: RoleDevices = RolePlacement()
-    critic: RoleDevices = RolePlacement()
-    actor: RoleDevices = RolePlacement()
-    reward: RoleDevices | None = None
-    """Of a reward model; None: where the reference is. Other rewards need no device."""
+    def of(self, role: str) -> RolePlacement:
+        """What a role's placement is; of a role without one, the devices of the role beside which it is."""
+        entry = role_named(role)
+        own: RolePlacement | None = getattr(self, role)
+        return own or RolePlacement(devices=self.of(entry.beside).devices)
 
     def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
         """The devices of each instance of a role on a cluster. Raises UserError where they are not there."""
-        where: RolePlacement = getattr(self, role) or RolePlacement(devices=self.reference.devices)
-        size = where.devices_per_instance or ("all" if role in WHOLE_ROLES else 1)
+        where, one_instance = self.of(role), role_named(role).one_instance
+        size = where.devices_per_instance or ("all" if one_instance else 1)
         found = cut(resolve(where.devices, devices, role=role), None if size == "all" else size, role=role)
-        if role in WHOLE_ROLES and len(found) > 1:
+        if one_instance and len(found) > 1:
             raise UserError(
                 f"placement.{role}: devices_per_instance={size} would make {len(found)} instances of it, and a run has "
                 f"one. Leave devices_per_instance out, or give it {size} devices; how many data-parallel ranks share "
@@ -70,17 +82,18 @@ class Placement(Config):
 
 
 def _placement(value: Any) -> Any:
-    """One value for every role; a reward model is where the reference is."""
-    return {role: value for role in Placement.model_fields if role != "reward"} if _is_one(value) else value
+    """One value for every role, but for those that are beside another."""
+    return {role.name: value for role in ROLES if not role.beside} if _is_one(value) else value
 
 
+@_with_fields({role.name: (Granule, role.granule) for role in staged_roles()})
 class Granularity(Config):
     """Stage -> granule."""
 
-    reward: Granule = "sample"
-    reference: Granule = "step"
-    critic: Granule = "step"
-    actor: Granule = "step"
+    def of(self, stage: str) -> Granule:
+        """The granule of a role's stage."""
+        granule: Granule = getattr(self, stage)
+        return granule
 
 
 def _granularity(value: Any) -> Any:
@@ -187,6 +200,6 @@ class Schedule(Config):
 
     def granule_samples(self, stage: str, *, prompts_per_step: int, samples_per_prompt: int) -> int:
         """The granule of a stage, in samples."""
-        granule = getattr(self.granularity, stage)
+        granule = self.granularity.of(stage)
         named = {"step": prompts_per_step * samples_per_prompt, "group": samples_per_prompt, "sample": 1}
         return named[granule] if isinstance(granule, str) else int(granule)

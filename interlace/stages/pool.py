@@ -14,7 +14,8 @@ from interlace.runtime.group import WorkerGroup
 from interlace.runtime.waits import Signal
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.lengths import LengthHistory
-from interlace.schedule.schedule import Placement, Schedule
+from interlace.schedule.roles import ROLES
+from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Migrate
 from interlace.stages.driver import Deliver, EngineDriver, Job
 
@@ -30,7 +31,7 @@ def settle(future: "asyncio.Future[Response]", response: Response) -> None:
 
 def _shared_devices(cluster: Cluster, engines: Sequence[WorkerGroup[Any]]) -> frozenset[int]:
     """All devices of the engines, if another role may run on one of them; else none."""
-    roles = [role for role in Placement.model_fields if role != "rollout"]
+    roles = [role.name for role in ROLES if role.name != "rollout"]
     others = {device.index for role in roles for devices in cluster.place(role) for device in devices}
     mine = frozenset(index for engine in engines for index in engine.device_indices)
     return frozenset() if mine.isdisjoint(others) else mine

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from interlace.algorithms.base import Needs
 from interlace.core.types import SampleKey, SamplingParams, TerminalEvent
+from interlace.episodes.base import Episode
 from interlace.flows.policy import policy_optimization
-from interlace.flows.run import Ended, LoopSettings, PolicyRun, StepResult
+from interlace.flows.run import SINGLE_TURN, Ended, LoopSettings, PolicyRun, StepResult
 from interlace.jobs.virtual import launch
 from interlace.observe.goodput import Ledger
 from interlace.runtime.sim.cluster import SimCluster
@@ -84,6 +85,7 @@ class Workload:
     device_memory: int = 100
     done_steps: int = 0
     refill_rounds: int = 10**6
+    episode: Episode = SINGLE_TURN
 
 
 class _Observer:
@@ -185,7 +187,7 @@ async def _run(
     algorithm = CostAlgorithm(work.costs, work.needs, work.refill_rounds)
     prompts = CountedPrompts(work.num_prompts)
     observer = _Observer(record, stop_after, between)
-    run = observer.run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer)
+    run = observer.run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer, work.episode)
 
     async def main() -> None:
         await run.start()

@@ -1,6 +1,6 @@
 """What the policy flow promises of its steps, on the virtual clock."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +8,10 @@ import pytest
 
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.core.errors import InterlaceError, UserError
-from interlace.core.types import NO_GROUP, Request, Sample, SampleKey, SamplingParams, TerminalEvent
+from interlace.core.types import NO_GROUP, Prompt, Request, Sample, SampleKey, SamplingParams, TerminalEvent
+from interlace.episodes.base import Session
 from interlace.flows.baseline import GreedyBaseline
+from interlace.jobs.virtual import SimulatedRole
 from interlace.runtime.timeline import KeepAll
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
@@ -57,6 +59,44 @@ def test_a_first_step_of_samples_that_all_fail_ends_the_run_before_others_take_t
     work = replace(WORK, costs=Costs(fail_share=1.0), refill_rounds=10)
     with pytest.raises(InterlaceError, match="the first 12 samples, a whole step, all failed, so there is nothing"):
         simulate(Schedule(), work)
+
+
+class EpisodesWithRewards(Costs):
+    """Costs of a run without a reward role."""
+
+    def roles(self) -> Mapping[str, SimulatedRole]:
+        return {role: worker for role, worker in super().roles().items() if role != "reward"}
+
+
+class Measured:
+    """An episode whose reward is the length of its response; every fourth has none."""
+
+    def __init__(self) -> None:
+        self.num_runs = 0
+
+    async def run(self, prompt: Prompt, session: Session) -> float | None:
+        self.num_runs += 1
+        number = self.num_runs
+        turn = await session.generate(prompt.token_ids.tolist())
+        return float(len(turn.token_ids)) if number % 4 else None
+
+
+def test_without_a_reward_role_an_episodes_own_reward_is_trained_on() -> None:
+    work = replace(WORK, samples_per_prompt=4, costs=EpisodesWithRewards(), episode=Measured())
+    record = simulate(Schedule(), work)
+    assert [len(step) for step in record.trained] == [4] * 5
+    for entry in record.entries:
+        if entry.event == TerminalEvent.FAILED:
+            assert entry.reason == "its episode brought no reward, and the recipe has none"
+        else:
+            assert entry.sample.reward == entry.sample.num_sampled
+    assert record.events[TerminalEvent.FAILED] == 4 * 5
+    assert all(result.metrics["timing_s/reward"] == 0.0 for result in record.results)
+
+
+def test_a_greedy_baseline_needs_a_reward_role() -> None:
+    with pytest.raises(UserError, match="scored by the recipe's `reward`, and the recipe has none"):
+        simulate(Schedule(), replace(WORK, costs=EpisodesWithRewards(), needs=Needs(greedy_baseline=True)))
 
 
 def test_failed_samples_leave_their_group_while_two_remain() -> None:

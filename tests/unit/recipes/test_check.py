@@ -34,6 +34,15 @@ VERDICTS = ("reward.correct=1", "reward.incorrect=0")
 Check = Callable[..., Derived]
 
 
+def test_a_recipe_without_a_reward_is_read_and_refused_while_episodes_bring_none(check: Check, tmp_path: Path) -> None:
+    without = tmp_path / "without.yaml"
+    without.write_text("".join(line for line in TEXT.splitlines(keepends=True) if not line.startswith("reward")))
+    assert load_recipe(str(without), []).reward is None
+    for refused in (lambda: check_recipe(load_recipe(str(without), [])), lambda: check("reward=null")):
+        with pytest.raises(UserError, match=r"has no `reward`, and its episodes, .* bring none .* Set reward=exact"):
+            refused()
+
+
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
     file = tmp_path / "mine.yaml"

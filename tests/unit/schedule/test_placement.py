@@ -93,8 +93,8 @@ def test_every_preset_fits_two_devices_and_many(name: str) -> None:
 
 def test_a_preset_with_a_change_keeps_the_rest() -> None:
     changed = load_schedule("one-step-off", {"placement": {"rollout": "0-25%"}, "max_staleness": 2})
-    assert changed.placement.rollout.devices == "0-25%"
-    assert changed.placement.actor == load_schedule("one-step-off").placement.actor
+    assert changed.placement.of("rollout").devices == "0-25%"
+    assert changed.placement.of("actor") == load_schedule("one-step-off").placement.of("actor")
     assert changed.max_staleness == 2
 
 

@@ -67,5 +67,5 @@ def test_a_tail_of_another_kind_takes_nothing_over_from_the_preset() -> None:
 
 def test_a_device_is_a_number_wherever_devices_are_named() -> None:
     short, long = Schedule.parse({"placement": 0}), {"devices": 0, "devices_per_instance": 1}
-    assert short.placement.actor.devices == short.placement.rollout.devices == "0"
-    assert Schedule.parse({"placement": {"actor": long}}).placement.actor.devices == "0"
+    assert short.placement.of("actor").devices == short.placement.of("rollout").devices == "0"
+    assert Schedule.parse({"placement": {"actor": long}}).placement.of("actor").devices == "0"

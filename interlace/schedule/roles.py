@@ -1,0 +1,73 @@
+"""The roles of a run, as one table: each is an entry here and a worker; placement, checks and launch read the entry."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from interlace.core.errors import UserError, nearest
+
+Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(ge=1)]
+"""How many samples a stage waits for before it asks for its devices; a number counts samples."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Role:
+    """One kind of worker in the flow."""
+
+    name: str
+    """The key of its placement and granule in a schedule, and of its section in a recipe, where it has one."""
+    one_instance: bool = False
+    """Whether one instance spans all devices of its placement; else each device has an instance of its own, unless the
+    placement says `devices_per_instance`."""
+    devices: str = "all"
+    """Placement where a schedule names none. Unused where `beside` is set."""
+    beside: str = ""
+    """Role whose devices it shares where a schedule names none for it; it then has no part in `placement: all`."""
+    granule: Granule | None = "step"
+    """Samples its stage waits for where a schedule says nothing; None: its stage waits for none."""
+    needs_device: bool = True
+    """Whether it computes on devices in every recipe; else it may run on the host."""
+    preemptible: bool = False
+    """Whether it gives its devices up before its work is done, where another role is ready."""
+    worker: str = ""
+    """Class of its worker as `package.module:Class`, made as `Class(context, settings)` with the recipe's section of
+    the role's name, None where there is none. Empty: jobs/launch.py makes its worker around an engine."""
+
+    def group_name(self, instance: int) -> str:
+        """The name of one instance's group."""
+        return f"{self.name}/{instance}" if self.needs_device or not self.one_instance else self.name
+
+
+ROLES: tuple[Role, ...] = (
+    Role(name="rollout", granule=None, preemptible=True),
+    Role(name="reward", one_instance=True, beside="reference", granule="sample", needs_device=False),
+    Role(name="reference"),
+    Role(name="critic", one_instance=True),
+    Role(name="actor", one_instance=True),
+)
+"""In the order of the flow: where several wait for one device, the one furthest downstream goes first."""
+
+
+def role_named(name: str) -> Role:
+    """The entry of a role. Raises UserError naming the nearest."""
+    for role in ROLES:
+        if role.name == name:
+            return role
+    raise UserError(f"unknown role {name!r}.{nearest(name, [role.name for role in ROLES])}")
+
+
+def place_in_flow(name: str) -> int:
+    """How far downstream a role is, counted from 0."""
+    return ROLES.index(role_named(name))
+
+
+def placed_roles() -> Sequence[Role]:
+    """Roles in the order of a schedule's `placement`: those with a default of their own, then those beside another."""
+    return sorted(ROLES, key=lambda role: bool(role.beside))
+
+
+def staged_roles() -> Sequence[Role]:
+    """Roles whose stage waits for a granule, in the order of the flow."""
+    return [role for role in ROLES if role.granule is not None]

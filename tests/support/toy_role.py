@@ -1,0 +1,77 @@
+"""A sixth role: an entry in the table and this worker. Run as a script, it is placed, checked, launched and called."""
+
+import asyncio
+import json
+
+from interlace.schedule import roles
+
+if __name__ == "__main__":
+    entry = roles.Role(name="judge", granule="group", worker="tests.support.toy_role:Judge")
+    roles.ROLES = (*roles.ROLES[:2], entry, *roles.ROLES[2:])
+
+from interlace.core.errors import UserError
+from interlace.jobs.launch import ModelSources, launch_roles
+from interlace.recipes.check import check_placement
+from interlace.recipes.load import load_recipe
+from interlace.runtime.local.cluster import LocalCluster
+from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+
+
+class Judge(Worker):
+    """Says where it is."""
+
+    def __init__(self, context: WorkerContext, settings: object) -> None:
+        super().__init__(context)
+        self._settings = settings
+
+    @operation()
+    def place(self) -> tuple[str, tuple[str, ...], object]:
+        """Group, devices and settings."""
+        return self.context.group, self.context.devices, self._settings
+
+
+def refusal(fields: dict[str, object]) -> str:
+    """What a schedule is refused with."""
+    try:
+        Schedule.parse(fields)
+    except UserError as error:
+        return str(error)
+    raise AssertionError(f"{fields} was taken")
+
+
+async def main() -> dict[str, object]:
+    """Starts the quick start's workers and two judges."""
+    devices = tuple(Device(index=n, pool="cpu", pool_index=n, memory_bytes=2**34) for n in range(2))
+    recipe = load_recipe("quickstart", ["schedule.granularity.judge=sample"])
+    check_placement(recipe, devices)
+    schedule = recipe.schedule.resolved
+    cluster = LocalCluster(devices, schedule, hang_after_s=60.0)
+    try:
+        sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model)
+        groups = await cluster.run(launch_roles(cluster, sources))
+        judges = groups.others["judge"]
+        return {
+            "places": [await judge.place() for judge in judges],
+            "stages": [judge.stage for judge in judges] + [groups.actor.stage],
+            "granule": schedule.granule_samples("judge", prompts_per_step=4, samples_per_prompt=2),
+            "unknown key": refusal({"placement": {"juge": 0}}),
+            "unknown device": refused_placement(devices),
+        }
+    finally:
+        await cluster.shutdown()
+
+
+def refused_placement(devices: tuple[Device, ...]) -> str:
+    """What a judge on a device that is not there is refused with."""
+    recipe = load_recipe("quickstart", ["schedule.placement.judge=5"])
+    try:
+        check_placement(recipe, devices)
+    except UserError as error:
+        return str(error)
+    raise AssertionError("device 5 of 2 was taken")
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main())))
