@@ -25,7 +25,7 @@ from _step_task import (
 from interlace.core.types import FinishReason, Metrics, Request, TerminalEvent
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
-from interlace.engines.rollout import EngineOptions, NativeEngine
+from interlace.engines.rollout import NativeEngine
 from interlace.engines.rollout.protocol import StepOutput
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import StepResult
@@ -65,16 +65,7 @@ def forced_engine(lengths: str, source: EngineSource, context: WorkerContext) ->
     """As `make_rollout_engine`, with forced lengths."""
     del context
     recipe, loaded = source.recipe, load_model(source.model)
-    settings = recipe.rollout
-    engine = ForcedLengths(
-        loaded.model,
-        tokenizer=loaded.tokenizer,
-        max_running=settings.max_running,
-        max_tokens=settings.max_tokens,
-        max_batch_tokens=settings.max_batch_tokens,
-        seed=recipe.seed,
-        options=EngineOptions(num_threads=1),
-    )
+    engine = ForcedLengths(loaded.model, config=recipe.rollout, tokenizer=loaded.tokenizer, seed=recipe.seed)
     engine.lengths = lengths
     return RolloutBundle(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=())
 

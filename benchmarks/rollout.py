@@ -35,7 +35,7 @@ from transformers import (
 )
 
 from interlace.core.types import NO_GROUP, Request, SampleKey
-from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 
 SAMPLES, PROMPT_TOKENS = 64, 16
 PEERS = ("generate", "continuous batching")
@@ -120,7 +120,7 @@ def measure(work: Callable[[list[int]], int], targets: list[int]) -> float:
 def compare(name: str, workloads: list[str], median: int, rounds: int, peers: list[str]) -> list[Result]:
     """Contestants in turns, after a few tokens each to warm up."""
     model = build(name)
-    engine = NativeEngine(copy.deepcopy(model), max_running=SAMPLES)
+    engine = NativeEngine(copy.deepcopy(model), config=NativeConfig(max_running=SAMPLES))
     print(engine.report())
     draw = random.Random(1)
     vocab = model.config.vocab_size
@@ -183,7 +183,7 @@ def decode_steps(name: str, row_counts: list[int], steps: int, threads: int) -> 
         sum(p.numel() for n, p in model.named_parameters() if "embed" not in n)
         + model.get_input_embeddings().weight.numel()
     )
-    engine = NativeEngine(model, max_running=SAMPLES, options=EngineOptions(draft_tokens=0, num_threads=threads))
+    engine = NativeEngine(model, config=NativeConfig(max_running=SAMPLES, draft_tokens=0), num_threads=threads)
     torch.set_num_threads(1)  # the machine's rates are those of one core
     return [_decode_steps(engine, weights, rows, steps, threads) for rows in row_counts]
 

@@ -191,19 +191,16 @@ def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: Ro
 
 def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
     """The engine that serves a recipe's policy."""
-    from interlace.engines.rollout import EngineOptions, NativeEngine
+    from interlace.engines.rollout import NativeEngine
     from interlace.workers.rollout import RolloutBundle
 
     loaded = _load(source)
-    settings = source.recipe.rollout
     engine = NativeEngine(
         loaded.model.to(torch_device(context)),  # type: ignore[arg-type]  # transformers' own stub
+        config=source.recipe.rollout,
         tokenizer=loaded.tokenizer,
-        max_running=settings.max_running,
-        max_tokens=settings.max_tokens,
-        max_batch_tokens=settings.max_batch_tokens,
         seed=source.recipe.seed,
-        options=EngineOptions(num_threads=source.recipe.cluster.threads_per_worker),
+        num_threads=source.recipe.cluster.threads_per_worker,
     )
     return RolloutBundle(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=loaded.stop_token_ids)
 

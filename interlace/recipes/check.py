@@ -10,7 +10,6 @@ from interlace.core.types import Prompt
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kv_store import BLOCK, STORES
-from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.train.critic import check_value_head
 from interlace.engines.train.logprobs import training_temperature
 from interlace.engines.train.lora import num_lora_parameters
@@ -232,7 +231,7 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
             f"more than the model's context of {size.context}. Lower max_new_tokens, or leave out long prompts."
         )
-    longest_in = STORES[EngineOptions().kv].longest_in
+    longest_in = STORES[recipe.rollout.kv].longest_in
     needed, fitting = num_tokens + max_new_tokens, longest_in(recipe.rollout.max_tokens)
     if needed > fitting:
         enough = next(BLOCK << doublings for doublings in count() if longest_in(BLOCK << doublings) >= needed)

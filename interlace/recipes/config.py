@@ -13,6 +13,7 @@ from interlace.core.random import SEED_END
 from interlace.core.types import MIN_TEMPERATURE, SamplingParams
 from interlace.data.config import DataConfig
 from interlace.data.warmup import DemonstrationConfig
+from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.train.lora import LoraConfig
 from interlace.engines.train.optimizer import OptimizerConfig
 from interlace.models.config import ModelConfig, by_path
@@ -94,17 +95,6 @@ class ClusterConfig(Config):
             virtual = " For the virtual clock: interlace simulate, or interlace compare --cluster sim."
             raise UserError(f"cluster.backend = {self.backend!r}: there is no such back end.{hint}{virtual}")
         return self
-
-
-class RolloutConfig(Config):
-    """The engine that generates."""
-
-    max_running: int = Field(default=64, ge=1)
-    """Sequences that decode at once in one engine."""
-    max_tokens: int = Field(default=65536, ge=1)
-    """Tokens that one engine's KV cache holds."""
-    max_batch_tokens: int = Field(default=2048, ge=1)
-    """Tokens of one forward pass."""
 
 
 class TrainedConfig(Config):
@@ -251,7 +241,8 @@ class Recipe(Config):
     sampling: SamplingParams = SamplingParams()
     optimizer: OptimizerConfig = OptimizerConfig()
     """Of the actor."""
-    rollout: RolloutConfig = RolloutConfig()
+    rollout: NativeConfig = NativeConfig()
+    """The engine that generates."""
     actor: ActorConfig = ActorConfig()
     reference: ReferenceConfig = ReferenceConfig()
     critic: CriticConfig = CriticConfig()

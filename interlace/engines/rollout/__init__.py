@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING
 
 from interlace.core.types import SamplingParams
-from interlace.engines.rollout.options import EngineOptions
+from interlace.engines.rollout.config import NativeConfig
 
 if TYPE_CHECKING:
     from interlace.engines.rollout.engine import NativeEngine
 
-__all__ = ["EngineOptions", "NativeEngine", "SamplingParams"]
+__all__ = ["NativeConfig", "NativeEngine", "SamplingParams"]
 
 
 def __getattr__(name: str) -> object:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from interlace.engines.rollout import kernels
+from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.counters import Counters
 from interlace.engines.rollout.decoder import DecoderRunner, StopRule
 from interlace.engines.rollout.kv_store import Int64Array
-from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.prepare_model import PreparedModel
 from interlace.engines.rollout.sampling import (
     Draw,
@@ -45,15 +45,15 @@ class DecodeLoop:
         table: SequenceTable,
         scheduler: Scheduler,
         tokenizer: "PreTrainedTokenizerBase | None",
-        options: EngineOptions,
+        config: NativeConfig,
     ) -> None:
         """tokenizer: for stop strings."""
         self._runner, self._table, self._scheduler, self._tokenizer = serving.runner, table, scheduler, tokenizer
         self._decoder = serving.runner if isinstance(serving.runner, DecoderRunner) else None
         self._sampler: PlainSampler = KernelSampler() if serving.compiled else TorchSampler()
-        most = options.draft_tokens if serving.attention is not None else 0
-        self._speculator = Speculator(table, most=most, below=options.draft_below)
-        self._steps_per_schedule, self._version = options.steps_per_schedule, 0
+        most = config.draft_tokens if serving.attention is not None else 0
+        self._speculator = Speculator(table, most=most, below=config.draft_below)
+        self._steps_per_schedule, self._version = config.steps_per_schedule, 0
         self._ended: list[Ended] = []
         self.counters = Counters()
         self.interrupted = ctypes.c_int64(0)

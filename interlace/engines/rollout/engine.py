@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, Completion, FinishReason, Metrics, Request, SampleKey, SamplingParams
+from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.decode_loop import DecodeLoop
 from interlace.engines.rollout.live_weights import LiveWeights
-from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.prefix import PrefixIndex
-from interlace.engines.rollout.prepare_model import ServingConfig, serve
+from interlace.engines.rollout.prepare_model import ServingConfig, num_retained, serve
 from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
 from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.saved_weights import SavedWeights
@@ -36,35 +36,33 @@ class NativeEngine:
         self,
         model: PreTrainedModel | str | Path,
         *,
+        config: NativeConfig | None = None,
         tokenizer: "PreTrainedTokenizerBase | None" = None,
-        max_running: int = 64,
-        max_tokens: int = 65536,
-        max_batch_tokens: int = 2048,
         seed: int = 0,
-        options: EngineOptions | None = None,
+        num_threads: int = 1,
     ) -> None:
         """Prepares the model and checks, on it, what report() then says.
 
-        tokenizer: for stop strings; loaded along where the model is a path. max_running: sequences at once.
-        max_tokens: cells of the KV store. max_batch_tokens: of one forward pass; longer prompts are run in chunks.
-        seed: of the sampling noise.
+        tokenizer: for stop strings; loaded along where the model is a path. seed: of the sampling noise.
+        num_threads: of torch, for the whole process, where two that contend make small products hundreds of times
+        slower; and of the C++ decoder, where each takes whole rows and waits for no other before the end of the pass.
         """
-        options = options or EngineOptions()
-        torch.set_num_threads(options.num_threads)
+        config = config or NativeConfig()
+        torch.set_num_threads(num_threads)
         self._model, tokenizer = _load(model, tokenizer)
-        context = context_length(self._model.config) or max_tokens
-        config = ServingConfig(max_running=max_running, max_tokens=max_tokens, longest=context, options=options)
-        serving = serve(self._model, config)
+        context = context_length(self._model.config) or config.max_tokens
+        serving = serve(self._model, ServingConfig(engine=config, longest=context, num_threads=num_threads))
         self._runner, self._attention, self._pool = serving.runner, serving.attention, serving.pool
         self._store, self._report = serving.store, serving.report
         self._weights = LiveWeights(self._model)
-        self._table = SequenceTable(max_running, seed)
-        spare_rows = range(max_running + 1, max_running + 1 + config.num_retained) if options.prefix_cache else ()
+        self._table = SequenceTable(config.max_running, seed)
+        first_spare = config.max_running + 1
+        spare_rows = range(first_spare, first_spare + num_retained(config)) if config.prefix_cache else ()
         self._prefixes = PrefixIndex(
             self._table, self._store, enabled=self._attention is not None, spare_rows=spare_rows
         )
-        self._scheduler = Scheduler(self._table, self._store, self._prefixes, max_batch_tokens=max_batch_tokens)
-        self._decode_loop = DecodeLoop(serving, self._table, self._scheduler, tokenizer, options)
+        self._scheduler = Scheduler(self._table, self._store, self._prefixes, max_batch_tokens=config.max_batch_tokens)
+        self._decode_loop = DecodeLoop(serving, self._table, self._scheduler, tokenizer, config)
         self._limits = Limits(
             context=context, longest=self._store.longest, vocab_size=self._model.config.get_text_config().vocab_size,
             has_tokenizer=tokenizer is not None,

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from interlace.engines.rollout.options import KVKind
+from interlace.engines.rollout.config import KVKind
 
 Int64Array = NDArray[np.int64]
 

@@ -8,11 +8,11 @@ from transformers import PreTrainedModel
 
 from interlace.engines.compiled import KernelsUnavailable
 from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
+from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.decoder import DecoderRunner, is_llama_shaped
 from interlace.engines.rollout.fallback_runner import PlainRunner
 from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
 from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
-from interlace.engines.rollout.options import EngineOptions
 from interlace.engines.rollout.protocol import EngineReport
 from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
 from interlace.engines.rollout.verify import UNSURE, Probe, probe_prompts, reference_logits, routing_fault
@@ -40,18 +40,17 @@ class PreparedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServingConfig:
-    """Sizes and choices, from the engine's arguments."""
+    """The engine's settings, and what comes with its model and process."""
 
-    max_running: int
-    max_tokens: int
+    engine: NativeConfig
     longest: int
-    """The model's context."""
-    options: EngineOptions
+    """The model's context, in tokens."""
+    num_threads: int
 
-    @property
-    def num_retained(self) -> int:
-        """Rows of the store for what ended sequences leave behind."""
-        return max(self.max_running, 8)
+
+def num_retained(config: NativeConfig) -> int:
+    """Returns the rows of the store for what ended sequences leave behind."""
+    return max(config.max_running, 8)
 
 
 def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
@@ -84,15 +83,15 @@ def _serve_routed(
     notes: list[str],
 ) -> PreparedModel | None:
     """The fast way. None, and the fault as the last note, where its logits are not the model's."""
-    pool = KVPool(routed.shapes, config.max_tokens + _SPARE_CELLS, model.dtype, model.device)
+    pool = KVPool(routed.shapes, config.engine.max_tokens + _SPARE_CELLS, model.dtype, model.device)
     store = _store(pool, config)
     attention = _attention(pool, store, config, notes)
-    runners: list[Runner] = [ModelRunner(model, routed.hub, attention, config.max_running)]
-    if config.options.compile_decoder and isinstance(attention, KernelAttention) and is_llama_shaped(model):
+    runners: list[Runner] = [ModelRunner(model, routed.hub, attention, config.engine.max_running)]
+    if config.engine.compile_decoder and isinstance(attention, KernelAttention) and is_llama_shaped(model):
         longest = min(config.longest, store.longest)
-        runners.insert(0, DecoderRunner(model, routed, attention, longest, config.options.num_threads))
+        runners.insert(0, DecoderRunner(model, routed, attention, longest, config.num_threads))
     for runner in runners:
-        probe = Probe(runner, store, config.max_running)
+        probe = Probe(runner, store, config.engine.max_running)
         fault = probe.logits_fault(prompts, expected)
         variance = _variance(runner, probe, prompts[0]) if fault is None else None
         probe.close()
@@ -100,7 +99,7 @@ def _serve_routed(
             report = EngineReport(
                 invariant=variance is None,
                 reason=variance or f"verified on this model: chunks and other rows changed no bit; {runner.invariance}",
-                attention=f"{config.options.kv}, {attention.name}, {runner.name}",
+                attention=f"{config.engine.kv}, {attention.name}, {runner.name}",
                 notes=tuple(notes),
             )
             return PreparedModel(runner=runner, attention=attention, pool=pool, store=store, report=report)
@@ -126,10 +125,10 @@ def _variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | None:
 def _serve_plain(
     model: PreTrainedModel, config: ServingConfig, prompts: list[list[int]], expected: list[Tensor], fault: str
 ) -> PreparedModel:
-    pool = KVPool((), config.max_tokens, model.dtype, model.device)
+    pool = KVPool((), config.engine.max_tokens, model.dtype, model.device)
     store = _store(pool, config)
     runner = PlainRunner(model, use_cache=True)
-    probe = Probe(runner, store, config.max_running)
+    probe = Probe(runner, store, config.engine.max_running)
     try:
         cache_fault = probe.logits_fault(prompts, expected)
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
@@ -153,13 +152,15 @@ def _serve_plain(
 
 
 def _store(pool: KVPool, config: ServingConfig) -> KVStore:
-    store = STORES[config.options.kv](pool, config.max_running + 1 + config.num_retained, config.max_tokens)
-    store.page_table[config.max_running] = config.max_tokens  # the spare row: padding tokens write there
+    store = STORES[config.engine.kv](
+        pool, config.engine.max_running + 1 + num_retained(config.engine), config.engine.max_tokens
+    )
+    store.page_table[config.engine.max_running] = config.engine.max_tokens  # the spare row: padding tokens write there
     return store
 
 
 def _attention(pool: KVPool, store: KVStore, config: ServingConfig, notes: list[str]) -> AttentionBackend:
-    if pool.device.type != "cpu" or pool.dtype != torch.float32 or not config.options.compile_kernels:
+    if pool.device.type != "cpu" or pool.dtype != torch.float32 or not config.engine.compile_kernels:
         return TorchAttention(pool, store)
     try:
         return KernelAttention(pool, store, min(config.longest, store.longest))

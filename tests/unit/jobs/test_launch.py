@@ -32,3 +32,8 @@ def test_beside_an_adapter_the_weights_that_stay_are_not_blown_up() -> None:
     trained = {parameter.dtype for parameter in actor.model.parameters() if parameter.requires_grad}
     kept = {parameter.dtype for parameter in actor.model.parameters() if not parameter.requires_grad}
     assert (trained, kept) == ({torch.float32}, {torch.bfloat16})
+
+
+def test_an_engine_is_made_of_the_recipe_s_rollout_section() -> None:
+    plain = make_rollout_engine(source("rollout.kv=pages", "rollout.max_running=3"), CONTEXT).engine
+    assert plain.report().attention.startswith("pages")

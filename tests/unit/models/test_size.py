@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams, Segment
-from interlace.engines.rollout import NativeEngine
+from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, sft_loss
 from interlace.models.config import ModelConfig
 from interlace.models.loading import empty_model, load_model
@@ -64,7 +64,8 @@ def test_the_context_ends_where_one_sequence_would_change_its_company() -> None:
 
     assert context_length(model().config) == reach < model().config.max_position_embeddings
     assert context_length(tiny_model("llama").config) == 64
-    engine, rollout = LogprobEngine(model(), config=TrainConfig()), NativeEngine(model(), max_tokens=256)
+    engine = LogprobEngine(model(), config=TrainConfig())
+    rollout = NativeEngine(model(), config=NativeConfig(max_tokens=256))
     short, full, beyond = (sample_of(length) for length in (4, reach, reach + 1))
     alone, beside, beside_longer = (engine.logprobs([short, *others])[0] for others in ([], [full], [beyond]))
     assert beside == pytest.approx(alone, abs=1e-5)

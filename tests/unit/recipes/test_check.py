@@ -81,7 +81,7 @@ def test_an_adapter_for_a_layer_that_is_not_there_is_refused(check: Check) -> No
 
 
 def test_the_memory_forecast_is_what_the_workers_hold(check: Check) -> None:
-    from interlace.engines.rollout import NativeEngine
+    from interlace.engines.rollout import NativeConfig, NativeEngine
     from interlace.models.config import ModelConfig
     from interlace.models.loading import load_model
 
@@ -91,7 +91,7 @@ def test_the_memory_forecast_is_what_the_workers_hold(check: Check) -> None:
     model = load_model(ModelConfig(path="tiny:micro")).model
     weights = sum(parameter.numel() * 4 for parameter in model.parameters())
     assert derived.num_parameters * 4 == weights == found["reference/0"] == found["actor/0"] / 4
-    memory = NativeEngine(model, max_running=8, max_tokens=512).memory()
+    memory = NativeEngine(model, config=NativeConfig(max_running=8, max_tokens=512)).memory()
     assert found["rollout/0"] == pytest.approx(memory.weights + memory.kv_cache, rel=0.05)
 
 
@@ -189,14 +189,17 @@ def test_an_algorithm_for_rewards_of_0_or_more_takes_what_may_be_so(check: Check
 
 
 def test_a_response_that_the_kv_cache_holds_is_one_that_the_engine_serves(check: Check) -> None:
-    from interlace.engines.rollout import NativeEngine, SamplingParams
+    from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
     from interlace.models.config import ModelConfig
     from interlace.models.loading import load_model
 
     check("sampling.max_new_tokens=58", "rollout.max_tokens=70")
     with pytest.raises(UserError, match=r"that is 65; with rollout.max_tokens=70 .* holds 64 .* to 128 or more"):
         check("sampling.max_new_tokens=59", "rollout.max_tokens=70")
-    engine = NativeEngine(load_model(ModelConfig(path="tiny:micro")).model, max_running=2, max_tokens=70)
+    check("sampling.max_new_tokens=59", "rollout.max_tokens=80", "rollout.kv=pages")
+    engine = NativeEngine(
+        load_model(ModelConfig(path="tiny:micro")).model, config=NativeConfig(max_running=2, max_tokens=70)
+    )
     (served,) = engine.generate([range(6)], SamplingParams(max_new_tokens=58))
     assert len(served.token_ids) == 58
     with pytest.raises(UserError, match="which holds 64 for one sequence"):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from interlace.core.types import NO_GROUP, FinishReason, Progress, Request, SampleKey, SamplingParams
-from interlace.engines.rollout import EngineOptions, NativeEngine
+from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.models.tiny import build_tiny
 from interlace.runtime.worker import WorkerContext
 from interlace.workers.rollout import MIN_CALL_S, RolloutBundle, RolloutWorker
@@ -21,7 +21,7 @@ REQUESTS = tuple(
 def worker_at(times: Iterable[float]) -> RolloutWorker:
     """One whose clock shows these times, the next each time it is asked."""
     model, tokenizer = build_tiny("micro", seed=0)
-    engine = NativeEngine(model, options=EngineOptions(steps_per_schedule=1))
+    engine = NativeEngine(model, config=NativeConfig(steps_per_schedule=1))
     serving = RolloutBundle(engine=engine, tokenizer=tokenizer, stop_token_ids=())
     context = WorkerContext(group="rollout/0", rank=0, num_ranks=1, devices=())
     shown = iter(times)

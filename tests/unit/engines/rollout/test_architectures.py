@@ -5,8 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
-from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
-from interlace.engines.rollout.options import KVKind
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
+from interlace.engines.rollout.config import KVKind
 
 _SMALL = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -120,7 +120,7 @@ def serve_with_interruptions(engine: NativeEngine) -> dict[int, Completion]:
 def test_parity_with_generate(name: str) -> None:
     kind, settings = (ROUTED | PLAIN)[name]
     # 80 cells for sequences that end with 27, 35, 38 and 25 tokens force preemption, 16 tokens a pass chunked prefill.
-    engine = NativeEngine(build(kind, settings), max_running=4, max_tokens=80, max_batch_tokens=16)
+    engine = NativeEngine(build(kind, settings), config=NativeConfig(max_running=4, max_tokens=80, max_batch_tokens=16))
     assert engine.report().attention.startswith("plain fallback") == (name in PLAIN), engine.report()
     done = serve_with_interruptions(engine)
     model = build(kind, settings)
@@ -135,8 +135,8 @@ def test_parity_with_generate(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma2", "mixtral", "gpt-oss", "deepseek-v3"])
 def test_parity_without_a_compiler(name: str, kv: KVKind) -> None:
     kind, settings = ROUTED[name]
-    options = EngineOptions(kv=kv, compile_kernels=False)
-    engine = NativeEngine(build(kind, settings), max_running=4, max_tokens=80, max_batch_tokens=16, options=options)
+    config = NativeConfig(max_running=4, max_tokens=80, max_batch_tokens=16, kv=kv, compile_kernels=False)
+    engine = NativeEngine(build(kind, settings), config=config)
     assert engine.report().attention == f"{kv}, torch sdpa, the transformers model"
     done = serve_with_interruptions(engine)
     for index, prompt in enumerate(PROMPTS):
@@ -149,7 +149,7 @@ def test_parity_without_a_compiler(name: str, kv: KVKind) -> None:
 def test_parity_with_pages(name: str) -> None:
     kind, settings = ROUTED[name]
     engine = NativeEngine(
-        build(kind, settings), max_running=4, max_tokens=80, max_batch_tokens=16, options=EngineOptions(kv="pages")
+        build(kind, settings), config=NativeConfig(max_running=4, max_tokens=80, max_batch_tokens=16, kv="pages")
     )
     done = serve_with_interruptions(engine)
     for index, prompt in enumerate(PROMPTS):

@@ -9,14 +9,14 @@ from transformers import PreTrainedModel
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import NO_GROUP, Request, SampleKey
-from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 
 ModelMaker = Callable[..., PreTrainedModel]
 
 
 @pytest.fixture(scope="module")
 def engine(tiny: ModelMaker) -> NativeEngine:
-    return NativeEngine(tiny(), max_running=4, max_tokens=128)
+    return NativeEngine(tiny(), config=NativeConfig(max_running=4, max_tokens=128))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_unknown_ids_are_ignored_by_abort(engine: NativeEngine) -> None:
 
 def test_too_small_a_store(make_model: ModelMaker) -> None:
     with pytest.raises(UserError, match="Raise it"):
-        NativeEngine(make_model(), max_tokens=8)
+        NativeEngine(make_model(), config=NativeConfig(max_tokens=8))
 
 
 def test_diverged_weights_are_an_error_not_garbage(make_model: ModelMaker) -> None:
@@ -94,7 +94,7 @@ def test_diverged_weights_are_an_error_not_garbage(make_model: ModelMaker) -> No
 
 
 def test_what_was_made_before_weights_diverged_can_be_taken_out(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(), options=EngineOptions(steps_per_schedule=2))
+    engine = NativeEngine(make_model(), config=NativeConfig(steps_per_schedule=2))
     for index in range(3):
         params = SamplingParams(max_new_tokens=40)
         engine.submit(Request(uid="a", owner=SampleKey(NO_GROUP, index), prompt_ids=[1, index], params=params))
@@ -108,7 +108,7 @@ def test_what_was_made_before_weights_diverged_can_be_taken_out(make_model: Mode
 
 def test_a_model_without_its_engine_says_so(make_model: ModelMaker) -> None:
     model = make_model()
-    engine = NativeEngine(model, options=EngineOptions(compile_decoder=False))
+    engine = NativeEngine(model, config=NativeConfig(compile_decoder=False))
     engine.generate([[1]], SamplingParams(max_new_tokens=2))
     import copy
 

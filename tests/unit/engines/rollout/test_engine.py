@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, Completion, FinishReason, Request, SampleKey
-from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 
 ModelMaker = Callable[[], PreTrainedModel]
 PROMPTS = [[1, 2, 3], [4, 5], [7, 8, 9, 10, 11, 12], [4, 5], [90], [3] * 30]
@@ -36,7 +36,7 @@ def teacher_forced(model: PreTrainedModel, prompt: list[int], tokens: tuple[int,
 
 
 def test_generate_returns_samples_in_order_with_exact_logprobs(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(), max_running=4)
+    engine = NativeEngine(make_model(), config=NativeConfig(max_running=4))
     completions = engine.generate(PROMPTS, SamplingParams(max_new_tokens=16))
     assert [len(completion.token_ids) for completion in completions] == [16] * len(PROMPTS)
     for prompt, completion in zip(PROMPTS, completions, strict=True):
@@ -49,7 +49,7 @@ def test_generate_returns_samples_in_order_with_exact_logprobs(make_model: Model
 def test_abort_and_resume_continues_bit_for_bit(make_model: ModelMaker) -> None:
     params = SamplingParams(max_new_tokens=24)
     request = Request(uid="a", owner=SampleKey(NO_GROUP, 3), prompt_ids=[5, 6, 7], params=params)
-    engine = NativeEngine(make_model(), options=EngineOptions(steps_per_schedule=1))
+    engine = NativeEngine(make_model(), config=NativeConfig(steps_per_schedule=1))
     engine.submit(request)
     whole = drain(engine)[request.id]
     engine.submit(request)
@@ -74,7 +74,7 @@ def test_empty_prompt_is_refused(make_model: ModelMaker) -> None:
 
 
 def test_tokens_are_counted_while_a_batch_outgrows_its_buffers(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(), max_running=100, options=EngineOptions(draft_tokens=0))
+    engine = NativeEngine(make_model(), config=NativeConfig(max_running=100, draft_tokens=0))
     engine.generate([[1, 2]] * 3, SamplingParams(max_new_tokens=20))
     engine.metrics()
     engine.generate([[1, 2]] * 100, SamplingParams(max_new_tokens=20))
@@ -90,7 +90,7 @@ def test_many_passes_in_one_call_give_the_bits_of_one_after_the_other(make_model
     ]
     singly = [one.model_copy(update={"raw_logprobs": True}) for one in params]
     expected = NativeEngine(make_model()).generate(PROMPTS, singly)
-    found = NativeEngine(make_model(), options=EngineOptions(num_threads=threads)).generate(PROMPTS, params)
+    found = NativeEngine(make_model(), num_threads=threads).generate(PROMPTS, params)
     for one, other in zip(found, expected, strict=True):
         assert (one.token_ids, one.logprobs, one.versions) == (other.token_ids, other.logprobs, other.versions)
         assert one.finish_reason == other.finish_reason
@@ -100,14 +100,14 @@ def test_many_passes_in_one_call_give_the_bits_of_one_after_the_other(make_model
 def test_steps_between_looks_at_the_queue_do_not_change_samples(make_model: ModelMaker, steps: int) -> None:
     params = [SamplingParams(max_new_tokens=3 + 5 * index, stop_token_ids=(9, 33)) for index in range(len(PROMPTS))]
     expected = NativeEngine(make_model()).generate(PROMPTS, params)
-    engine = NativeEngine(make_model(), max_running=3, options=EngineOptions(steps_per_schedule=steps))
+    engine = NativeEngine(make_model(), config=NativeConfig(max_running=3, steps_per_schedule=steps))
     found = engine.generate(PROMPTS, params)
     assert [one.logprobs for one in found] == [one.logprobs for one in expected]
     assert [one.finish_reason for one in found] == [one.finish_reason for one in expected]
 
 
 def test_an_interruption_ends_the_step_after_one_pass(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(), max_running=4)
+    engine = NativeEngine(make_model(), config=NativeConfig(max_running=4))
     for index in range(4):
         engine.submit(
             Request(
@@ -126,7 +126,7 @@ def test_sequences_end_in_their_order_and_one_that_waits_gets_the_first_row(
 ) -> None:
     """Several steps are one call: past the end of a sequence only where nobody waits for its row."""
     monkeypatch.setattr("interlace.engines.rollout.decode_loop.MAX_LOOK_S", 60.0)
-    engine = NativeEngine(make_model(), max_running=max_running, options=EngineOptions(draft_tokens=0))
+    engine = NativeEngine(make_model(), config=NativeConfig(max_running=max_running, draft_tokens=0))
     for index, length in enumerate((9, 15, 5)):
         params = SamplingParams(max_new_tokens=length)
         engine.submit(Request(uid="a", owner=SampleKey(NO_GROUP, index), prompt_ids=[5, index], params=params))
@@ -140,7 +140,7 @@ def test_while_a_step_runs_the_next_plan_is_made_and_dropped_when_somebody_comes
     params = [SamplingParams(max_new_tokens=4 + 3 * index) for index in range(len(PROMPTS))]
     expected = NativeEngine(make_model()).generate(PROMPTS, params)
     for threads in (1, 2):
-        engine = NativeEngine(make_model(), options=EngineOptions(num_threads=threads, steps_per_schedule=1))
+        engine = NativeEngine(make_model(), config=NativeConfig(steps_per_schedule=1), num_threads=threads)
         done: dict[str, Completion] = {}
         planned = 0
         for index, prompt in enumerate(PROMPTS):
@@ -186,7 +186,7 @@ def test_a_saved_folder_is_served_like_the_model(make_model: ModelMaker, tmp_pat
 
 
 def test_metrics_add_up(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(), max_running=4)
+    engine = NativeEngine(make_model(), config=NativeConfig(max_running=4))
     engine.metrics()
     engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_new_tokens=10))
     metrics = engine.metrics()
@@ -197,7 +197,7 @@ def test_metrics_add_up(make_model: ModelMaker) -> None:
 
 
 def test_a_step_tells_how_full_the_store_is_and_who_had_to_leave_it(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(), max_running=4, max_tokens=128, options=EngineOptions(draft_tokens=0))
+    engine = NativeEngine(make_model(), config=NativeConfig(max_running=4, max_tokens=128, draft_tokens=0))
     for index in range(4):
         params = SamplingParams(max_new_tokens=100)
         engine.submit(Request(uid="a", owner=SampleKey(NO_GROUP, index), prompt_ids=[1, 2, 3, index], params=params))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
-from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 
 Answer = tuple[tuple[int, ...], tuple[float, ...]]
 PROMPTS = [[1, 2, 3], [4, 5], [7, 8, 9, 10, 11, 12], [4, 5], [90], [3] * 20, [1, 2, 3], [60, 61, 62, 63]]
@@ -71,16 +71,16 @@ def alone(
     kind = request.param
 
     def make(max_running: int = 64, max_tokens: int = 4096, max_batch_tokens: int = 2048) -> NativeEngine:
-        options = EngineOptions(
+        config = NativeConfig(
+            max_running=max_running,
+            max_tokens=max_tokens,
+            max_batch_tokens=max_batch_tokens,
             compile_decoder=kind != "dense, transformers model",
             kv="pages" if kind == "pages" else "slots",
             steps_per_schedule=3 if kind == "pages" else 1,
-            num_threads=2 if kind == "dense, two threads" else 1,
         )
-        return NativeEngine(
-            moe_model() if kind == "moe" else tiny(), max_running=max_running, max_tokens=max_tokens,
-            max_batch_tokens=max_batch_tokens, options=options,
-        )  # fmt: skip
+        num_threads = 2 if kind == "dense, two threads" else 1
+        return NativeEngine(moe_model() if kind == "moe" else tiny(), config=config, num_threads=num_threads)
 
     engine = make()
     assert engine.report().invariant, engine.report()
@@ -122,7 +122,9 @@ def test_at_the_shape_of_a_135m_model() -> None:
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True, initializer_range=0.05,
     )  # fmt: skip
-    engine = NativeEngine(LlamaForCausalLM(config), max_running=8, max_tokens=2048, max_batch_tokens=64)
+    engine = NativeEngine(
+        LlamaForCausalLM(config), config=NativeConfig(max_running=8, max_tokens=2048, max_batch_tokens=64)
+    )
     assert engine.report().invariant, engine.report()
     params = SamplingParams(max_new_tokens=5)
     prompts = [[3, 5, 7, index] for index in range(6)] + [list(range(40))]
@@ -159,7 +161,7 @@ def test_padding_reaches_the_rows_from_which_a_product_gives_equal_bits(
 
     monkeypatch.setattr(torch.nn.functional, "linear", as_mkl_does)
     for max_running in (1, 8):
-        engine = NativeEngine(tiny(), max_running=max_running, options=EngineOptions(compile_decoder=False))
+        engine = NativeEngine(tiny(), config=NativeConfig(max_running=max_running, compile_decoder=False))
         padding = next(rows for rows in (4, 8, 16) if rows > few)
         report = engine.report()
         assert report.invariant and report.reason.endswith(f"rows are padded to {padding}"), report

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from interlace.engines import compiled
 from interlace.engines.compiled import KernelsUnavailable
-from interlace.engines.rollout import NativeEngine, SamplingParams, kernels, verify
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams, kernels, verify
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_products_of_any_size_are_right_and_invariant(
         hidden_size=hidden, intermediate_size=inner, vocab_size=vocab, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.05,
     )  # fmt: skip
-    report = NativeEngine(LlamaForCausalLM(config), max_running=70, max_tokens=2048).report()
+    report = NativeEngine(LlamaForCausalLM(config), config=NativeConfig(max_running=70, max_tokens=2048)).report()
     assert "c++ decoder" in report.attention and report.invariant, report
 
 
@@ -72,5 +72,5 @@ def test_other_processors_get_another_library(fresh: Path, monkeypatch: pytest.M
     flags = tuple("-march=haswell" if flag == "-march=native" else flag for flag in compiled.FLAGS)
     monkeypatch.setattr(compiled, "FLAGS", flags)
     monkeypatch.setattr(verify, "NUM_OTHERS", tuple(range(1, 40)))
-    report = NativeEngine(make_model(), max_running=40).report()
+    report = NativeEngine(make_model(), config=NativeConfig(max_running=40)).report()
     assert "c++ decoder" in report.attention and report.invariant, report

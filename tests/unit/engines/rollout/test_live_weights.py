@@ -13,13 +13,13 @@ from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel, Qwe
 
 from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
-from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
-from interlace.engines.rollout.options import KVKind
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
+from interlace.engines.rollout.config import KVKind
 from interlace.engines.rollout.protocol import SwitchMode, UpdateMode
 from tests.support.relocation import poisoned
 
 ModelMaker = Callable[..., PreTrainedModel]
-STEPWISE = EngineOptions(steps_per_schedule=1)
+STEPWISE = NativeConfig(steps_per_schedule=1)
 PROMPTS = [[1, 2, 3], [4, 5], [1, 2, 3], [7, 8, 9, 10, 11, 12]]
 
 
@@ -56,7 +56,7 @@ def run_through_updates(engine: NativeEngine, models: list[PreTrainedModel], mod
 
 def test_recompute_gives_the_logprobs_of_the_tagged_versions(make_model: ModelMaker) -> None:
     models = [make_model(seed) for seed in range(4)]
-    done = run_through_updates(NativeEngine(make_model(0), options=STEPWISE), models, "recompute")
+    done = run_through_updates(NativeEngine(make_model(0), config=STEPWISE), models, "recompute")
     assert sorted(done) == [0, 1, 2, 3]
     for index, prompt in enumerate(PROMPTS):
         completion = done[index]
@@ -69,7 +69,7 @@ def test_recompute_gives_the_logprobs_of_the_tagged_versions(make_model: ModelMa
 
 def test_keep_tags_versions_and_attends_to_the_old_cache(make_model: ModelMaker) -> None:
     models = [make_model(seed) for seed in range(4)]
-    done = run_through_updates(NativeEngine(make_model(0), options=STEPWISE), models, "keep")
+    done = run_through_updates(NativeEngine(make_model(0), config=STEPWISE), models, "keep")
     for index, prompt in enumerate(PROMPTS):
         completion = done[index]
         assert len(completion.token_ids) == 24 and list(completion.versions) == sorted(completion.versions)
@@ -143,7 +143,8 @@ def test_an_update_needs_no_second_full_copy(way: str, tmp_path: Path) -> None:
         vocab_size=1000, hidden_size=512, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=2048, max_position_embeddings=64,
     )  # fmt: skip
-    engine, model = NativeEngine(Qwen2ForCausalLM(config), max_running=2, max_tokens=64), Qwen2ForCausalLM(config)
+    engine = NativeEngine(Qwen2ForCausalLM(config), config=NativeConfig(max_running=2, max_tokens=64))
+    model = Qwen2ForCausalLM(config)
     held = engine.memory().weights
     assert held > 90e6
     if way == "loaded":
@@ -238,11 +239,11 @@ def test_a_faulty_update_is_refused_as_a_whole(make_model: ModelMaker, fault: st
 @pytest.mark.parametrize("store", ["slots", "pages"])
 def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker, kv: SwitchMode, store: KVKind) -> None:
     expected: dict[int, Completion] = {}
-    plain = NativeEngine(make_model(0), options=EngineOptions(kv=store))
+    plain = NativeEngine(make_model(0), config=NativeConfig(kv=store))
     submit_all(plain)
     drain(plain, expected)
     options = STEPWISE.model_copy(update={"kv": store})
-    engine, done = NativeEngine(make_model(0), options=options), dict[int, Completion]()
+    engine, done = NativeEngine(make_model(0), config=options), dict[int, Completion]()
     submit_all(engine)
     drain(engine, done, steps=5)
     engine.offload(kv)
@@ -260,7 +261,7 @@ def test_offload_and_onload_in_the_middle_change_nothing(make_model: ModelMaker,
 
 @pytest.mark.parametrize("mode", ["keep", "recompute"])
 def test_weights_may_come_while_the_engine_is_offloaded(make_model: ModelMaker, mode: UpdateMode) -> None:
-    there, away = (NativeEngine(make_model(0), options=STEPWISE) for _ in range(2))
+    there, away = (NativeEngine(make_model(0), config=STEPWISE) for _ in range(2))
     expected, done = dict[int, Completion](), dict[int, Completion]()
     for engine, into in ((there, expected), (away, done)):
         submit_all(engine)
@@ -276,7 +277,7 @@ def test_weights_may_come_while_the_engine_is_offloaded(make_model: ModelMaker, 
 
 
 def test_paused_engine_does_nothing_until_resumed(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(0), options=STEPWISE)
+    engine = NativeEngine(make_model(0), config=STEPWISE)
     submit_all(engine)
     engine.step()
     engine.pause()

@@ -6,8 +6,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
-from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
-from interlace.engines.rollout.options import KVKind
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
+from interlace.engines.rollout.config import KVKind
 
 ModelMaker = Callable[..., PreTrainedModel]
 LONG = [(7 * place) % 90 for place in range(50)]
@@ -31,12 +31,12 @@ def request(index: int, prompt: list[int], uid: str = "p") -> Request:
 @pytest.mark.parametrize("kv", ["slots", "pages"])
 @pytest.mark.parametrize("prompt", [[4, 5, 6], LONG], ids=["short", "long"])
 def test_a_group_prefills_its_prompt_once(make_model: ModelMaker, prompt: list[int], kv: KVKind) -> None:
-    alone = NativeEngine(make_model(), options=EngineOptions(kv=kv, prefix_cache=False))
+    alone = NativeEngine(make_model(), config=NativeConfig(kv=kv, prefix_cache=False))
     expected = {}
     for index in range(8):
         alone.submit(request(index, prompt))
         expected |= drain(alone)
-    engine = NativeEngine(make_model(), options=EngineOptions(kv=kv))
+    engine = NativeEngine(make_model(), config=NativeConfig(kv=kv))
     engine.metrics()
     for index in range(8):
         engine.submit(request(index, prompt))
@@ -50,7 +50,7 @@ def test_a_group_prefills_its_prompt_once(make_model: ModelMaker, prompt: list[i
 
 @pytest.mark.parametrize("kv", ["slots", "pages"])
 def test_the_next_turn_reuses_the_last(make_model: ModelMaker, kv: KVKind) -> None:
-    engine = NativeEngine(make_model(), options=EngineOptions(kv=kv))
+    engine = NativeEngine(make_model(), config=NativeConfig(kv=kv))
     engine.submit(request(0, LONG))
     first = drain(engine)[0]
     second = [*LONG, *first.token_ids, 3, 4, 5]
@@ -58,14 +58,14 @@ def test_the_next_turn_reuses_the_last(make_model: ModelMaker, kv: KVKind) -> No
     engine.submit(request(1, second))
     reused = drain(engine)[1]
     assert engine.metrics()["reused_tokens"] == len(LONG) + 12 - 1, "all that was computed in the first turn"
-    fresh = NativeEngine(make_model(), options=EngineOptions(kv=kv))
+    fresh = NativeEngine(make_model(), config=NativeConfig(kv=kv))
     fresh.submit(request(1, second))
     expected = drain(fresh)[1]
     assert (reused.token_ids, reused.logprobs) == (expected.token_ids, expected.logprobs)
 
 
 def test_an_aborted_sample_comes_back_to_its_cells(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(), options=EngineOptions(steps_per_schedule=1))
+    engine = NativeEngine(make_model(), config=NativeConfig(steps_per_schedule=1))
     engine.submit(request(0, LONG))
     for _ in range(4):
         engine.step()
@@ -104,7 +104,7 @@ def test_nothing_is_reused_across_versions(make_model: ModelMaker, mode: str) ->
 
 
 def test_what_waits_to_be_reused_gives_way(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(), max_tokens=256, max_running=4)
+    engine = NativeEngine(make_model(), config=NativeConfig(max_tokens=256, max_running=4))
     for index in range(12):
         engine.submit(request(index, [(index + 5 * place) % 90 for place in range(40)], uid=f"p{index}"))
     assert len(drain(engine)) == 12

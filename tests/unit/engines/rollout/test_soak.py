@@ -7,8 +7,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey
-from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
-from interlace.engines.rollout.options import KVKind
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
+from interlace.engines.rollout.config import KVKind
 
 ModelMaker = Callable[..., PreTrainedModel]
 
@@ -29,9 +29,7 @@ def random_request(chaos: random.Random, number: int) -> Request:
 def test_soak(make_model: ModelMaker, kv: KVKind, seed: int) -> None:
     chaos, total = random.Random(seed), 750
     weights = [dict(make_model(which).named_parameters()) for which in range(2)]
-    engine = NativeEngine(
-        make_model(0), max_running=9, max_tokens=160, max_batch_tokens=24, options=EngineOptions(kv=kv)
-    )
+    engine = NativeEngine(make_model(0), config=NativeConfig(max_running=9, max_tokens=160, max_batch_tokens=24, kv=kv))
     cells = engine.metrics()["kv_free_tokens"]
     submitted, ended, aborted, version, ids = 0, dict[str, FinishReason](), 0, 0, list[str]()
     while len(ended) < total:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from interlace.core.types import NO_GROUP, Completion, Request, SampleKey
-from interlace.engines.rollout import EngineOptions, NativeEngine, SamplingParams
+from interlace.engines.rollout import NativeConfig, NativeEngine, SamplingParams
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 from interlace.engines.rollout.speculative import REST, TRIAL, NgramDrafter, Speculator
 
@@ -41,9 +41,9 @@ def run(engine: NativeEngine, params: SamplingParams, samples: int) -> tuple[dic
     ],
 )
 def test_samples_are_those_without_drafts(make_model: ModelMaker, params: SamplingParams) -> None:
-    without = NativeEngine(make_model(), options=EngineOptions(draft_tokens=0, steps_per_schedule=1))
+    without = NativeEngine(make_model(), config=NativeConfig(draft_tokens=0, steps_per_schedule=1))
     plain, plain_steps = run(without, params, samples=6)
-    engine = NativeEngine(make_model(), options=EngineOptions(draft_tokens=4, steps_per_schedule=1))
+    engine = NativeEngine(make_model(), config=NativeConfig(draft_tokens=4, steps_per_schedule=1))
     drafted, drafted_steps = run(engine, params, samples=6)
     metrics = engine.metrics()
     assert metrics["draft_tokens"] > 0 and metrics["draft_acceptance"] > 0 and drafted_steps < plain_steps
@@ -53,7 +53,7 @@ def test_samples_are_those_without_drafts(make_model: ModelMaker, params: Sampli
 
 
 def test_off_while_many_run(make_model: ModelMaker) -> None:
-    engine = NativeEngine(make_model(), options=EngineOptions(draft_below=2))
+    engine = NativeEngine(make_model(), config=NativeConfig(draft_below=2))
     engine.generate([[1, 2, 1, 2, 1, 2]] * 5, SamplingParams(max_new_tokens=20))
     assert engine.metrics()["draft_tokens"] == 0
 
@@ -62,7 +62,7 @@ def test_drafted_samples_follow_the_softmax(make_model: ModelMaker) -> None:
     """The third token of many samples, drafts on, against its distribution summed over the first two."""
     model = make_model()
     params = SamplingParams(max_new_tokens=3, temperature=0.4, top_k=2)
-    engine = NativeEngine(make_model(), options=EngineOptions(draft_tokens=2))
+    engine = NativeEngine(make_model(), config=NativeConfig(draft_tokens=2))
     done, _ = run(engine, params, samples=600)
     assert engine.metrics()["draft_acceptance"] > 0.05
     counts: dict[tuple[int, ...], int] = {}

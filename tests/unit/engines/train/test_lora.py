@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from interlace.algorithms import create_algorithm
 from interlace.core.errors import UserError
-from interlace.engines.rollout import NativeEngine
+from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.engines.train.lora import num_lora_parameters
@@ -106,7 +106,7 @@ def test_a_rollout_engine_serves_the_merged_model(tmp_path: Path) -> None:
     engine = engine_of(tiny_model(), LoraConfig(rank=4))
     train(engine)
     engine.copy_to_host(None).write(tmp_path)
-    rollout = NativeEngine(tiny_model(), max_running=4, max_tokens=256)
+    rollout = NativeEngine(tiny_model(), config=NativeConfig(max_running=4, max_tokens=256))
     rollout.update_weights(engine.weights(), 1, "recompute")
     served, saved = rollout._model.state_dict(), AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert served.keys() == saved.keys()
