@@ -8,10 +8,10 @@ segment after segment; within a Segment, its own tokens.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,21 @@ class Prompt:
     """Further columns of the row, for a reward function."""
     attempt: int = 0
     """Epoch or retry; part of the sampling noise's key, so that a second pass draws new samples."""
+
+
+class PromptSource(Protocol):
+    """Prompts in a fixed order."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no prompt is left."""
+        ...
+
+    def __next__(self) -> Prompt: ...
+
+    def hand_back(self, prompts: Iterable[Prompt]) -> None:
+        """Serves prompts that were given out once more, before new ones."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -6,15 +6,14 @@ from typing import Any
 from interlace.algorithms.base import Needs
 from interlace.core.types import (
     FloatArray,
+    PromptSource,
     RewardResult,
-    Sample,
     SampleGroup,
     SampleKey,
     SamplingParams,
     TerminalEvent,
 )
 from interlace.episodes.base import Episode
-from interlace.flows.baseline import GreedyBaseline
 from interlace.rewards.shaping import ShapingConfig, group_shaped
 from interlace.runtime.group import WorkerGroup
 from interlace.stages.admission import Admission
@@ -22,7 +21,6 @@ from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
 from interlace.stages.map import Columns, Failure, OnFailed
-from interlace.stages.sources import PromptSource
 from interlace.stages.stream import Stream
 
 
@@ -41,19 +39,12 @@ class RolloutRole:
         """failures: gets why samples failed."""
         self.pool = stages.engine_pool(engines, params, on_suspended=admission.changed.fire)
         self.stage = stages.generate_stage(self.pool, episode, params, admission, on_failed=failures.__setitem__)
-        self.baseline: GreedyBaseline | None = None
         self._admission = admission
 
     def generate(self, prompts: PromptSource) -> Stream:
         """Responses to the prompts that pass the gate."""
         del prompts  # the admission draws from them
-        self._admission.on_admit = self._admitted
         return self.stage.stream
-
-    def _admitted(self, wave: Sequence[Sample]) -> None:
-        self.stage.generate(wave)
-        if self.baseline:
-            self.baseline.admitted(wave)
 
 
 class RewardRole:

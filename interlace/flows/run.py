@@ -11,6 +11,7 @@ from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import (
     Metrics,
     Prompt,
+    PromptSource,
     Request,
     Response,
     Sample,
@@ -35,7 +36,6 @@ from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
 from interlace.stages.map import Columns
-from interlace.stages.sources import PromptSource
 from interlace.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
 
 
@@ -144,16 +144,18 @@ class PolicyRun:
         self._cluster, self._settings, self._algorithm, self._observer = cluster, settings, algorithm, observer
         self._ended: list[Ended] = []
         self._failures: dict[SampleKey, str] = {}
-        channel: Channel[SampleKey, Sample] = Channel(
-            "samples", Sample, cluster.waits, marks=MARKS, on_end=self._on_end
+        may_open = lambda: not self.admission.closed  # noqa: E731
+        self._channel: Channel[SampleKey, Sample] = Channel(
+            "samples", Sample, cluster.waits, marks=MARKS, may_open=may_open, on_end=self._on_end
         )
-        self._channel = channel
-        self.admission: Admission = stages.admission(prompts, channel, refill_rounds=algorithm.settings.refill_rounds)
+        refill_rounds = algorithm.settings.refill_rounds
+        self.admission: Admission = stages.admission(
+            prompts, self._channel, refill_rounds=refill_rounds, on_admit=self._on_admit
+        )
         self._meter = StepMeter(cluster)
         self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission, episode, self._failures)
         self._baseline = self._greedy_baseline(groups.reward) if algorithm.needs.greedy_baseline else None
-        self.rollout.baseline = self._baseline
         self.reward = RewardRole(stages, groups.reward, self.admission, settings.shaping, on_failed=self._not_scored)
         self._num_not_scored, self._first_failure = 0, ""
         self.reference = ReferenceRole(stages, groups.reference, "base_logprobs" if shares_base(groups) else "logprobs")
@@ -342,6 +344,11 @@ class PolicyRun:
         self.admission.end()
         self._channel.close()
         return self._ended
+
+    def _on_admit(self, wave: Sequence[Sample]) -> None:
+        self.rollout.stage.generate(wave)
+        if self._baseline:
+            self._baseline.admitted(wave)
 
     def _on_end(self, sample: Sample, event: TerminalEvent | None) -> None:
         if event is None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlace.algorithms import Algorithm
-from interlace.core.types import SamplingParams
+from interlace.core.types import PromptSource, SamplingParams
 from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.jobs.state import RunState
 from interlace.recipes.config import Recipe
@@ -12,7 +12,6 @@ from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.stages.factory import StageFactory
-from interlace.stages.sources import PromptSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
 from interlace.core.types import TerminalEvent
@@ -20,6 +20,7 @@ from interlace.runtime.waits import Signal, WaitRegistry
 
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
 _ABSENT = object()
 
 
@@ -42,11 +43,15 @@ class Channel(Generic[K, R]):
         *,
         marks: Sequence[str] = (),
         max_rows: int | None = None,
+        may_open: Callable[[], bool] | None = None,
         on_end: Callable[[R, TerminalEvent | None], None] | None = None,
     ) -> None:
         """record_type: a frozen dataclass, without slots and __post_init__, whose fields are the columns.
 
         marks: further columns that hold no value.
+
+        may_open: says whether a row may still be opened without anything else having to happen first; None: until
+        the channel is closed.
 
         on_end: told of each row that ends, with its event; None as event where all readers acknowledged it.
         """
@@ -70,8 +75,7 @@ class Channel(Generic[K, R]):
         self.num_opened = 0
         """Rows so far."""
         self._room = Signal(waits)
-        self.may_open: Callable[[], bool] = lambda: not self._closed
-        """Whether rows may still be opened without anything else having to happen first; set by the producer."""
+        self._may_open = may_open
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -81,9 +85,17 @@ class Channel(Generic[K, R]):
         """Whether no row will be opened any more."""
         return self._closed
 
-    def subscribe(self, name: str, needs: Sequence[str]) -> "Cursor[K, R]":
-        """A new reader; it gets each row once all columns in `needs` are there. Rows opened before are included."""
-        cursor = Cursor(self, name, self._mask(tuple(needs)), len(self._cursors), self._waits)
+    @property
+    def may_open(self) -> bool:
+        """Whether a row may still be opened without anything else having to happen first."""
+        return not self._closed if self._may_open is None else self._may_open()
+
+    def subscribe(self, name: str, needs: Sequence[str], calls: "ReaderCalls[R] | None" = None) -> "Cursor[K, R]":
+        """Adds a reader that gets each row once all columns in `needs` are there. Rows opened before are included.
+
+        calls: what the reader is called with instead of asking.
+        """
+        cursor = Cursor(self, name, self._mask(tuple(needs)), len(self._cursors), calls)
         self._cursors.append(cursor)
         for key in self._rows:
             self._unread[key] |= cursor.bit
@@ -224,17 +236,26 @@ def with_columns(record: R, values: Mapping[str, object]) -> R:
     return copy
 
 
+class ReaderCalls(Protocol[R_contra]):
+    """A reader that only counts: called at each row, in the middle of the put or end that brought it about."""
+
+    def row_ready(self, row: R_contra) -> None:
+        """A row has the columns that the reader needs; leased, it is never queued."""
+        ...
+
+    def row_ended(self, row: R_contra, event: TerminalEvent) -> None:
+        """A row that the reader had not acknowledged ended."""
+        ...
+
+
 class Cursor(Generic[K, R]):
     """One reader's place in a channel. Rows that are ready are leased, and done with once acknowledged."""
 
-    def __init__(self, channel: Channel[K, R], name: str, needs: int, place: int, waits: WaitRegistry) -> None:
+    def __init__(self, channel: Channel[K, R], name: str, needs: int, place: int, calls: ReaderCalls[R] | None) -> None:
         self.name = name
         self.bit = 1 << place
-        self.changed = Signal(waits)
-        self.on_ready: Callable[[R], None] | None = None
-        """Called for each row that becomes ready, instead of queueing it (a reader that only counts)."""
-        self.on_tombstone: Callable[[R, TerminalEvent], None] | None = None
-        self._channel, self._needs = channel, needs
+        self.changed = Signal(channel._waits)
+        self._channel, self._needs, self._calls = channel, needs, calls
         self._above: dict[K, None] = {}
         self._ready: OrderedDict[K, None] = OrderedDict()
         self._leased: dict[K, object] = {}
@@ -252,7 +273,7 @@ class Cursor(Generic[K, R]):
     @property
     def starved(self) -> bool:
         """Nothing is live above this reader and nothing new may be opened: what is ready now is all there is."""
-        return not self._above and not self._channel.may_open()
+        return not self._above and not self._channel.may_open
 
     def lease(
         self, max_rows: int | None = None, *, max_weight: int | None = None, weight: Callable[[R], int] | None = None
@@ -309,9 +330,9 @@ class Cursor(Generic[K, R]):
     def _offer(self, key: K) -> None:
         """The row has all that this reader needs."""
         del self._above[key]
-        if self.on_ready:
+        if self._calls:
             self._leased[key] = None
-            self.on_ready(self._channel._rows[key])
+            self._calls.row_ready(self._channel._rows[key])
         else:
             self._ready[key] = None
             self.changed.fire()
@@ -320,6 +341,6 @@ class Cursor(Generic[K, R]):
         for held in (self._above, self._ready, self._leased):
             if key in held:
                 del held[key]
-        if self.on_tombstone:
-            self.on_tombstone(record, event)
+        if self._calls:
+            self._calls.row_ended(record, event)
         self.changed.fire()

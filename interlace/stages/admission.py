@@ -1,52 +1,51 @@
-"""The books of admitted groups: through the gate, until they are trained or dropped."""
+"""The first stage: groups pass the gate as rows of the channel, and are followed until they are taken or dropped."""
 
 import asyncio
-import heapq
 from collections.abc import Callable, Sequence
 
-from interlace.core.types import Prompt, Sample, SampleKey, TerminalEvent
+from interlace.core.types import Prompt, PromptSource, Sample, SampleKey, TerminalEvent
 from interlace.runtime.channel import with_columns
 from interlace.runtime.waits import Signal, WaitRegistry
-from interlace.schedule.batcher import Batcher, Ticket
-from interlace.schedule.gate import Gate
-from interlace.stages.rounds import Launch, Rounds
-from interlace.stages.sources import PromptSource
+from interlace.schedule.batcher import Ticket
+from interlace.schedule.rounds import Launch, Rounds
+from interlace.schedule.steps import Steps, Taken
 from interlace.stages.stream import ADMITTED, SampleChannel
 
 
 class Admission:
-    """Admits groups as the gate allows, and keeps count of them until each is consumed or returned."""
+    """Admits groups as the gate allows. Which step a group is for is decided by Steps, what a round launches by Rounds.
+
+    Consumes: prompts of the source.
+    Produces: rows of the channel, a wave at a time, also handed to `on_admit`; tombstones of what is dropped.
+    Waits for: room in the gate.
+    Unblocked by: a publication (`pump`), a dropped group (`retire`), the end of a step (`step_ended`).
+    """
 
     def __init__(
         self,
         *,
-        gate: Gate,
-        batcher: Batcher,
+        steps: Steps,
         source: PromptSource,
         channel: SampleChannel,
         samples_per_prompt: int,
-        max_refills: int,
         rounds: Rounds | None,
         waits: WaitRegistry,
+        on_admit: Callable[[Sequence[Sample]], None],
     ) -> None:
-        """max_refills: groups of a step that may be replaced. rounds: where steps launch more than they need."""
-        self.gate, self.batcher, self.channel = gate, batcher, channel
+        """rounds: where steps launch more than they need.
+
+        on_admit: gets the samples of each wave, once their rows are open.
+        """
+        self.gate, self.batcher, self.channel = steps.gate, steps.batcher, channel
         self.changed = Signal(waits)
         """Fires whenever the gate or the set of live groups changed."""
-        self.on_admit: Callable[[Sequence[Sample]], None] = lambda _wave: None
+        self._on_admit = on_admit
         self._source, self._samples_per_prompt, self._rounds = source, samples_per_prompt, rounds
-        self._live: dict[int, tuple[Ticket, Launch]] = {}
-        self._vacancies: list[int] = []
-        self._max_refills = max_refills
-        self._num_refills: dict[int, int] = {}
-        self._empty: dict[int, None] = {}
+        self._steps = steps
+        self._launches: dict[int, Launch] = {}
+        """What each live group was launched with, by gid."""
         self._round_step = 0
-        self._next_gid, self._next_slot = gate.admitted, gate.consumed
         self._pump_due = self._ended = False
-        channel.may_open = lambda: not self.closed
-        if rounds:
-            rounds.on_group_accepted = self._end_unfinished_samples
-            rounds.on_closed = self._close_round
 
     @property
     def closed(self) -> bool:
@@ -55,29 +54,28 @@ class Admission:
         return self._ended or exhausted or self.gate.room <= 0
 
     def ticket(self, gid: int) -> Ticket | None:
-        """A live group's ticket; None once it was consumed or dropped."""
-        found = self._live.get(gid)
-        return found[0] if found and gid not in self._empty else None
+        """Returns a live group's ticket; None once the group was taken or dropped."""
+        return self._steps.ticket(gid)
 
     def size_of(self, gid: int) -> int:
-        """Samples that a live group was launched with."""
-        return self._live[gid][1].num_samples
+        """Returns the number of samples that a live group was launched with."""
+        return self._launches[gid].num_samples
 
     def live_gids(self) -> list[int]:
-        """The live groups, in order of admission."""
-        return [gid for gid in self._live if gid not in self._empty]
+        """Returns the live groups, in order of admission."""
+        return self._steps.live_gids()
 
     def pending(self, step: int) -> list[int]:
-        """The live groups of a step that were not taken, in order of admission."""
-        return [gid for gid, (ticket, _) in self._live.items() if ticket.step == step and gid not in self._empty]
+        """Returns the live groups of a step, in order of admission."""
+        return self._steps.pending(step)
 
     def unconsumed_prompts(self) -> list[Prompt]:
-        """Prompts that were drawn and not trained on: what a resumed run has to admit again."""
+        """Returns prompts that were drawn and not trained on: what a resumed run has to admit again."""
         kept = self._rounds.waiting_prompts if self._rounds else []
-        return [self._live[gid][1].prompt for gid in self.live_gids()] + kept
+        return [self._launches[gid].prompt for gid in self.live_gids()] + kept
 
     def end(self) -> None:
-        """The run is over: what is live ends as `surplus`, and nothing is admitted any more."""
+        """Ends the run: what is live ends as `surplus`, and no group is admitted any more."""
         self._ended = True
         for gid in self.live_gids():
             self.retire(gid, TerminalEvent.SURPLUS)
@@ -89,96 +87,72 @@ class Admission:
             return
         wave = self._pump_round(self._rounds) if self._rounds else self._pump_groups()
         if wave:
-            self.on_admit(wave)
+            self._on_admit(wave)
         self.channel.wake()
         self.changed.fire()
 
     def generated(self, key: SampleKey) -> None:
-        """A sample is generated: its group, and with it the round, may have enough."""
-        if self._rounds and self.ticket(key.gid):
-            self._rounds.generated(key)
+        """Takes note of a generated sample: its group, and with it the round, may have enough."""
+        rounds = self._rounds
+        if rounds and self.ticket(key.gid) and rounds.generated(key.gid):
+            for index in range(self.size_of(key.gid)):
+                self.channel.end_unwritten(SampleKey(key.gid, index), "segments", TerminalEvent.SURPLUS)
+            self._end_surplus_of_full(rounds)
 
-    def consume(self, need: int, step: int) -> tuple[list[Ticket], int]:
-        """Takes up to `need` places of a step: (finished groups, places that stay empty)."""
-        tickets = self.batcher.take(need, step)
-        for ticket in tickets:
-            self._live.pop(ticket.gid, None)
-        filled = [ticket for ticket in tickets if ticket.gid not in self._empty]
-        for ticket in tickets:
-            self._empty.pop(ticket.gid, None)
-        return filled, len(tickets) - len(filled)
+    def consume(self, need: int, step: int) -> Taken:
+        """Takes up to `need` finished places of a step."""
+        taken = self._steps.take(need, step)
+        for ticket in taken.tickets:
+            del self._launches[ticket.gid]
+        return taken
 
     def retire(self, gid: int, event: TerminalEvent) -> None:
-        """A group ends untrained; nothing if it has ended.
-
-        Its slot goes back and a replacement inherits its step. Once the step has been refilled enough, the group is
-        taken as an empty place instead: to the rules it is a group like any other, with a deadline and a slot.
-        """
-        ticket = self.ticket(gid)
-        if ticket is None:
+        """Ends a group untrained; nothing if the group has ended. Its place is refilled, or stays empty."""
+        if self.ticket(gid) is None:
             return
-        size = self.size_of(gid)
         if self._rounds:
             self._rounds.dropped(gid)
-            self._return_slot(ticket)  # what a round lacks, if anything, is made up for by the next pump()
-        elif self._may_refill(ticket.step):
-            self._return_slot(ticket)
-            heapq.heappush(self._vacancies, ticket.step)
+            self._steps.drop(gid)  # what a round lacks, if anything, is made up for by the next pump()
         else:
-            self._empty[gid] = None
-            self.batcher.ready(ticket)
-        self._end_samples(gid, size, event)
+            self._steps.replace(gid)
+        self._end_samples(gid, event)
         self.changed.fire()
         self._pump_soon()
 
     def restart(self, gid: int) -> None:
-        """A group ends as stale, and its prompt is admitted again."""
-        self._source.hand_back([self._live[gid][1].prompt])
+        """Ends a group as stale, and admits its prompt again."""
+        self._source.hand_back([self._launches[gid].prompt])
         self.retire(gid, TerminalEvent.STALE)
 
     def step_ended(self) -> None:
-        """A batch was trained on."""
+        """Takes note that a batch was trained on."""
         if self._rounds:
             self._rounds.end()
-
-    def _may_refill(self, step: int) -> bool:
-        self._num_refills[step] = self._num_refills.get(step, 0) + 1
-        return self._num_refills[step] <= self._max_refills
 
     def _pump_groups(self) -> list[Sample]:
         wave: list[Sample] = []
         while not self.closed:
             launch = Launch(prompt=next(self._source), num_samples=self._samples_per_prompt)
-            step = heapq.heappop(self._vacancies) if self._vacancies else self._take_step()
-            wave += self._admit(launch, step)
+            wave += self._open_rows(self._steps.admit(), launch)
         return wave
 
     def _pump_round(self, rounds: Rounds) -> list[Sample]:
         """A new round with each step; within it, groups in place of dropped ones that nothing launched can replace."""
         wave: list[Sample] = []
         if not rounds.is_open and self.gate.room >= self.gate.prompts_per_step:
-            self._round_step = self._take_step(self.gate.prompts_per_step)
-            return [sample for launch in rounds.begin() for sample in self._admit(launch, self._round_step)]
+            step = self._round_step = self._steps.begin_step()
+            return [sample for launch in rounds.begin() for sample in self._open_rows(self._steps.admit(step), launch)]
         while rounds.is_open and not self.closed:
-            if self._may_refill(self._round_step):
-                wave += self._admit(rounds.refill(), self._round_step)
+            if self._steps.use_refill(self._round_step):
+                wave += self._open_rows(self._steps.admit(self._round_step), rounds.refill())
             else:
-                nobody = self._new_ticket(self._round_step)
-                self._empty[nobody.gid] = None
-                self.batcher.ready(nobody)
+                self._steps.add_empty(self._round_step)
                 rounds.place_stays_empty()
+                self._end_surplus_of_full(rounds)
         return wave
 
-    def _new_ticket(self, step: int) -> Ticket:
-        ticket = Ticket(gid=self._next_gid, step=step, deadline=self.gate.deadline)
-        self._next_gid += 1
-        self.gate.admitted += 1
-        self.batcher.admit(ticket)
-        return ticket
-
-    def _admit(self, launch: Launch, step: int) -> list[Sample]:
-        ticket = self._new_ticket(step)
-        self._live[ticket.gid] = (ticket, launch)
+    def _open_rows(self, ticket: Ticket, launch: Launch) -> list[Sample]:
+        self._launches[ticket.gid] = launch
         first = Sample(key=SampleKey(ticket.gid, 0), prompt=launch.prompt)
         others = [{"key": SampleKey(ticket.gid, index)} for index in range(1, launch.num_samples)]
         samples = [first, *(with_columns(first, key) for key in others)]
@@ -186,33 +160,19 @@ class Admission:
             self.channel.open(sample.key, sample, ADMITTED)
         return samples
 
-    def _take_step(self, num_slots: int = 1) -> int:
-        step = self._next_slot // self.gate.prompts_per_step
-        self._next_slot += num_slots
-        return step
-
-    def _return_slot(self, ticket: Ticket) -> None:
-        del self._live[ticket.gid]
-        self.batcher.drop(ticket)
-        self.gate.returned += 1
-
-    def _end_samples(self, gid: int, size: int, event: TerminalEvent) -> None:
-        for index in range(size):
+    def _end_samples(self, gid: int, event: TerminalEvent) -> None:
+        for index in range(self._launches.pop(gid).num_samples):
             self.channel.end(SampleKey(gid, index), event)
 
-    def _end_unfinished_samples(self, gid: int) -> None:
-        for index in range(self.size_of(gid)):
-            self.channel.end_unwritten(SampleKey(gid, index), "segments", TerminalEvent.SURPLUS)
-
-    def _close_round(self) -> None:
-        if self._rounds is None:
+    def _end_surplus_of_full(self, rounds: Rounds) -> None:
+        """Ends the groups that a full round did not need; their prompts come again."""
+        if not rounds.is_full:
             return
         for gid in self.live_gids():
-            if not self._rounds.is_accepted(gid):
-                ticket, launch = self._live[gid]
-                self._rounds.too_slow(launch.prompt)
-                self._return_slot(ticket)
-                self._end_samples(gid, launch.num_samples, TerminalEvent.SURPLUS)
+            if not rounds.is_accepted(gid):
+                rounds.too_slow(self._launches[gid].prompt)
+                self._steps.drop(gid)
+                self._end_samples(gid, TerminalEvent.SURPLUS)
         self.changed.fire()
 
     def _pump_soon(self) -> None:

@@ -92,15 +92,17 @@ class Batches:
         batch = self._open
         if batch is None or batch.closed:
             return
-        tickets, num_empty = self._admission.consume(batch.num_missing, batch.step)
-        batch.num_empty += num_empty
-        for ticket in tickets:
+        taken = self._admission.consume(batch.num_missing, batch.step)
+        batch.num_empty += taken.num_empty
+        for ticket in taken.tickets:
             batch.add(self._complete.pop(ticket.gid), self._admission.gate.version)
         batch.closed = batch.num_missing == 0 or self._nothing_comes(batch.step)
         if batch.closed:
             batch.groups = self._finish(batch.groups)
         num_returned, self._num_returned = self._num_returned, self._admission.gate.returned
-        if tickets or num_empty or batch.closed or num_returned != self._num_returned:  # a group that will not come
+        if (
+            taken.tickets or taken.num_empty or batch.closed or num_returned != self._num_returned
+        ):  # a group that will not come
             batch.changed.fire()
         if not batch.closed:
             self._hurry()

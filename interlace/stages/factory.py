@@ -3,13 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from interlace.core.types import SampleGroup, SamplingParams
+from interlace.core.types import PromptSource, Sample, SampleGroup, SamplingParams
 from interlace.episodes.base import Episode
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.batcher import Batcher
 from interlace.schedule.gate import Gate
+from interlace.schedule.rounds import Rounds
 from interlace.schedule.schedule import Schedule
+from interlace.schedule.steps import Steps
 from interlace.schedule.tail import Oversample, TailBatching
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batches
@@ -17,8 +19,6 @@ from interlace.stages.generate import GenerateStage
 from interlace.stages.map import Columns, Failure, MapStage, OnFailed
 from interlace.stages.pool import EnginePool
 from interlace.stages.publish import Publisher
-from interlace.stages.rounds import Rounds
-from interlace.stages.sources import PromptSource
 from interlace.stages.stream import SampleChannel
 from interlace.stages.train import TrainStage
 
@@ -43,8 +43,18 @@ class StageFactory:
         self._resolvers: list[Callable[[], bool]] = []
         self._flushes: list[Callable[[], bool]] = []
 
-    def admission(self, source: PromptSource, channel: SampleChannel, *, refill_rounds: int) -> Admission:
-        """The gate's books over `source`, opening rows in `channel`. refill_rounds: see AlgorithmConfig."""
+    def admission(
+        self,
+        source: PromptSource,
+        channel: SampleChannel,
+        *,
+        refill_rounds: int,
+        on_admit: Callable[[Sequence[Sample]], None],
+    ) -> Admission:
+        """Makes the first stage, which opens rows of `channel`. refill_rounds: see AlgorithmConfig.
+
+        on_admit: gets the samples of each wave.
+        """
         tail = self._schedule.tail
         rounds = (
             Rounds(
@@ -56,15 +66,15 @@ class StageFactory:
             if isinstance(tail, Oversample | TailBatching)
             else None
         )
+        batcher = Batcher(self.gate, self._schedule.batching)
         return Admission(
-            gate=self.gate,
-            batcher=Batcher(self.gate, self._schedule.batching),
+            steps=Steps(self.gate, batcher, max_refills=refill_rounds * self._prompts_per_step),
             source=source,
             channel=channel,
             samples_per_prompt=self._samples_per_prompt,
-            max_refills=refill_rounds * self._prompts_per_step,
             rounds=rounds,
             waits=self._cluster.waits,
+            on_admit=on_admit,
         )
 
     def engine_pool(

@@ -21,18 +21,18 @@ class GroupStage:
 
     def attach(self, stream: Stream) -> None:
         """Starts collecting."""
-        cursor = stream.subscribe(self._name)
-        cursor.on_ready = self._sample_arrived
-        cursor.on_tombstone = self._sample_ended
+        stream.subscribe(self._name, self)
 
-    def _sample_arrived(self, sample: Sample) -> None:
-        gid, index = sample.key
+    def row_ready(self, row: Sample) -> None:
+        """Takes in a sample of its group."""
+        gid, index = row.key
         gathered = self._gathered.get(gid) or self._begin(gid)
-        gathered.samples[index] = sample
+        gathered.samples[index] = row
         self._one_less(gid, gathered)
 
-    def _sample_ended(self, sample: Sample, _event: TerminalEvent) -> None:
-        gid, index = sample.key
+    def row_ended(self, row: Sample, event: TerminalEvent) -> None:  # noqa: ARG002 - whatever the event
+        """Takes note that a sample will not come, or was for nothing."""
+        gid, index = row.key
         if self._admission.ticket(gid) is None:
             # The whole group has ended or is in training: nothing to count any more.
             if gid in self._gathered:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from interlace.core.types import Sample, SampleKey
-from interlace.runtime.channel import Channel, Cursor
+from interlace.runtime.channel import Channel, Cursor, ReaderCalls
 
 SampleChannel = Channel[SampleKey, Sample]
 SampleCursor = Cursor[SampleKey, Sample]
@@ -30,6 +30,6 @@ class Stream:
         """The stream behind a stage that writes these columns."""
         return Stream(channel=self.channel, columns=(*self.columns, *columns))
 
-    def subscribe(self, name: str) -> SampleCursor:
-        """A reader of rows that are complete up to here."""
-        return self.channel.subscribe(name, self.columns)
+    def subscribe(self, name: str, calls: ReaderCalls[Sample] | None = None) -> SampleCursor:
+        """Adds a reader of rows that are complete up to here."""
+        return self.channel.subscribe(name, self.columns, calls)

@@ -8,6 +8,8 @@ from interlace.runtime.group import WorkerGroup
 from interlace.schedule.arbiter import Arbiter, Claim, Decision
 from interlace.schedule.batcher import Batcher, Ticket
 from interlace.schedule.gate import Gate
+from interlace.schedule.rounds import Rounds
+from interlace.schedule.steps import Steps, Taken
 from interlace.simulate.lengths import ResponseLengths
 from interlace.stages import train
 from interlace.stages.admission import Admission
@@ -17,7 +19,6 @@ from interlace.stages.map import MapStage
 from interlace.stages.minibatches import Minibatches
 from interlace.stages.pool import EnginePool
 from interlace.stages.publish import Publisher
-from interlace.stages.rounds import Rounds
 
 Mutation = Sequence[tuple[object, str, object]]
 """(owner, name, what stands there instead)."""
@@ -27,9 +28,9 @@ def slots_at_consumption() -> Mutation:
     """Slots of the gate come back when a group is taken, not at the publication."""
     consume = Admission.consume
 
-    def consumed(self: Admission, need: int, step: int) -> tuple[list[Ticket], int]:
+    def consumed(self: Admission, need: int, step: int) -> Taken:
         taken = consume(self, need, step)
-        if taken[0]:
+        if taken.tickets:
             self._pump_soon()
         return taken
 
@@ -42,11 +43,10 @@ def slots_at_consumption() -> Mutation:
 def no_slot_for_a_tombstone() -> Mutation:
     """A dropped group keeps its slot."""
 
-    def keep(self: Admission, ticket: Ticket) -> None:
-        del self._live[ticket.gid]
+    def keep(self: Steps, ticket: Ticket) -> None:
         self.batcher.drop(ticket)
 
-    return [(Admission, "_return_slot", keep)]
+    return [(Steps, "_return_slot", keep)]
 
 
 def no_deadlines() -> Mutation:
@@ -233,7 +233,7 @@ def replacements_for_later_steps() -> Mutation:
     pump = Admission._pump_groups
 
     def pumped(self: Admission) -> Any:
-        self._vacancies.clear()
+        self._steps._vacancies.clear()
         return pump(self)
 
     return [(Admission, "_pump_groups", pumped)]

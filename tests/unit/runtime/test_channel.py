@@ -1,7 +1,7 @@
 """Rows x fields with a cursor for each reader: nothing lost, nothing twice, counts right whatever dies."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import pytest
@@ -34,6 +34,20 @@ def on_loop(test):  # type: ignore[no-untyped-def]
 
     run.__name__ = test.__name__
     return run
+
+
+class Counting:
+    """A reader that is called."""
+
+    def __init__(self, on_ready: Callable[[Row], object] = lambda _row: None) -> None:
+        self._on_ready = on_ready
+        self.ended: list[TerminalEvent] = []
+
+    def row_ready(self, row: Row) -> None:
+        self._on_ready(row)
+
+    def row_ended(self, row: Row, event: TerminalEvent) -> None:
+        self.ended.append(event)
 
 
 @on_loop
@@ -75,10 +89,9 @@ async def test_a_row_leaves_when_every_reader_acknowledged_it() -> None:
 
 @on_loop
 async def test_a_tombstone_reaches_every_reader_and_corrects_its_counts() -> None:
-    channel = make()
-    above, ready = channel.subscribe("above", ["reward"]), channel.subscribe("ready", ["name"])
-    buried: list[TerminalEvent] = []
-    above.on_tombstone = lambda row, event: buried.append(event)
+    channel, above = make(), Counting()
+    channel.subscribe("above", ["reward"], above)
+    ready, buried = channel.subscribe("ready", ["name"]), above.ended
     channel.open(1, Row("a"), ["name"])
     assert channel.end(1, TerminalEvent.FAILED)
     assert (len(channel), ready.num_ready, buried) == (0, 0, [TerminalEvent.FAILED])
@@ -89,8 +102,8 @@ async def test_a_tombstone_reaches_every_reader_and_corrects_its_counts() -> Non
 @on_loop
 async def test_a_reader_may_end_the_row_it_is_given() -> None:
     channel = make()
-    first, second = channel.subscribe("first", ["name"]), channel.subscribe("second", ["name"])
-    first.on_ready = lambda row: channel.end(1, TerminalEvent.FILTERED)  # type: ignore[assignment,return-value]
+    channel.subscribe("first", ["name"], Counting(lambda _row: channel.end(1, TerminalEvent.FILTERED)))
+    second = channel.subscribe("second", ["name"])
     channel.open(1, Row("a"), ["name"])
     assert (second.num_ready, len(channel)) == (0, 0)
 

@@ -2,12 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from interlace.core.types import Prompt, SampleKey
+from interlace.core.types import Prompt, PromptSource
 from interlace.schedule.tail import Oversample, TailBatching
-from interlace.stages.sources import PromptSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,8 +19,8 @@ class Launch:
 class Rounds:
     """What a step launches, what of it is accepted, and what becomes of the prompts that were too slow.
 
-    A group is accepted once `samples_per_prompt` of its samples are generated; a round closes with `prompts_per_step`
-    accepted groups. Needs a synchronous schedule: a round is a step.
+    A group is accepted once `samples_per_prompt` of its samples are generated; a round is full with `prompts_per_step`
+    places that are accepted or stay empty. Needs a synchronous schedule: a round is a step.
     """
 
     def __init__(
@@ -37,10 +35,6 @@ class Rounds:
         self._generated: dict[int, int] = {}
         self._accepted: dict[int, None] = {}
         self._num_empty = 0
-        self.on_group_accepted: Callable[[int], None] = lambda _gid: None
-        """Told the gid: samples of it that are not generated yet are surplus."""
-        self.on_closed: Callable[[], None] = lambda: None
-        """Enough groups are accepted: the others are surplus."""
 
     @property
     def waiting_prompts(self) -> list[Prompt]:
@@ -49,11 +43,16 @@ class Rounds:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is no prompt left for another round."""
+        """Whether no prompt is left for another round."""
         return self._source.exhausted and not self._waiting
 
+    @property
+    def is_full(self) -> bool:
+        """Whether enough groups are accepted: the others are surplus."""
+        return len(self._accepted) + self._num_empty == self._prompts_per_step
+
     def begin(self) -> list[Launch]:
-        """The groups of a new round."""
+        """Opens a round. Returns its groups."""
         self._number += 1
         self.is_open = True
         if self._is_long_due():
@@ -62,47 +61,41 @@ class Rounds:
         return self._draw(groups, _times(self._samples_per_prompt, self._tail.responses), from_waiting=False)
 
     def refill(self) -> Launch:
-        """A group in place of one that was dropped, without speculation. Not where `exhausted`."""
+        """Returns a group in place of one that was dropped, without speculation. Not where `exhausted`."""
         return self._draw(1, self._samples_per_prompt, from_waiting=False)[0]
 
-    def generated(self, key: SampleKey) -> None:
-        """A sample is generated."""
-        count = self._generated[key.gid] = self._generated.get(key.gid, 0) + 1
+    def generated(self, gid: int) -> bool:
+        """Counts a generated sample of a group. Returns whether the group is accepted with it."""
+        count = self._generated[gid] = self._generated.get(gid, 0) + 1
         if count == self._samples_per_prompt:
-            self._accepted[key.gid] = None
-            self.on_group_accepted(key.gid)
-            self._close_if_full()
+            self._accepted[gid] = None
+        return count == self._samples_per_prompt
 
     def is_accepted(self, gid: int) -> bool:
-        """Whether a group counts for its round."""
+        """Says whether a group counts for its round."""
         return gid in self._accepted
 
     def dropped(self, gid: int) -> None:
-        """A group was filtered out or failed: it no longer counts."""
+        """Takes back a group that was filtered out or failed: it no longer counts."""
         self._accepted.pop(gid, None)
 
     def place_stays_empty(self) -> None:
-        """Nothing will take a dropped group's place."""
+        """Counts a place that no group will take."""
         self._num_empty += 1
-        self._close_if_full()
 
     def too_slow(self, prompt: Prompt) -> None:
-        """A prompt whose group was not needed: it comes again."""
+        """Keeps a prompt whose group was not needed: it comes again."""
         if isinstance(self._tail, TailBatching):
             self._waiting.append((prompt, self._number))
         else:
             self._source.hand_back([prompt])
 
     def end(self) -> None:
-        """The step is over."""
+        """Ends the round with its step."""
         self.is_open = False
         self._generated.clear()
         self._accepted.clear()
         self._num_empty = 0
-
-    def _close_if_full(self) -> None:
-        if len(self._accepted) + self._num_empty == self._prompts_per_step:
-            self.on_closed()
 
     def _is_long_due(self) -> bool:
         if not isinstance(self._tail, TailBatching) or not self._waiting:
@@ -127,5 +120,5 @@ class Rounds:
 
 
 def _times(count: int, factor: float) -> int:
-    """Rounded up, but not for the sake of a last bit: 1.1 times 100 is 110."""
+    """Returns count * factor, rounded up, but not for the sake of a last bit: 1.1 times 100 is 110."""
     return math.ceil(count * factor - 1e-9)

@@ -1,0 +1,118 @@
+"""Places in steps: which step each admitted group is for, what becomes of a dropped group's place, and what is taken.
+
+A step has `prompts_per_step` places. A group that passes the gate gets a *ticket*: its number, its step, its deadline.
+Until the group is taken into a batch, or dropped, the ticket is held here and counted by the batcher. A dropped group's
+place is filled in one of two ways:
+
+* *Refill*: the slot goes back to the gate, and the next group admitted inherits the step. A step is refilled at most
+  `max_refills` times: an algorithm that filters every group would otherwise draw prompts without end.
+* *Empty place*: the ticket stays, without a group. To the gate and the batcher it is a finished group like any other,
+  with a slot and a deadline, so no rule needs to know of it; when it is taken, the batch is one group shorter.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+from interlace.schedule.batcher import Batcher, Ticket
+from interlace.schedule.gate import Gate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """What a batch took."""
+
+    tickets: list[Ticket]
+    """Of groups."""
+    num_empty: int
+    """Places without a group."""
+
+
+class Steps:
+    """The tickets of one run. Synchronous and pure: time, prompts and samples are unknown here."""
+
+    def __init__(self, gate: Gate, batcher: Batcher, *, max_refills: int) -> None:
+        """max_refills: groups of a step that may be replaced."""
+        self.gate, self.batcher, self._max_refills = gate, batcher, max_refills
+        self._held: dict[int, Ticket] = {}
+        """Tickets of groups by gid, in order of admission."""
+        self._empty: dict[int, None] = {}
+        """Gids of tickets without a group."""
+        self._vacancies: list[int] = []
+        """Heap of steps whose next group is a refill."""
+        self._num_refills: dict[int, int] = {}
+        self._next_gid, self._next_slot = gate.admitted, gate.consumed
+
+    def ticket(self, gid: int) -> Ticket | None:
+        """Returns a live group's ticket; None once the group was taken or dropped."""
+        return self._held.get(gid)
+
+    def live_gids(self) -> list[int]:
+        """Returns the live groups, in order of admission."""
+        return list(self._held)
+
+    def pending(self, step: int) -> list[int]:
+        """Returns the live groups of a step, in order of admission."""
+        return [gid for gid, ticket in self._held.items() if ticket.step == step]
+
+    def begin_step(self) -> int:
+        """Takes all places of the next step at once, for a round. Returns the step."""
+        return self._take_places(self.gate.prompts_per_step)
+
+    def admit(self, step: int | None = None) -> Ticket:
+        """Gives the next group its ticket. step: None refills the earliest vacancy, or takes the next place."""
+        if step is None:
+            step = heapq.heappop(self._vacancies) if self._vacancies else self._take_places(1)
+        ticket = self._new_ticket(step)
+        self._held[ticket.gid] = ticket
+        return ticket
+
+    def use_refill(self, step: int) -> bool:
+        """Uses one of a step's refills. Returns False where none is left."""
+        self._num_refills[step] = self._num_refills.get(step, 0) + 1
+        return self._num_refills[step] <= self._max_refills
+
+    def add_empty(self, step: int) -> None:
+        """Adds an empty place to a step."""
+        self._finish_empty(self._new_ticket(step))
+
+    def drop(self, gid: int) -> None:
+        """Ends a live group whose place needs no refill: the slot goes back to the gate."""
+        self._return_slot(self._held.pop(gid))
+
+    def replace(self, gid: int) -> None:
+        """Ends a live group; the place is refilled, or stays empty once the step has had all its refills."""
+        ticket = self._held.pop(gid)
+        if self.use_refill(ticket.step):
+            self._return_slot(ticket)
+            heapq.heappush(self._vacancies, ticket.step)
+        else:
+            self._finish_empty(ticket)
+
+    def take(self, need: int, step: int) -> Taken:
+        """Takes up to `need` finished places for a step, as the batcher allows."""
+        tickets = self.batcher.take(need, step)
+        groups = [ticket for ticket in tickets if ticket.gid not in self._empty]
+        for ticket in tickets:
+            self._held.pop(ticket.gid, None)
+            self._empty.pop(ticket.gid, None)
+        return Taken(tickets=groups, num_empty=len(tickets) - len(groups))
+
+    def _new_ticket(self, step: int) -> Ticket:
+        ticket = Ticket(gid=self._next_gid, step=step, deadline=self.gate.deadline)
+        self._next_gid += 1
+        self.gate.admitted += 1
+        self.batcher.admit(ticket)
+        return ticket
+
+    def _finish_empty(self, ticket: Ticket) -> None:
+        self._empty[ticket.gid] = None
+        self.batcher.ready(ticket)
+
+    def _return_slot(self, ticket: Ticket) -> None:
+        self.batcher.drop(ticket)
+        self.gate.returned += 1
+
+    def _take_places(self, count: int) -> int:
+        step = self._next_slot // self.gate.prompts_per_step
+        self._next_slot += count
+        return step
