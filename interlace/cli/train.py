@@ -1,8 +1,9 @@
 """`interlace train`: a run, from a recipe to a trained model."""
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -45,42 +46,58 @@ def train(
     hush_libraries()
     console = Console(quiet=quiet)
     changes = overrides or []
-    settings, folder = _resumed(recipe, changes, name) if resume else _fresh(recipe, changes, name, overwrite, console)
-    folder.write_config(settings)
-    report = _run(settings, folder, resume=resume, quiet=quiet, console=console)
-    _show(settings, report, folder, console)
+    with ExitStack() as held:
+        if resume:
+            settings, folder = _resumed(recipe, changes, name, held)
+        else:
+            settings, folder = _fresh(recipe, changes, _Target(name, overwrite), console, held)
+        folder.write_config(settings)
+        report = _run(settings, folder, resume=resume, quiet=quiet, console=console)
+        _show(settings, report, folder, console)
+
+
+class _Target(NamedTuple):
+    """Where a new run is written."""
+
+    name: str | None
+    overwrite: bool
 
 
 def _fresh(
-    spec: str, overrides: list[str], name: str | None, overwrite: bool, console: Console
+    spec: str, overrides: list[str], target: _Target, console: Console, held: ExitStack
 ) -> "tuple[Recipe, RunFolder]":
+    """held: keeps the run's lock."""
     from interlace.cli.derived import derived_numbers
-    from interlace.observe.live import refuse_running
     from interlace.observe.run_folder import RunFolder, default_name
+    from interlace.observe.run_lock import RunLock
     from interlace.observe.tables import derived_numbers_table
     from interlace.recipes.check import check_recipe
     from interlace.recipes.load import load_recipe
 
     settings = load_recipe(spec, overrides)
     derived = check_recipe(settings)
-    if name is None:
-        name = default_name(ROOT, Path(spec).stem)
-    refuse_running(RunFolder(path=ROOT / name))
-    folder = RunFolder.create(ROOT, name, overwrite=overwrite)
+    name = default_name(ROOT, Path(spec).stem) if target.name is None else target.name
+    replaced = RunFolder.named(ROOT, name)
+    is_locked = target.overwrite and replaced.config.exists()
+    if is_locked:
+        held.enter_context(RunLock(replaced))  # before anything of it is deleted
+    folder = RunFolder.create(ROOT, name, overwrite=target.overwrite)
+    if not is_locked:
+        held.enter_context(RunLock(folder))
     console.print(derived_numbers_table(derived_numbers(settings, derived)))
     return settings, folder
 
 
-def _resumed(spec: str, overrides: list[str], name: str | None) -> "tuple[Recipe, RunFolder]":
-    """The run's own settings, whatever the recipe says today."""
+def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack) -> "tuple[Recipe, RunFolder]":
+    """Returns the run's own settings, whatever the recipe says today. held: keeps the run's lock."""
     from interlace.observe.checkpoints import Checkpoints
-    from interlace.observe.live import refuse_running
     from interlace.observe.run_folder import RunFolder, latest_name
+    from interlace.observe.run_lock import RunLock
     from interlace.recipes.check import check_recipe
     from interlace.recipes.load import load_recipe, override_key
 
     folder = RunFolder.resume(ROOT, latest_name(ROOT, Path(spec).stem) if name is None else name)
-    refuse_running(folder)
+    held.enter_context(RunLock(folder))  # before anything is read that another process may write
     started_with = load_recipe(str(folder.config))
     for override in overrides:
         may_change = f"{override_key(override)}.".startswith(tuple(f"{key}." for key in CHANGEABLE))

@@ -15,6 +15,7 @@ from interlace.observe.progress import ProgressView
 from interlace.observe.report.page import write_report
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, default_name
+from interlace.observe.run_lock import RunLock
 from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
 from interlace.recipes.check import check_recipe
@@ -139,7 +140,8 @@ def run_variants(
         folder.write_config(recipe)
         progress.say(f"schedule {name}: {folder.path}")
         try:
-            report = train(recipe, folder, resume=False, progress=progress, stop=stop)
+            with RunLock(folder):
+                report = train(recipe, folder, resume=False, progress=progress, stop=stop)
         except Exception as error:  # noqa: BLE001 - what one schedule trips over takes nothing from the others
             failed[name] = "".join(format_exception_only(error)).strip()
             progress.say(f"schedule {name} failed by {brief(failed[name])}")

@@ -26,7 +26,6 @@ from interlace.models.loading import load_tokenizer
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import to_line, truncate_after
-from interlace.observe.live import LiveRun
 from interlace.observe.loggers import MetricsLoggers, open_loggers
 from interlace.observe.loggers.base import RunInfo
 from interlace.observe.progress import ProgressView
@@ -67,10 +66,10 @@ class TrainReport:
 def train(recipe: Recipe, folder: RunFolder, *, resume: bool, progress: ProgressView, stop: StopSignal) -> TrainReport:
     """Runs a recipe to its last step, or until `stop` is requested. The recipe was checked before.
 
-    resume: goes on from the newest checkpoint of the folder; without one, from the start.
+    folder: the caller holds its RunLock. resume: goes on from the folder's newest checkpoint that is whole; where it
+    has none at all, from the start.
     """
-    with LiveRun(folder):
-        return asyncio.run(_Session(recipe, folder, progress, stop).train(resume=resume))
+    return asyncio.run(_Session(recipe, folder, progress, stop).train(resume=resume))
 
 
 class _Session:

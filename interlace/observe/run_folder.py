@@ -10,7 +10,7 @@ tensorboard/       event files, where TensorBoard is installed
 report.html        of `interlace report`
 comparison.html    of `interlace compare`, in the first run's folder
 profile/           steps-10-12/, torch profiler traces of those steps (logging.trace_steps), one file a process
-process.json       which process trains it, while one does
+process.json       which process trains it, while one does: its lock (see run_lock.py)
 """
 
 import re
@@ -35,21 +35,37 @@ class RunFolder:
     @classmethod
     def create(cls, root: Path, name: str, *, overwrite: bool = False) -> "RunFolder":
         """A fresh folder. Raises UserError where the name is taken (unless `overwrite`) or cannot name a folder."""
-        run = cls(path=_run_path(root, name))
-        if run.path.exists():
-            if not overwrite:
+        run = cls.named(root, name)
+        if overwrite and run.path.exists():
+            run._delete()
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            run.path.mkdir(exist_ok=overwrite)  # of two that start at once, one makes it
+        except FileExistsError:
+            if root.is_dir():
                 raise UserError(
                     f"run {name!r} exists already ({run.path}). Go on with it (--resume), replace it (--overwrite), "
                     f"or give this one another name (--name)."
-                )
-            run._delete()
+                ) from None
+        except OSError:
+            pass  # told below
         run._make_folders()
         return run
 
     @classmethod
+    def named(cls, root: Path, name: str) -> "RunFolder":
+        """Returns the folder that a name stands for, made or not. Raises UserError where it cannot name one."""
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"run name {name!r} cannot name a folder. Give one (--name) of at most 200 of A-Z, a-z, 0-9, '.', "
+                "'_', '-'."
+            )
+        return cls(path=root / name)
+
+    @classmethod
     def resume(cls, root: Path, name: str) -> "RunFolder":
         """The folder of a run to go on with. Raises UserError where there is none."""
-        run = cls(path=_run_path(root, name))
+        run = cls.named(root, name)
         if not run.config.exists():
             raise UserError(f"there is no run {name!r} to resume ({run.config} is missing). Start it without --resume.")
         run._make_folders()
@@ -125,14 +141,18 @@ class RunFolder:
             ) from error
 
     def _delete(self) -> None:
-        """Deletes only what a run made: a folder with files but no config.yaml may be somebody's own."""
-        holds_files = any(path.is_file() for path in self.path.rglob("*"))
+        """Deletes what is in the folder but the lock, if a run made it: one without config.yaml may be the user's."""
+        holds_files = any(path.is_file() and path != self.process for path in self.path.rglob("*"))
         if not self.path.is_dir() or (holds_files and not self.config.exists()):
             raise UserError(f"{self.path} is not a run folder (it has no config.yaml), so it is not overwritten.")
         try:
             if self.path.is_symlink():
                 raise OSError("it is a symbolic link")  # what rmtree says of one differs between versions of Python
-            shutil.rmtree(self.path)
+            for path in self.path.iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path != self.process:
+                    path.unlink()
         except OSError as error:
             raise UserError(
                 f"cannot replace the run {self.path}: {error.strerror or error}. Delete it yourself, or give this one "
@@ -160,11 +180,3 @@ def _numbered(root: Path, recipe: str) -> list[tuple[str, int]]:
         return []
     matches = (re.fullmatch(rf"{re.escape(recipe)}(?:-(\d+))?", path.name) for path in root.iterdir())
     return [(match[0], int(match[1] or 1)) for match in matches if match]
-
-
-def _run_path(root: Path, name: str) -> Path:
-    if not _NAME.fullmatch(name):
-        raise UserError(
-            f"run name {name!r} cannot name a folder. Give one (--name) of at most 200 of A-Z, a-z, 0-9, '.', '_', '-'."
-        )
-    return root / name

@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 
 from interlace.cli.main import app
 from interlace.models.tiny import build_tokenizer
-from interlace.observe.live import LiveRun
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_lock import RunLock
 
 RECIPE = """
 model: tiny:micro
@@ -139,7 +139,7 @@ def test_a_run_that_is_being_trained_is_neither_resumed_nor_replaced(folder: Pat
     assert train("mine.yaml", "--quiet").exit_code == 0
     metrics = folder / "runs" / "mine" / "metrics.jsonl"
     before = metrics.read_text()
-    with LiveRun(RunFolder(path=metrics.parent)):
+    with RunLock(RunFolder(path=metrics.parent)):
         for option in ("--resume", "--overwrite"):
             refused(train("mine.yaml", option, "--name", "mine", "steps=3"), "is being trained by process", "--name")
     assert metrics.read_text() == before

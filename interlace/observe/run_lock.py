@@ -1,0 +1,81 @@
+"""The lock on a run's folder: one process at a time trains a run, whichever command started it."""
+
+import json
+import os
+import socket
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from interlace.core.errors import UserError
+from interlace.observe.run_folder import RunFolder
+
+
+def is_supported() -> bool:
+    """Says whether this system has the file locks that this module needs. Windows has none."""
+    return os.name == "posix"
+
+
+class RunLock:
+    """The right to write into a run's folder, held while the `with` block runs. On Windows it holds nothing.
+
+    The file is locked where it lies: a file that is written elsewhere and renamed would lock nothing of the one that
+    another process holds. The system gives the lock back when the process ends, however it ends.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._file: int | None = None
+
+    def __enter__(self) -> Self:
+        """Takes the lock. Raises UserError where another process has it, or the file system has no locks."""
+        while is_supported() and self._file is None:
+            self._file = self._take()
+        if self._file is not None:
+            os.ftruncate(self._file, 0)
+            holder = {"pid": os.getpid(), "host": socket.gethostname()}
+            os.pwrite(self._file, json.dumps(holder).encode(), 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._folder.process.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+    def _take(self) -> int | None:
+        """Returns the locked file; None where its holder removed it meanwhile, so that its lock counts no more."""
+        import fcntl
+
+        path = self._folder.process
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UserError(f"cannot lock the run: {path} cannot be opened ({error.strerror}).") from error
+        with ExitStack() as unless_held:
+            unless_held.callback(os.close, file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"run {self._folder.name!r} is being trained by {self._holder()}. Wait for it, stop it with "
+                    "Ctrl-C, or give this one another name (--name)."
+                ) from None
+            except OSError as error:
+                raise UserError(
+                    f"cannot lock {path}: {error.strerror}. Without file locks two processes could train one run and "
+                    "mix their files: start in a folder on a file system that has them."
+                ) from error
+            if not path.exists() or not os.path.samestat(os.fstat(file), path.stat()):
+                return None
+            unless_held.pop_all()
+        return file
+
+    def _holder(self) -> str:
+        try:
+            holder = json.loads(self._folder.process.read_text(encoding="utf-8"))
+            return f"process {int(holder['pid'])} on {holder['host']}"
+        except (OSError, ValueError, TypeError, KeyError):  # it has only just begun
+            return "another process"

@@ -1,0 +1,91 @@
+"""One process at a time holds a run's folder."""
+
+import errno
+import fcntl
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_lock import RunLock, is_supported
+
+pytestmark = pytest.mark.skipif(not is_supported(), reason="this system has no file locks")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path, "run")
+
+
+def hold(path: Path, together: Barrier, end: Connection, told: Connection) -> None:
+    together.wait(60)
+    try:
+        with RunLock(RunFolder(path=path)):
+            told.send(os.getpid())
+            end.recv()
+    except UserError as error:
+        told.send(str(error))
+
+
+def test_of_processes_that_start_at_once_one_holds_the_run(folder: RunFolder) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    together, told = spawn.Barrier(3), [spawn.Pipe() for _ in range(3)]
+    ends = [spawn.Pipe() for _ in range(3)]
+    processes = [
+        spawn.Process(target=hold, args=(folder.path, together, ends[number][0], told[number][1])) for number in range(3)
+    ]
+    for process in processes:
+        process.start()
+    answers = [mine.recv() for mine, _ in told]
+    for _, end in ends:
+        end.send(None)
+    for process in processes:
+        process.join(60)
+    holders = [answer for answer in answers if isinstance(answer, int)]
+    refused = [answer for answer in answers if isinstance(answer, str)]
+    assert len(holders) == 1 and len(refused) == 2
+    assert all("'run' is being trained by" in text and "--name" in text for text in refused)
+
+
+def test_who_holds_it_is_named(folder: RunFolder) -> None:
+    with RunLock(folder), pytest.raises(UserError, match=rf"by process {os.getpid()} on {os.uname().nodename}"):
+        RunLock(folder).__enter__()
+    with RunLock(folder):
+        pass
+    assert not folder.process.exists()
+
+
+def test_what_a_killed_process_left_is_no_lock(folder: RunFolder) -> None:
+    folder.process.write_text(f'{{"pid": {os.getpid()}, "host": "{os.uname().nodename}"}}')
+    with RunLock(folder):
+        pass
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_counts_for_nothing(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, before = fcntl.flock, []
+
+    def is_removed_first(file: int, operation: int) -> None:
+        if not before:
+            before.append(file)
+            folder.process.unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", is_removed_first)
+    with RunLock(folder), pytest.raises(UserError, match="is being trained"):
+        RunLock(folder).__enter__()
+
+
+def test_a_file_system_without_locks_is_refused(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def has_none(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", has_none)
+    with pytest.raises(UserError, match=r"cannot lock .*process.json: No locks available.*mix"):
+        RunLock(folder).__enter__()
