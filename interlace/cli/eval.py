@@ -1,5 +1,6 @@
 """`interlace eval`: held-out accuracy of a run or a model."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -64,9 +65,12 @@ def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "R
 def _checkpoint(run: "RunFolder", settings: "Recipe") -> "ModelConfig":
     from interlace.observe.checkpoints import Checkpoints
 
-    newest = Checkpoints(run.checkpoints, keep=settings.keep_checkpoints).latest()
-    if newest is None:
+    found = Checkpoints(run.checkpoints, keep=settings.keep_checkpoints).newest_whole()
+    for path, damage in found.damaged.items():
+        print(f"{path} {damage}", file=sys.stderr)
+    if found.path is None:
         raise UserError(
-            f"run {run.path} has no checkpoint yet; it writes one at its end, or every checkpoint_every steps."
+            f"run {run.path} has no {'whole checkpoint' if found.damaged else 'checkpoint yet'}; it writes one at its "
+            "end, or every checkpoint_every steps."
         )
-    return settings.model.model_copy(update={"path": str(newest), "tokenizer": None})
+    return settings.model.model_copy(update={"path": str(found.path), "tokenizer": None})

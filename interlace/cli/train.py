@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.libraries import hush_libraries
-from interlace.core.errors import InterlaceError, UserError
+from interlace.core.errors import InterlaceError, UserError, is_full_disk
 
 if TYPE_CHECKING:
     from interlace.jobs.train import TrainReport
@@ -137,7 +137,8 @@ def _run(recipe: "Recipe", folder: "RunFolder", *, resume: bool, quiet: bool, co
             if isinstance(error, UserError) and not resume and not _has_trained(folder):
                 # A mistake that only the workers could see: nothing was trained, so nothing is left behind.
                 shutil.rmtree(folder.path)
-            else:
+            elif not (isinstance(error, UserError) and resume) or is_full_disk(error):
+                # What a resumed run refuses, the same command would be refused again.
                 error.add_note(_how_to_go_on(folder))
             raise
 

@@ -1,6 +1,7 @@
 """Errors that teach: what was given, what it conflicts with, what to do."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -10,6 +11,10 @@ class InterlaceError(Exception):
 
 class UserError(InterlaceError):
     """The input cannot work. The command line prints the message and exits with code 2, before any work starts."""
+
+
+class DiskFullError(UserError):
+    """A file could not be written for lack of space."""
 
 
 class HangError(InterlaceError):
@@ -33,6 +38,13 @@ class RemoteError(InterlaceError):
 
     def __reduce__(self) -> tuple[type["RemoteError"], tuple[str, int, str, str]]:
         return RemoteError, (self.group, self.rank, self.method, self.remote_traceback)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Says whether an error tells of a disk that is full, or of a quota that is used up."""
+    return isinstance(error, DiskFullError) or (
+        isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    )
 
 
 def nearest(given: str, options: Iterable[str]) -> str:

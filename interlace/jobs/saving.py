@@ -6,6 +6,7 @@ from pathlib import Path
 from interlace.flows.run import RoleGroups
 from interlace.jobs.state import RunState
 from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.run_folder import RunFolder
 from interlace.runtime.cluster import Cluster
 
 CRITIC_FOLDER = "critic"
@@ -15,13 +16,16 @@ CRITIC_FOLDER = "critic"
 class Saver:
     """Copies the trained models at a step boundary, and writes the copies beside the steps that follow."""
 
-    def __init__(self, cluster: Cluster, checkpoints: Checkpoints, groups: RoleGroups) -> None:
-        self._cluster, self._checkpoints = cluster, checkpoints
+    def __init__(self, cluster: Cluster, checkpoints: Checkpoints, groups: RoleGroups, folder: RunFolder) -> None:
+        """folder: of the run, whose metrics and samples a checkpoint counts on."""
+        self._cluster, self._checkpoints, self._folder = cluster, checkpoints, folder
         self._trained = {".": groups.actor, **({CRITIC_FOLDER: groups.critic} if groups.critic else {})}
         """Folder within a checkpoint -> whose it is."""
         self._writing: asyncio.Future[None] | None = None
         self._step = 0
         """Of the newest checkpoint that is written or being written."""
+        self._synced = 0
+        """The step up to which samples are known to be on disk."""
 
     async def copy(self) -> float:
         """Returns the seconds that the run was held up: one checkpoint is written at a time, so it may wait for it."""
@@ -57,6 +61,8 @@ class Saver:
 
         def write(folder: Path) -> None:
             asyncio.run_coroutine_threadsafe(write_models(folder), loop).result()
+            self._folder.keep_log(state.done_steps, folder, synced=self._synced)
+            self._synced = state.done_steps
             state.write(folder)
 
         num_bytes: int = sum([await group.checkpoint_bytes() for group in self._trained.values()])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from interlace.core.errors import InterlaceError, StoppedError
+from interlace.core.errors import InterlaceError, StoppedError, UserError
 from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
@@ -191,14 +191,28 @@ class _Session:
         return TraceFile(self._folder.timeline, self._cluster.devices)
 
     def _restore(self) -> Path | None:
-        newest = self._checkpoints.latest()
+        newest = self._newest_whole()
         state = self._resumed = RunState.read(newest) if newest else None
-        self._folder.truncate_after(state.done_steps if state else 0)
+        for lost in self._folder.return_to(state.done_steps if state else 0, newest):
+            self._progress.say(lost)
         if state:
             self._done_steps, self._before = state.done_steps, state.before
             self._stream.restore(state.stream)
             self._progress.say(f"resuming after step {state.done_steps} from {newest}")
         return newest
+
+    def _newest_whole(self) -> Path | None:
+        """Sets newer checkpoints that are damaged aside, and says so. UserError where all are."""
+        found = self._checkpoints.newest_whole()
+        damage = [f"{path} {reason}" for path, reason in found.damaged.items()]
+        if damage and found.path is None:
+            raise UserError(
+                f"run {self._folder.name!r} has no whole checkpoint to go on from: {'; '.join(damage)}. Start it again "
+                "without --resume: with --overwrite, or under another name (--name)."
+            )
+        for path, sentence in zip(found.damaged, damage, strict=True):
+            self._progress.say(f"{sentence}; set aside as {self._checkpoints.set_aside(path).name}")
+        return found.path
 
     async def _work(self, newest: Path | None) -> None:
         await self._assemble(newest)
@@ -226,7 +240,7 @@ class _Session:
         adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None
         sources = ModelSources(recipe=recipe, policy=policy, initial=initial, critic=critic, adapter=adapter)
         self._groups = await launch_roles(cluster, sources)
-        self._saver = Saver(cluster, self._checkpoints, self._groups)
+        self._saver = Saver(cluster, self._checkpoints, self._groups, self._folder)
         if newest:
             await self._groups.actor.load_optimizer(newest)
             if self._groups.critic:

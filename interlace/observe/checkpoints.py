@@ -1,16 +1,31 @@
-"""checkpoints/step_N: each whole or absent, the newest kept. What is in one is the caller's affair."""
+"""checkpoints/step_N: each whole or absent, the newest kept. What is in one is the caller's affair.
 
-import errno
-import os
+A checkpoint counts once it has its name; by then it and its manifest are on disk, and so is what it counts on.
+"""
+
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from interlace.core.errors import UserError
+from interlace.core.errors import UserError, is_full_disk
+from interlace.observe.atomic_file import sync_file, sync_folder
+from interlace.observe.manifest import find_damage, write_manifest
 
 _STEP = re.compile(r"step_(\d+)")
 _UNFINISHED = ".tmp-"
+_DAMAGED = "damaged-"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What there is to go on from."""
+
+    path: Path | None
+    """The newest checkpoint that is whole; None where there is none."""
+    damaged: Mapping[Path, str]
+    """Newer checkpoints and what is wrong with each, as half a sentence."""
 
 
 class Checkpoints:
@@ -26,8 +41,9 @@ class Checkpoints:
     def save(self, step: int, write: Callable[[Path], None], *, num_bytes: int) -> Path:
         """Writes the checkpoint of a step and returns its folder; one that exists is whole already and left alone.
 
-        write: fills the folder it is given. num_bytes: what it will need, checked before anything is written.
-        Raises UserError where the disk is full; the checkpoints before this one stay as they are.
+        write: fills the folder it is given, and syncs what the checkpoint counts on outside it. num_bytes: what it will
+        need, checked before anything is written. Raises UserError where the disk is full; the checkpoints before this
+        one stay as they are.
         """
         final = self._folder / f"step_{step}"
         if final.exists():
@@ -39,13 +55,15 @@ class Checkpoints:
         unfinished.mkdir()
         try:
             write(unfinished)
+            write_manifest(unfinished)
             _sync(unfinished)
-        except OSError as error:
+        except (OSError, UserError) as error:
             shutil.rmtree(unfinished)
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full_disk(error):
                 raise
             raise UserError(f"{self._no_space(step)}: it filled up while the checkpoint was written.") from error
         unfinished.rename(final)
+        sync_folder(self._folder)
         self._prune()
         return final
 
@@ -56,8 +74,26 @@ class Checkpoints:
         matches = (_STEP.fullmatch(path.name) for path in self._folder.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
+    def newest_whole(self) -> Found:
+        """Looks for a checkpoint to go on from, the newest first: reads all of each up to the first whole one."""
+        damaged: dict[Path, str] = {}
+        for step in reversed(self.steps()):
+            path = self._folder / f"step_{step}"
+            damage = find_damage(path)
+            if damage is None:
+                return Found(path=path, damaged=damaged)
+            damaged[path] = damage
+        return Found(path=None, damaged=damaged)
+
+    def set_aside(self, path: Path) -> Path:
+        """Renames a damaged checkpoint, so that its step can be written again. Returns where it is now."""
+        aside = path.with_name(f"{_DAMAGED}{path.name}")
+        if aside.exists():
+            shutil.rmtree(aside)
+        return path.rename(aside)
+
     def latest(self) -> Path | None:
-        """The newest checkpoint."""
+        """The newest checkpoint, whole or damaged."""
         steps = self.steps()
         return self._folder / f"step_{steps[-1]}" if steps else None
 
@@ -85,11 +121,13 @@ class Checkpoints:
 
 
 def _sync(folder: Path) -> None:
-    """Forces the files to disk, so that after a power cut a folder with a final name is whole."""
+    """Forces files and folders to disk, so that after a power cut a folder with a final name is whole."""
     for path in folder.rglob("*"):
         if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_file(path)
+        elif path.is_dir():
+            sync_folder(path)
+    sync_folder(folder)
 
 
 def _mebibytes(num_bytes: int) -> str:

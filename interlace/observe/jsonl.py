@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -49,6 +50,21 @@ def truncate_after(path: Path, step: int) -> None:
         return
     kept = [line for line in _lines(path) if _step_of(line) <= step]
     write_atomic(path, b"".join(kept).decode("utf-8"))
+
+
+def lines_until(path: Path, step: int) -> dict[float, bytes]:
+    """Returns the whole lines of steps up to one, by step; of a missing file none."""
+    lines = _lines(path) if path.exists() else ()
+    return {number: line for line in lines if (number := _step_of(line)) <= step}
+
+
+def is_torn(path: Path) -> bool:
+    """Says whether the last line of a file lacks its end."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def _lines(path: Path) -> Sequence[bytes]:

@@ -15,6 +15,7 @@ process.json       which process trains it, while one does: its lock (see run_lo
 
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import to_yaml
 from interlace.observe import jsonl
+from interlace.observe.atomic_file import sync_file, sync_folder, write_atomic
+from interlace.observe.transcripts import step_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
@@ -88,6 +91,10 @@ class RunFolder:
         return self.path / "evaluations.jsonl"
 
     @property
+    def _logs(self) -> tuple[Path, Path]:
+        return self.metrics, self.evaluations
+
+    @property
     def timeline(self) -> Path:
         return self.path / "timeline.json"
 
@@ -117,13 +124,38 @@ class RunFolder:
                 f"cannot write {self.config}: {error.strerror}. A run needs a folder of its own."
             ) from error
 
-    def truncate_after(self, step: int) -> None:
-        """Drops metrics and samples of later steps, which a resumed run writes again; -1 drops all of them."""
-        jsonl.truncate_after(self.metrics, step)
-        jsonl.truncate_after(self.evaluations, step)
-        for path in self.samples.glob("step_*.jsonl"):
-            if int(path.stem.removeprefix("step_")) > step:
-                path.unlink()
+    def keep_log(self, step: int, checkpoint: Path, *, synced: int) -> None:
+        """Copies what was logged up to a step into its checkpoint, and returns once that and the samples are on disk.
+
+        The copy is what a resumed run's files are completed from, should any of it be lost. synced: the step up to
+        which samples are on disk already.
+        """
+        for path in self._logs:
+            if path.exists():
+                (checkpoint / path.name).write_bytes(b"".join(jsonl.lines_until(path, step).values()))
+                sync_file(path)
+        for path in (step_file(self.samples, number) for number in range(synced + 1, step + 1)):
+            if path.exists():
+                sync_file(path)
+        for folder in (self.samples, self.path):
+            sync_folder(folder)
+
+    def return_to(self, step: int, checkpoint: Path | None) -> list[str]:
+        """Takes metrics, evaluations and samples back to a step, whose successors a resumed run writes again.
+
+        checkpoint: of the step; None before the first. Returns what had been lost since it was written, a sentence for
+        each: lines of metrics and evaluations are written anew from its copy, samples stay lost.
+        """
+        told = [sentence for path in self._logs if (sentence := _complete(path, step, checkpoint))]
+        found = {int(path.stem.removeprefix("step_")): path for path in self.samples.glob("step_*.jsonl")}
+        for number in [number for number in found if number > step]:
+            found.pop(number).unlink()
+        lost = [number for number in range(1, step + 1) if number not in found or jsonl.is_torn(found[number])]
+        return (
+            [*told, f"{self.samples} has lost samples of {_steps(lost)}, which no step trains on again"]
+            if lost
+            else told
+        )
 
     def set_timeline_aside(self) -> None:
         """Under a number of its own, where there is one: a resumed run has another clock, and writes its own."""
@@ -158,6 +190,28 @@ class RunFolder:
                 f"cannot replace the run {self.path}: {error.strerror or error}. Delete it yourself, or give this one "
                 "another name (--name)."
             ) from error
+
+
+def _complete(path: Path, step: int, checkpoint: Path | None) -> str | None:
+    """Takes a file of lines back to a step; returns a sentence where lines were lost or changed."""
+    kept = jsonl.lines_until(path, step)
+    copy = jsonl.lines_until(checkpoint / path.name, step) if checkpoint else {}
+    lines = kept | copy
+    if lines or path.exists():
+        write_atomic(path, b"".join(lines[number] for number in sorted(lines)).decode("utf-8"))
+    lost = [int(number) for number in sorted(copy) if kept.get(number) != copy[number]]
+    return f"{path} had lost {_steps(lost)}: written anew from {checkpoint}" if lost else None
+
+
+def _steps(numbers: Sequence[int]) -> str:
+    """Steps in words, as ranges."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    return ("step " if len(numbers) == 1 else "steps ") + ", ".join("-".join(map(str, each)) for each in ranges)
 
 
 def default_name(root: Path, recipe: str) -> str:

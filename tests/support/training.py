@@ -71,7 +71,7 @@ def samples(root: Path, name: str) -> list[dict[str, object]]:
 
 
 def final_weights(root: Path, name: str) -> dict[str, torch.Tensor]:
-    newest = max((root / name / "checkpoints").iterdir(), key=lambda path: int(path.name.removeprefix("step_")))
+    newest = max((root / name / "checkpoints").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
     return load_file(newest / "model.safetensors")
 
 

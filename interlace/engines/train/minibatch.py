@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,16 @@ class MinibatchTotals:
     """Of the loss and its gradient."""
     sums: Mapping[str, float]
     maxima: Mapping[str, float]
+
+    def text(self) -> str:
+        """Returns it as a text that travels between ranks; no number loses a bit."""
+        return json.dumps([self.count, self.denominator, dict(self.sums), dict(self.maxima)])
+
+    @classmethod
+    def parse(cls, text: str) -> MinibatchTotals:
+        """Reads what `text` wrote."""
+        count, denominator, sums, maxima = json.loads(text)
+        return cls(count=count, denominator=denominator, sums=sums, maxima=maxima)
 
     @classmethod
     def over_ranks(cls, parts: Sequence[MinibatchTotals]) -> MinibatchTotals:

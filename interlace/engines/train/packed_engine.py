@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from interlace.core.trajectory import predicted
-from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, read_optimizer
+from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, host_shards, read_optimizer
 from interlace.engines.train.export import model_files, named_weights
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
 from interlace.engines.train.optimizer import Optimizer, OptimizerConfig, OptimizerState
@@ -184,7 +184,9 @@ class TrainedEngine(PackedEngine, ABC):
         if not (self._packing.reshard or self._ranks.is_alone):
             self._ranks.reduce(self.model, self._accompany(self._collate([placeholder()], masks=[None])))
         own, self._minibatch = self._minibatch.close(), Minibatch()
-        closed = MinibatchTotals.over_ranks(self._ranks.gather_objects(own))
+        closed = MinibatchTotals.over_ranks(
+            [MinibatchTotals.parse(text) for text in self._ranks.gather_texts(own.text())]
+        )
         metrics = self._derive(closed.metrics()) if closed.count else {}
         metrics["lr"] = self._optimizer.next_lr
         norm = float(self._optimizer.grad_norm(closed.denominator or 1.0))
@@ -229,11 +231,16 @@ class TrainedEngine(PackedEngine, ABC):
     def copy_to_host(self, tokenizer: PreTrainedTokenizerBase | None) -> HostCopy:
         """What a checkpoint holds, as it is now: to be written while training goes on. Collective."""
         files = self._copy_files(tokenizer)
-        optimizer = {name: host_copy(tensor) for name, tensor in self.state_dict().items()}
-        return HostCopy(files=files if self._ranks.rank == 0 else (), optimizer=optimizer, ranks=self._ranks)
+        ranks = self._ranks
+        return HostCopy(
+            files=files if ranks.rank == 0 else (),
+            optimizer=host_shards(self.state_dict(), ranks),
+            rank=ranks.rank,
+            num_ranks=ranks.num_ranks,
+        )
 
     def load_optimizer(self, folder: Path) -> None:
-        """Restores what was written of the optimizer beside the weights, which come with the model. Collective."""
+        """Restores what was written of the optimizer beside the weights, which come with the model."""
         read_optimizer(self._optimizer, folder, self._ranks)
 
     def close(self) -> None:

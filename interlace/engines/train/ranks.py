@@ -10,18 +10,16 @@ rank: ZeRO's stage 1 in place of 3 (arXiv 1910.02054).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-T = TypeVar("T")
 BUCKET_BYTES = 256 << 20
 """Of weights that are gathered at once."""
 
@@ -29,17 +27,9 @@ BUCKET_BYTES = 256 << 20
 class Ranks:
     """One rank's view of its group. Without arguments: a process alone, where all of it does nothing."""
 
-    def __init__(
-        self,
-        rank: int = 0,
-        num_ranks: int = 1,
-        mesh: DeviceMesh | None = None,
-        background: ProcessGroup | None = None,
-    ) -> None:
+    def __init__(self, rank: int = 0, num_ranks: int = 1, mesh: DeviceMesh | None = None) -> None:
         self.rank, self.num_ranks = rank, num_ranks
         self._mesh = mesh
-        self.background = background
-        """For collectives of another thread than the one that trains, on the host."""
 
     @classmethod
     def join(cls, url: str, *, rank: int, num_ranks: int, device: str) -> Ranks:
@@ -57,7 +47,7 @@ class Ranks:
         backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
         distributed.init_process_group(backend, init_method=url, rank=rank, world_size=num_ranks)
         mesh = init_device_mesh(where.type, (num_ranks,))
-        return cls(rank, num_ranks, mesh, distributed.new_group(backend="gloo"))
+        return cls(rank, num_ranks, mesh)
 
     def leave(self) -> None:
         """Ends the group, for this process."""
@@ -109,17 +99,21 @@ class Ranks:
 
     def largest(self, number: int) -> int:
         """Over all ranks."""
-        return number if self.is_alone else max(self.gather_objects(number))
+        return number if self.is_alone else max(map(int, self.gather_texts(str(number))))
 
-    def gather_objects(self, value: T) -> list[T]:
-        """Each rank's, in their order, on every rank. For small things: they are pickled."""
+    def gather_texts(self, text: str) -> list[str]:
+        """Returns each rank's text, in their order, on every rank. For small things; nothing is unpickled."""
         if self.is_alone:
-            return [value]
+            return [text]
         from torch import distributed
 
-        found: list[T] = [value] * self.num_ranks
-        distributed.all_gather_object(found, value)
-        return found
+        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.num_ranks)]
+        distributed.all_gather(sizes, torch.tensor([len(own)]))
+        longest = int(max(sizes))
+        found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.num_ranks)]
+        distributed.all_gather(found, nn.functional.pad(own, (0, longest - len(own))))
+        return [bytes(each[: int(size)].tolist()).decode() for each, size in zip(found, sizes, strict=True)]
 
     def gather_on_first(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Whole tensors on rank 0's host, nothing on the others. Alone: the tensors themselves."""
@@ -188,6 +182,17 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_rows(tensor: Tensor, ranks: Ranks) -> range:
+    """Returns the rows of a tensor that are this rank's: dealt as torch.chunk does; all of one that is not sharded."""
+    from torch.distributed.tensor import DTensor
+
+    num_rows = tensor.shape[0]
+    if not isinstance(tensor, DTensor):
+        return range(num_rows)
+    size = -(-num_rows // ranks.num_ranks)
+    return range(min(ranks.rank * size, num_rows), min((ranks.rank + 1) * size, num_rows))
 
 
 def own_part(tensor: Tensor) -> Tensor:

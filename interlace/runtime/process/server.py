@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from interlace.core.errors import RemoteError, UserError
+from interlace.core.errors import DiskFullError, RemoteError, UserError
 from interlace.runtime.group import turn_of
 from interlace.runtime.process.frames import CONSTRUCTION, UNAWAITED, Assembler, Call, Dumps, Reply, encode, plain_dumps
 from interlace.runtime.process.shared import SharedArrays, write_all
@@ -127,7 +127,8 @@ class WorkerServer:
         try:
             yield
         except UserError as error:  # one of the worker's own class may not be readable there
-            self._send(Reply(number=number, error=UserError(str(error))))
+            kind = DiskFullError if isinstance(error, DiskFullError) else UserError
+            self._send(Reply(number=number, error=kind(str(error))))
         except RAISED:  # not swallowed: it is raised again where the operation was called
             where = self._context.group, self._context.rank, method
             self._send(Reply(number=number, error=RemoteError(*where, traceback.format_exc())))

@@ -14,6 +14,7 @@ from interlace.flows.run import RoleGroups
 from interlace.jobs.saving import Saver
 from interlace.jobs.state import RunState
 from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.run_folder import RunFolder
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.schedule import Schedule
@@ -60,7 +61,8 @@ def run(tmp_path: Path, body: Callable[[Cluster, Any, Saver, threading.Event], A
     async def main(cluster: Cluster) -> None:
         spec = WorkerSpec(name="actor", factory=lambda context: Model(context, disk), worker_class=Model)
         group = await cluster.launch(spec)
-        saver = Saver(cluster, checkpoints, RoleGroups(rollout=[], reward=group, actor=group))
+        groups = RoleGroups(rollout=[], reward=group, actor=group)
+        saver = Saver(cluster, checkpoints, groups, RunFolder.create(tmp_path, "run"))
         try:
             await body(cluster, group, saver, disk)
         finally:

@@ -37,7 +37,8 @@ def test_of_processes_that_start_at_once_one_holds_the_run(folder: RunFolder) ->
     together, told = spawn.Barrier(3), [spawn.Pipe() for _ in range(3)]
     ends = [spawn.Pipe() for _ in range(3)]
     processes = [
-        spawn.Process(target=hold, args=(folder.path, together, ends[number][0], told[number][1])) for number in range(3)
+        spawn.Process(target=hold, args=(folder.path, together, ends[number][0], told[number][1]))
+        for number in range(3)
     ]
     for process in processes:
         process.start()
