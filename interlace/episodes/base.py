@@ -48,6 +48,11 @@ class Session(Protocol):
         """The run's sampling parameters, the model's stop tokens included."""
         ...
 
+    @property
+    def seed(self) -> int:
+        """A number of this sample's own, for what the episode draws: the same whenever the sample is made again."""
+        ...
+
     async def generate(
         self, token_ids: Sequence[int], *, params: SamplingParams | None = None, number: int | None = None
     ) -> Turn:

@@ -34,11 +34,11 @@ class RolloutRole:
         params: SamplingParams,
         admission: Admission,
         episode: Episode,
-        failures: dict[SampleKey, str],
+        on_failed: OnFailed,
     ) -> None:
-        """failures: gets why samples failed."""
+        """on_failed: called with each sample whose episode raised, and the reason."""
         self.pool = stages.engine_pool(engines, params, on_suspended=admission.changed.fire)
-        self.stage = stages.generate_stage(self.pool, episode, params, admission, on_failed=failures.__setitem__)
+        self.stage = stages.generate_stage(self.pool, episode, params, admission, on_failed=on_failed)
         self._admission = admission
 
     def generate(self, prompts: PromptSource) -> Stream:
@@ -94,12 +94,12 @@ class RewardRole:
                 channel.end(sample.key, TerminalEvent.FAILED)
 
     def score(self, samples: Stream) -> Stream:
-        """Adds `reward`, the episode's own where nothing else scores; a sample without one ends as `failed`."""
+        """Adds `reward`, the episode's own where it brings one; a sample without any ends as `failed`."""
         if self._stage is None:
             own = GroupStage("reward", self._admission, min_samples=1, on_group=self._take_outcomes)
             own.attach(samples)
             return samples.plus("reward", "reward_parts")
-        scored = self._stage.attach(samples)
+        scored = self._stage.attach(samples, given=lambda sample: sample.outcome)
         if not self._shaping.length_weight:
             return scored
 

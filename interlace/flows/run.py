@@ -154,8 +154,8 @@ class PolicyRun:
         )
         self._meter = StepMeter(cluster)
         self._stopped = False
-        self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission, episode, self._failures)
-        self._baseline = self._greedy_baseline(groups.reward) if algorithm.needs.greedy_baseline else None
+        self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission, episode, self._not_scored)
+        self._baseline = self._greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
         self.reward = RewardRole(stages, groups.reward, self.admission, settings.shaping, on_failed=self._not_scored)
         self._num_not_scored, self._first_failure = 0, ""
         self.reference = ReferenceRole(stages, groups.reference, "base_logprobs" if shares_base(groups) else "logprobs")
@@ -174,7 +174,12 @@ class PolicyRun:
         self._publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
 
-    def _greedy_baseline(self, reward: WorkerGroup[Any] | None) -> GreedyBaseline:
+    def _greedy_baseline(self, reward: WorkerGroup[Any] | None, episode: Episode) -> GreedyBaseline:
+        if not isinstance(episode, SingleTurn):
+            raise UserError(
+                "the algorithm compares samples with a greedy response to the same prompt, which "
+                f"{type(episode).__name__} does not make. Take an algorithm without a greedy baseline, such as grpo."
+            )
         if reward is None:
             raise UserError(
                 "the algorithm compares samples with a greedy response, which is scored by the recipe's `reward`, and "

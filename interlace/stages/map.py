@@ -47,8 +47,12 @@ class MapStage:
         self._attached = self._flush = False
         self._released: deque[int] = deque()
 
-    def attach(self, stream: Stream) -> Stream:
-        """Starts the stage behind `stream`; returns the stream behind the stage."""
+    def attach(self, stream: Stream, *, given: Callable[[Sample], object] | None = None) -> Stream:
+        """Starts the stage behind `stream`; returns the stream behind the stage.
+
+        given: a row's result where it is known already and needs no call; else None.
+        """
+        self._given = given
         self._cursor = stream.subscribe(self._name)
         self._channel = stream.channel
         self._attached = True
@@ -70,7 +74,7 @@ class MapStage:
             async with replica.hold(self._name):
                 # Only now: while it waited for devices others may have taken all, or rows may have ended.
                 rows = self._cursor.lease(self._released.popleft()) if self._released else []
-                results, _ = await replica.inline(self._operation, rows) if rows else ([], None)
+                results = await self._results(replica, rows)
             self._write(rows, results)
 
     async def _serve_concurrently(self, replica: WorkerGroup[Any]) -> None:
@@ -80,8 +84,20 @@ class MapStage:
             self._cluster.spawn(self._serve_granule(replica, rows), name=name)
 
     async def _serve_granule(self, replica: WorkerGroup[Any], rows: Sequence[Sample]) -> None:
-        results, _ = await replica.inline(self._operation, rows, cause=self._name)
-        self._write(rows, results)
+        self._write(rows, await self._results(replica, rows, cause=self._name))
+
+    async def _results(self, replica: WorkerGroup[Any], rows: Sequence[Sample], cause: str = "") -> Sequence[Any]:
+        """One result a row; only rows without a given one are part of the call."""
+        if self._given is None:
+            computed, _ = await replica.inline(self._operation, rows, cause=cause) if rows else ([], None)
+            return computed
+        found = [self._given(row) for row in rows]
+        asked = [row for row, result in zip(rows, found, strict=True) if result is None]
+        if not asked:
+            return found
+        computed, _ = await replica.inline(self._operation, asked, cause=cause)
+        rest = iter(computed)
+        return [next(rest) if result is None else result for result in found]
 
     async def _granule_released(self, replica: WorkerGroup[Any]) -> bool:
         while not self._released:

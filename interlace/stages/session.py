@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from interlace.core.errors import UserError
+from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
 from interlace.core.types import IntArray, Request, Response, Sample, SamplingParams
 from interlace.episodes.base import Turn
@@ -35,6 +36,12 @@ class EpisodeSession:
         """Turns and named waits that go on now."""
         self._operation: int | None = None
         self._is_open = False
+
+    @property
+    def seed(self) -> int:
+        """A number of this sample's own; see Session."""
+        prompt = self._sample.prompt
+        return stable_hash("episode", prompt.uid, prompt.attempt, self._sample.key.index)
 
     @property
     def turns(self) -> list[Turn]:
