@@ -146,7 +146,7 @@ class CriticRole:
     """A trained model that judges each token, where one is needed: a critic, or a process reward model."""
 
     def __init__(
-        self, stages: StageFactory, group: WorkerGroup[Any] | None, needs: Needs, *, minibatches: int, whole_batch: bool
+        self, stages: StageFactory, group: WorkerGroup[Any] | None, needs: Needs, *, whole_batch: bool
     ) -> None:
         column = "process_rewards" if needs.process_reward else "values"
 
@@ -164,8 +164,8 @@ class CriticRole:
                 on_failed=_unexpected,
             )
             # Several minibatches wait for the whole batch: values of what comes late would be of updated weights.
-            whole_batch = whole_batch or minibatches > 1
-            self._train = stages.train_stage("critic", group, minibatches=minibatches, whole_batch=whole_batch)
+            whole_batch = whole_batch or stages.sizes.minibatches > 1
+            self._train = stages.train_stage("critic", group, whole_batch=whole_batch)
 
     def values(self, samples: Stream) -> Stream:
         """Adds `values`, or `process_rewards`."""

@@ -104,15 +104,9 @@ class StepObserver(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopSettings:
-    """The sizes of the loop."""
+    """How the loop draws and rewards samples. Its sizes are the stages'."""
 
-    num_steps: int
-    prompts_per_step: int
-    samples_per_prompt: int
-    minibatches: int
     sampling: SamplingParams
-    done_steps: int = 0
-    """Trained before, where a run is resumed."""
     shaping: ShapingConfig = ShapingConfig()
     """What of it depends on a whole group is added here; the rest where samples are scored."""
 
@@ -139,9 +133,10 @@ class PolicyRun:
         observer: StepObserver,
         episode: Episode = SINGLE_TURN,
     ) -> None:
-        """The stages are made for the same sizes as `settings` says. episode: how a sample comes to be."""
+        """stages: made for the sizes of the loop. episode: how a sample comes to be."""
         self.prompts = prompts
         self._cluster, self._settings, self._algorithm, self._observer = cluster, settings, algorithm, observer
+        self._sizes = stages.sizes
         self._ended: list[Ended] = []
         self._failures: dict[SampleKey, str] = {}
         may_open = lambda: not self.admission.closed  # noqa: E731
@@ -160,13 +155,10 @@ class PolicyRun:
         self._num_not_scored, self._first_failure = 0, ""
         self.reference = ReferenceRole(stages, groups.reference, "base_logprobs" if shares_base(groups) else "logprobs")
         whole = algorithm.needs.batch_statistics
-        self.critic = CriticRole(
-            stages, groups.critic, algorithm.needs, minibatches=settings.minibatches, whole_batch=whole
-        )
+        self.critic = CriticRole(stages, groups.critic, algorithm.needs, whole_batch=whole)
         self.actor = stages.train_stage(
             "actor",
             groups.actor,
-            minibatches=settings.minibatches,
             whole_batch=whole,
             recompute_proximal=algorithm.needs.proximal_logprobs,
         )
@@ -264,7 +256,7 @@ class PolicyRun:
         self._watch_stalls()  # not before: a stage that is not attached has nothing to let go
         self.admission.pump()
         self._meter.start()
-        async for batch in self._batches.iterate(self._settings.done_steps, self._settings.num_steps):
+        async for batch in self._batches.iterate(self._sizes.done_steps, self._sizes.num_steps):
             self._cluster.timeline.step = batch.step + 1
             yield batch
             if not batch.closed:
@@ -306,11 +298,7 @@ class PolicyRun:
         self._failures[key] = reason
         self._num_not_scored += 1
         self._first_failure = self._first_failure or reason
-        settings = self._settings
-        if (
-            not self.reward.num_scored
-            and self._num_not_scored == settings.prompts_per_step * settings.samples_per_prompt
-        ):
+        if not self.reward.num_scored and self._num_not_scored == self._sizes.samples_per_step:
             self._cluster.fail(
                 InterlaceError(
                     f"the first {self._num_not_scored} samples, a whole step, all failed, so there is nothing to train "

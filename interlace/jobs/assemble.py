@@ -11,7 +11,7 @@ from interlace.recipes.config import Recipe
 from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.group import WorkerGroup
-from interlace.stages.factory import StageFactory
+from interlace.stages.factory import LoopSizes, StageFactory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,24 +40,21 @@ async def assemble(
     resumed: RunState | None = None,
 ) -> Assembled:
     """Joins the workers of a recipe. resumed: where the run stands that goes on."""
-    done_steps = resumed.done_steps if resumed else 0
     sampling = await sampling_of(recipe, groups.rollout[0])
     settings = LoopSettings(
-        num_steps=recipe.steps,
-        prompts_per_step=recipe.prompts_per_step,
-        samples_per_prompt=recipe.samples_per_prompt,
-        minibatches=recipe.minibatches,
         sampling=sampling,
-        done_steps=done_steps,
         shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
     )
     stages = StageFactory(
         cluster,
         recipe.schedule.resolved,
-        prompts_per_step=recipe.prompts_per_step,
-        samples_per_prompt=recipe.samples_per_prompt,
-        num_steps=recipe.steps,
-        done_steps=done_steps,
+        LoopSizes(
+            prompts_per_step=recipe.prompts_per_step,
+            samples_per_prompt=recipe.samples_per_prompt,
+            num_steps=recipe.steps,
+            done_steps=resumed.done_steps if resumed else 0,
+            minibatches=recipe.minibatches,
+        ),
     )
     if resumed:
         stages.gate.restore(resumed.num_groups)

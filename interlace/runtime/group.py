@@ -77,6 +77,23 @@ class _Call:
     spans: list[Span] = field(default_factory=list)
 
 
+class Driver(Protocol):
+    """What keeps a group's devices over many calls, such as a rollout engine's loop, and gives them up when asked."""
+
+    @property
+    def unload_arguments(self) -> tuple[Any, ...]:
+        """What offload() of the worker is called with."""
+        ...
+
+    def ask_to_yield(self) -> None:
+        """Another group is ready for the devices."""
+        ...
+
+    def unloaded(self) -> None:
+        """The group's state has left the devices."""
+        ...
+
+
 class CausedGroup:
     """Operations of a group, for one cause."""
 
@@ -119,11 +136,11 @@ class WorkerGroup(Generic[W_co]):
         self._holder: asyncio.Task[Any] | None = None
         self._memory = 0
         self._cause = ""
-        self.on_yield: Callable[[], None] = lambda: None
-        self.on_unload: Callable[[], None] = lambda: None
-        """Told when its state has left the devices."""
-        self.unload_arguments: tuple[Any, ...] = ()
-        """What offload() of its worker is called with."""
+        self._driver: Driver | None = None
+
+    def driven_by(self, driver: Driver) -> None:
+        """Names what is asked for the group's devices; a group without a driver gives them back after each hold."""
+        self._driver = driver
 
     @property
     def num_ranks(self) -> int:
@@ -266,8 +283,9 @@ class WorkerGroup(Generic[W_co]):
 
     async def unload(self) -> None:
         """Called by the device lock."""
-        await self._switch("offload", self.unload_arguments)
-        self.on_unload()
+        await self._switch("offload", self._driver.unload_arguments if self._driver else ())
+        if self._driver:
+            self._driver.unloaded()
 
     async def _switch(self, method: str, args: tuple[Any, ...]) -> None:
         await self._on_ranks(_Call(method, Operation(), args, {}, "switch"))
@@ -283,7 +301,8 @@ class WorkerGroup(Generic[W_co]):
 
     def ask_to_yield(self) -> None:
         """Called by the device lock where another group is ready."""
-        self.on_yield()
+        if self._driver:
+            self._driver.ask_to_yield()
 
     async def close(self) -> None:
         """Ends the ranks."""

@@ -43,7 +43,13 @@ class Batch:
 
 
 class Batches:
-    """Forms batches of complete groups, as the batcher's rules allow."""
+    """Forms batches of complete groups, as the batcher's rules allow.
+
+    Consumes: complete groups (`complete`).
+    Produces: one Batch a step, which fills while it is trained on.
+    Waits for: groups that may be taken; where a deadline leaves no slack, for those that are due.
+    Unblocked by: a complete or dropped group, a publication, the end of data.
+    """
 
     def __init__(
         self,

@@ -91,9 +91,8 @@ class EngineDriver:
         self._sequence = 0
         self._held_since = 0.0
         self._serving = self._yield_asked = self._evacuating = False
-        group.on_yield = self._ask_to_yield
-        if schedule.kv_on_switch == "recompute":
-            group.unload_arguments, group.on_unload = (schedule.kv_on_switch,), self._meter.recompute
+        self._drops_cache = schedule.kv_on_switch == "recompute"
+        group.driven_by(self)
 
     @property
     def starts_new(self) -> bool:
@@ -262,7 +261,18 @@ class EngineDriver:
             jobs.append(replace(job, request=done.resumed))
         self._host.on_partials(jobs)
 
-    def _ask_to_yield(self) -> None:
+    @property
+    def unload_arguments(self) -> tuple[str, ...]:
+        """What offload() of the engine is called with."""
+        return ("recompute",) if self._drops_cache else ()
+
+    def unloaded(self) -> None:
+        """Takes note that the engine's state has left the devices."""
+        if self._drops_cache:
+            self._meter.recompute()
+
+    def ask_to_yield(self) -> None:
+        """Gives the devices up once `min_hold` is over."""
         self._yield_asked = True
         left = self._held_since + self._min_hold - self._clock.now()
         if left > ROUNDING_S:

@@ -1,6 +1,7 @@
 """Makes stages that follow a schedule. Flows compose what comes out of here and never read the schedule themselves."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.types import PromptSource, Sample, SampleGroup, SamplingParams
@@ -23,6 +24,26 @@ from interlace.stages.stream import SampleChannel
 from interlace.stages.train import TrainStage
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopSizes:
+    """How much one run does. The only home of these numbers behind the recipe."""
+
+    prompts_per_step: int
+    """Groups of a step."""
+    samples_per_prompt: int
+    num_steps: int
+    """Steps of the whole run."""
+    done_steps: int = 0
+    """Steps trained before, where a run is resumed."""
+    minibatches: int = 1
+    """Optimizer updates of a step."""
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples that a step trains on where none is dropped."""
+        return self.prompts_per_step * self.samples_per_prompt
+
+
 class StageFactory:
     """One run's stages on one cluster."""
 
@@ -30,16 +51,15 @@ class StageFactory:
         self,
         cluster: Cluster,
         schedule: Schedule,
-        *,
-        prompts_per_step: int,
-        samples_per_prompt: int,
-        num_steps: int,
-        done_steps: int = 0,
+        sizes: LoopSizes,
     ) -> None:
-        """done_steps: trained before, where a run is resumed."""
-        self._cluster, self._schedule = cluster, schedule
-        self._prompts_per_step, self._samples_per_prompt = prompts_per_step, samples_per_prompt
-        self.gate = Gate(schedule, prompts_per_step=prompts_per_step, num_steps=num_steps, done_steps=done_steps)
+        self._cluster, self._schedule, self.sizes = cluster, schedule, sizes
+        self.gate = Gate(
+            schedule,
+            prompts_per_step=sizes.prompts_per_step,
+            num_steps=sizes.num_steps,
+            done_steps=sizes.done_steps,
+        )
         self._resolvers: list[Callable[[], bool]] = []
         self._flushes: list[Callable[[], bool]] = []
 
@@ -60,18 +80,18 @@ class StageFactory:
             Rounds(
                 tail,
                 source,
-                prompts_per_step=self._prompts_per_step,
-                samples_per_prompt=self._samples_per_prompt,
+                prompts_per_step=self.sizes.prompts_per_step,
+                samples_per_prompt=self.sizes.samples_per_prompt,
             )
             if isinstance(tail, Oversample | TailBatching)
             else None
         )
         batcher = Batcher(self.gate, self._schedule.batching)
         return Admission(
-            steps=Steps(self.gate, batcher, max_refills=refill_rounds * self._prompts_per_step),
+            steps=Steps(self.gate, batcher, max_refills=refill_rounds * self.sizes.prompts_per_step),
             source=source,
             channel=channel,
-            samples_per_prompt=self._samples_per_prompt,
+            samples_per_prompt=self.sizes.samples_per_prompt,
             rounds=rounds,
             waits=self._cluster.waits,
             on_admit=on_admit,
@@ -85,7 +105,7 @@ class StageFactory:
             self._cluster,
             engines,
             self._schedule,
-            samples_per_step=self._prompts_per_step * self._samples_per_prompt,
+            samples_per_step=self.sizes.samples_per_step,
             expected_tokens=params.max_new_tokens,
             on_suspended=on_suspended,
         )
@@ -137,7 +157,6 @@ class StageFactory:
         name: str,
         group: WorkerGroup[Any],
         *,
-        minibatches: int,
         whole_batch: bool,
         recompute_proximal: bool = False,
     ) -> TrainStage:
@@ -145,8 +164,8 @@ class StageFactory:
         stage = TrainStage(
             group,
             granule=self._granule(name),
-            samples_per_prompt=self._samples_per_prompt,
-            minibatches=minibatches,
+            samples_per_prompt=self.sizes.samples_per_prompt,
+            minibatches=self.sizes.minibatches,
             in_order=self._schedule.batches_are_fixed,
             whole_batch=whole_batch,
             recompute_proximal=recompute_proximal,
@@ -175,5 +194,5 @@ class StageFactory:
 
     def _granule(self, stage: str) -> int:
         return self._schedule.granule_samples(
-            stage, prompts_per_step=self._prompts_per_step, samples_per_prompt=self._samples_per_prompt
+            stage, prompts_per_step=self.sizes.prompts_per_step, samples_per_prompt=self.sizes.samples_per_prompt
         )

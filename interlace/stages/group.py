@@ -9,7 +9,13 @@ from interlace.stages.stream import Stream
 
 
 class GroupStage:
-    """Calls back as soon as the last sample of a group is here or has ended; it runs on the controller, at once."""
+    """Hands groups on as they become whole; it runs on the controller, at once.
+
+    Consumes: rows of the stream, and tombstones.
+    Produces: calls of `on_group`, one a group; a group with too few survivors is dropped as `filtered`.
+    Waits for: the last sample of each group.
+    Unblocked by: that sample, or its tombstone.
+    """
 
     def __init__(
         self, name: str, admission: Admission, *, min_samples: int, on_group: Callable[[SampleGroup], None]

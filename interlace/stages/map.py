@@ -22,7 +22,13 @@ class Failure:
 
 
 class MapStage:
-    """Waits for a granule, then for devices, then takes the rows; replicas share each granule evenly."""
+    """Adds columns to rows, granule by granule; replicas share each granule evenly.
+
+    Consumes: rows of the stream.
+    Produces: the columns that it writes; a row whose result is a Failure ends as `failed`.
+    Waits for: a granule of rows, then devices. Only then are rows leased: meanwhile some may end.
+    Unblocked by: rows; nothing live above it and a closed gate (a partial granule goes); a stall (`flush`).
+    """
 
     def __init__(
         self,

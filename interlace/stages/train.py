@@ -16,6 +16,11 @@ class TrainStage:
 
     The gradient of a minibatch is accumulated granule by granule: it is unnormalised until the minibatch is closed, so
     the result does not depend on the granules. Some algorithms need the whole batch first.
+
+    Consumes: a batch (`update`).
+    Produces: optimizer updates, and metrics of the step.
+    Waits for: a granule of groups, or the whole batch; then devices.
+    Unblocked by: groups that are added, the batch that closes, a stall (`flush`).
     """
 
     def __init__(

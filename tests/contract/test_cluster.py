@@ -166,7 +166,17 @@ def test_a_group_says_how_its_state_leaves_and_is_told_when_it_has(run: Run) -> 
     async def body(cluster: Cluster) -> None:
         first, second = [await launch(cluster, name, memory=60) for name in "ab"]
         told: list[str] = []
-        first.unload_arguments, first.on_unload = ("dropped",), lambda: told.append("gone")
+
+        class Leaving:
+            unload_arguments = ("dropped",)
+
+            def ask_to_yield(self) -> None:
+                told.append("asked")
+
+            def unloaded(self) -> None:
+                told.append("gone")
+
+        first.driven_by(Leaving())
         await first.work("x")
         await second.work("y")
         assert told == ["gone"]

@@ -18,7 +18,7 @@ from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
-from interlace.stages.factory import StageFactory
+from interlace.stages.factory import LoopSizes, StageFactory
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor
 
 MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]
@@ -170,19 +170,15 @@ async def _run(
     stages = StageFactory(
         cluster,
         schedule,
-        prompts_per_step=work.prompts_per_step,
-        samples_per_prompt=work.samples_per_prompt,
-        num_steps=work.num_steps,
-        done_steps=work.done_steps,
+        LoopSizes(
+            prompts_per_step=work.prompts_per_step,
+            samples_per_prompt=work.samples_per_prompt,
+            num_steps=work.num_steps,
+            done_steps=work.done_steps,
+            minibatches=work.minibatches,
+        ),
     )
-    settings = LoopSettings(
-        num_steps=work.num_steps,
-        prompts_per_step=work.prompts_per_step,
-        samples_per_prompt=work.samples_per_prompt,
-        minibatches=work.minibatches,
-        sampling=SamplingParams(max_new_tokens=work.costs.max_tokens),
-        done_steps=work.done_steps,
-    )
+    settings = LoopSettings(sampling=SamplingParams(max_new_tokens=work.costs.max_tokens))
     record = Record(cluster=cluster)
     algorithm = CostAlgorithm(work.costs, work.needs, work.refill_rounds)
     prompts = CountedPrompts(work.num_prompts)
