@@ -161,3 +161,33 @@ def child(process: int, name: str) -> int:
     lists = Path(f"/proc/{process}/task").glob("*/children")
     children = [number for found in lists for number in found.read_text().split()]
     return next(int(number) for number in children if name in Path(f"/proc/{number}/comm").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("killed", ["raylet", "driver"])
+def test_of_a_ray_that_was_started_for_a_run_nothing_stays(tmp_path: Path, killed: str) -> None:
+    with start(tmp_path, "quickstart", *SMALL, "cluster.backend=ray") as process:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("step 2/"):
+            assert line, "the run ended by itself"
+        raylet = child(process.pid, "raylet")
+        left = [os.pidfd_open(number) for number in descendants(raylet)]
+        os.kill(raylet if killed == "raylet" else process.pid, signal.SIGKILL)
+        rest = process.stdout.read() if killed == "raylet" else ""
+    if killed == "raylet":
+        assert process.returncode == 1
+        assert f"because Ray's raylet (process {raylet}) is gone" in rest
+    deadline_s = time.monotonic() + 10
+    for number in left:
+        assert select.select([number], [], [], max(0.0, deadline_s - time.monotonic()))[0], "a process of Ray is left"
+        os.close(number)
+    while folders := list(Path("/dev/shm").glob(f"interlace-{process.pid}-*")):
+        assert time.monotonic() < deadline_s, folders
+        time.sleep(0.05)
+
+
+def descendants(process: int) -> list[int]:
+    lists = Path(f"/proc/{process}/task").glob("*/children")
+    children = [int(number) for found in lists for number in found.read_text().split()]
+    return [process, *children, *(number for each in children for number in descendants(each))]

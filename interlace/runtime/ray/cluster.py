@@ -34,7 +34,7 @@ class RayCluster(Cluster):
     ) -> None:
         """Made on a running event loop. UserError where the devices are not free. shutdown() closes the session."""
         super().__init__([slot.device for slot in slots], schedule, hang_after_s=hang_after_s)
-        self._slots = tuple(slots)
+        self._slots, self._lost_part = tuple(slots), session.lost_part
         self._reservation = session.reserve(slots)
         self._after_workers.callback(session.close)
         self._after_workers.callback(session.release, self._reservation)
@@ -57,7 +57,8 @@ class RayCluster(Cluster):
         ).remote(
             f"{context.group}[{context.rank}]", str(Path.cwd()), sys.path, self._folder.path if self._folder else None
         )
-        rank = RayRank(handle, replace(context, devices=local), self.clock, self._shared, self.fail)
+        placed = replace(context, devices=local)
+        rank = RayRank(handle, placed, self.clock, self._shared, self.fail, self._lost_part)
         self._after_workers.push_async_callback(rank.close)
         await rank.start(spec.factory)
         self.processes.append(rank)

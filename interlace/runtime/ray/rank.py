@@ -27,10 +27,11 @@ class RayRank(ProcessRank):
         clock: Clock,
         shared: SharedArrays | None,
         on_failure: Callable[[Exception], None],
+        lost_part: Callable[[], str],
     ) -> None:
-        """actor: Ray's handle of a RankActor."""
+        """actor: Ray's handle of a RankActor. lost_part: names the part of Ray that is gone, if one is."""
         super().__init__(context, clock, shared, on_failure, dumps=dumps)
-        self._actor = actor
+        self._actor, self._lost_part = actor, lost_part
         self._endpoint: Endpoint
         self._life: asyncio.Future[None]
         """Ends when the process does, with Ray's word on why."""
@@ -72,6 +73,11 @@ class RayRank(ProcessRank):
         if self._life.done():
             error = self._life.exception()
             reason = str(error) if error else "its serving thread ended"
+        if lost := self._lost_part():
+            return (
+                f"(process {self._endpoint.process} on {self._endpoint.host}), because {lost} is gone, which it cannot "
+                f"outlive. If the system ended that for want of memory, give the run less. Ray says: {reason}"
+            )
         return (
             f"(process {self._endpoint.process} on {self._endpoint.host}). If memory ran out there, give it less, or "
             f"other devices. Ray says: {reason}"

@@ -1,14 +1,19 @@
 """The connection to Ray."""
 
+import contextlib
 import logging
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.runtime.machine import DeviceSlot, Machine
+from interlace.runtime.ray import reaper
 
 RESERVE_WITHIN_S, ANSWER_WITHIN_S = 60.0, 10.0
 START_WITHIN_S, STARTS = 180, 2
@@ -26,9 +32,12 @@ NODE_LABEL = "ray.io/node-id"
 class RaySession:
     """A Ray that was joined, or started for this run and ended with it."""
 
-    def __init__(self, *, is_own: bool) -> None:
-        """is_own: whether close() disconnects; a connection that this process had before is left alone."""
-        self._is_own = is_own
+    def __init__(self, *, is_own: bool, parts: "OwnParts | None" = None) -> None:
+        """is_own: whether close() disconnects; a connection that this process had before is left alone.
+
+        parts: of a Ray that was started here.
+        """
+        self._is_own, self._parts = is_own, parts
 
     @classmethod
     def open(cls, address: str | None, machine: Machine) -> "RaySession":
@@ -38,7 +47,7 @@ class RaySession:
         if address is None:
             with _signals_heard():
                 _start(machine)
-            return cls(is_own=True)
+            return cls(is_own=True, parts=OwnParts())
         try:
             _knock(address)
             with _signals_heard():
@@ -84,6 +93,62 @@ class RaySession:
         """Ends or leaves the Ray that open() started or joined."""
         if self._is_own:
             ray.shutdown()
+        if self._parts:
+            self._parts.end()
+
+    def lost_part(self) -> str:
+        """The part of a Ray started here without which its ranks end, where that is gone; else empty."""
+        return self._parts.lost() if self._parts else ""
+
+
+class OwnParts:
+    """The processes of a Ray that this process started, and one that ends them once this process is gone."""
+
+    NEEDED = ("raylet", "gcs_server")
+
+    def __init__(self) -> None:
+        """Looks for them among the children of this process: Ray has just been started."""
+        children = _children()
+        raylets = [_command(process) for process, name in children if name == "raylet"]
+        found = re.search(r"=(/[^=]*/session_[\w-]+)/sockets/raylet", raylets[-1]) if raylets else None
+        session = found[1] if found else ""  # a system that does not tell of processes: nothing to look after
+        self._pids = {process: name for process, name in children if session and session in _command(process)}
+        arguments = [session, str(os.getpid()), *map(str, self._pids)]
+        # In a session of its own: what is sent to all processes of a run does not reach it.
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-I", "-S", reaper.__file__, *arguments], stdin=subprocess.PIPE, start_new_session=True
+        )
+
+    def lost(self) -> str:
+        """The first needed part that is gone, named; empty where they live."""
+        for process, name in self._pids.items():
+            if name in self.NEEDED and not _command(process):
+                return f"Ray's {name} (process {process})"
+        return ""
+
+    def end(self) -> None:
+        """Ends what is left."""
+        if self._reaper.stdin:
+            self._reaper.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._reaper.wait(reaper.WITHIN_S)
+
+
+def _children() -> list[tuple[int, str]]:
+    """Of this process: number and name of each. Empty where the system does not tell."""
+    found = []
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for process in map(int, listed.read_text().split()):
+                found.append((process, Path(f"/proc/{process}/comm").read_text().strip()))
+    return found
+
+
+def _command(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _token_hint(error: Exception) -> str:

@@ -1,0 +1,53 @@
+"""Ends what is left of a Ray, once the process that started it is gone, however it went.
+
+Run as a file of its own, so that it costs little: `python -I -S reaper.py SESSION_FOLDER DRIVER PID...`. It waits until
+its standard input, which only the driver holds open, ends. Then it kills those PIDs, and Ray's own processes that write
+into the session's folder: the agents, which outlive a killed raylet by up to a minute, and ranks.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+WITHIN_S = 15.0
+_PROCESSES, _MEMORY = Path("/proc"), Path("/dev/shm")
+
+
+def reap(session: str, driver: int, started: Sequence[int]) -> None:
+    """Kills until there is nothing left, and frees the driver's shared memory."""
+    deadline_s = time.monotonic() + WITHIN_S
+    while (found := [*_left_of(session, started)]) and time.monotonic() < deadline_s:
+        for process in found:
+            with contextlib.suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.1)
+    if not (_PROCESSES / str(driver)).exists():
+        for folder in _MEMORY.glob(f"interlace-{driver}-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _left_of(session: str, started: Sequence[int]) -> Iterator[int]:
+    for folder in _PROCESSES.iterdir():
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            if not folder.name.isdigit():
+                continue
+            command = (folder / "cmdline").read_bytes()
+            # A number may be another process's by now; and who reads Ray's logs is not to be killed.
+            is_part = int(folder.name) in started and session.encode() in command
+            if is_part or (command.startswith(b"ray::") and _writes_into(folder, session)):
+                yield int(folder.name)
+
+
+def _writes_into(process: Path, session: str) -> bool:
+    links = [str(link.readlink()) for link in (process / "fd").iterdir()]
+    return bool(session) and any(link.startswith(session) for link in links)
+
+
+if __name__ == "__main__":
+    sys.stdin.buffer.read()
+    reap(sys.argv[1], int(sys.argv[2]), [int(process) for process in sys.argv[3:]])
