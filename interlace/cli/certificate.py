@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.libraries import hush_libraries
+from interlace.cli.preflight import hush_libraries
 
 if TYPE_CHECKING:
     from interlace.jobs.equivalence import Trial

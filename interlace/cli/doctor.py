@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from interlace.cli.certificate import certify_recipe
-from interlace.cli.libraries import hush_libraries
+from interlace.cli.preflight import hush_libraries
 from interlace.core.errors import InterlaceError, UserError
 
 DISK_BYTES = 2 * 2**30

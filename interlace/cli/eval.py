@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.libraries import hush_libraries
+from interlace.cli.preflight import hush_libraries
 from interlace.cli.report import find_run
 from interlace.core.errors import UserError
 

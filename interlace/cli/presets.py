@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.explain import explanation
-from interlace.cli.listing import listing
+from interlace.cli.recipes import listing
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import to_yaml
 from interlace.schedule.presets import load_schedule, preset_names, preset_path

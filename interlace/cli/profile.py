@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.libraries import hush_libraries
-from interlace.cli.out import writable
+from interlace.cli.preflight import hush_libraries, writable
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -1,8 +1,11 @@
-"""`interlace recipes`: what can be trained as it is."""
+"""`interlace recipes`: what can be trained as it is; and the list that shows shipped YAML files."""
+
+from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
-
-from interlace.cli.listing import listing
+from rich.table import Table
+from rich.text import Text
 
 
 def recipes() -> None:
@@ -10,3 +13,20 @@ def recipes() -> None:
     from interlace.recipes.load import recipe_names, recipe_path
 
     Console().print(listing([recipe_path(name) for name in recipe_names()]))
+
+
+def listing(paths: Sequence[Path]) -> Table:
+    """Lists YAML files, a row each: name, and the sentence that the file opens with."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for path in paths:
+        table.add_row(Text(path.stem), Text(_first_comment(path)))
+    return table
+
+
+def _first_comment(path: Path) -> str:
+    """Returns the first line, where that is a comment."""
+    with path.open(encoding="utf-8") as file:
+        line = file.readline()
+    return line.removeprefix("#").strip() if line.startswith("#") else ""

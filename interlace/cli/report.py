@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlace.cli.out import writable
+from interlace.cli.preflight import writable
 from interlace.cli.train import ROOT
 from interlace.core.errors import UserError
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.out import writable
+from interlace.cli.preflight import writable
 
 
 def simulate(

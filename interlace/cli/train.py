@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.console import Console
 
-from interlace.cli.libraries import hush_libraries
+from interlace.cli.preflight import hush_libraries
 from interlace.core.errors import InterlaceError, UserError, is_full_disk
 
 if TYPE_CHECKING:

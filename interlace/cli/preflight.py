@@ -1,12 +1,19 @@
-"""Files that a command is told to write: whether it can is asked before it works for them."""
+"""What a command does before it works: it asks whether it can write its file, and quiets libraries."""
 
 from pathlib import Path
 
 from interlace.core.errors import UserError
 
 
+def hush_libraries() -> None:
+    """Turns off progress bars of transformers: ours says what goes on, and a live view cannot share its lines."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def writable(path: Path, option: str) -> Path:
-    """The path. Raises UserError where no file can be written there. option: that named it, for the message."""
+    """Returns the path. Raises UserError where no file can be written there. option: that named it, for the message."""
     if not path.parent.is_dir():
         raise UserError(f"{option} {path}: there is no folder {path.parent}. Make it, or choose another file.")
     if path.is_dir():
