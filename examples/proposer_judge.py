@@ -15,9 +15,9 @@ from torch import nn
 from interlace.recipes.clusters.base import run_flow
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.worker import Worker, WorkerContext
+from interlace.runtime.worker import Worker, WorkerContext, operation
 
-GAPS, STEPS, BATCH = np.array([0.8, 0.4, 0.2, 0.1, 0.05]), 300, 128
+GAPS, STEPS, BATCH = np.array([0.8, 0.4, 0.2, 0.1, 0.05]), 300, (128, 1)
 
 
 class Policy(Worker):
@@ -28,10 +28,12 @@ class Policy(Worker):
         self.net = nn.Sequential(nn.Linear(num_inputs, 64), nn.Tanh(), nn.Linear(64, num_actions)).double()
         self.optimizer, self.noise = torch.optim.Adam(self.net.parameters(), lr=1e-2), torch.Generator().manual_seed(0)
 
+    @operation(bin="inference")
     def act(self, states: np.ndarray) -> np.ndarray:
         chances = self.net(torch.tensor(states)).detach().softmax(-1) + 0.02  # never quite give up on an action
         return torch.multinomial(chances, 1, generator=self.noise)[:, 0].numpy()
 
+    @operation(bin="train")
     def learn(self, states: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> None:
         logprobs = self.net(torch.tensor(states)).log_softmax(-1)[range(len(actions)), actions]
         self.optimizer.zero_grad()
@@ -58,10 +60,8 @@ async def flow(cluster: Cluster, places: list[str]) -> None:
     async def propose():
         rng = np.random.default_rng(0)
         for step in range(STEPS):
-            numbers, signs = rng.uniform(-1, 1, (BATCH, 1)), rng.choice([-1, 1], (BATCH, 1))
-            choices = await proposer.act(numbers)
-            pairs = np.hstack([numbers, numbers + signs * GAPS[choices, None]])
-            yield step, Round(choices, pairs)
+            choices = await proposer.act(numbers := rng.uniform(-1, 1, BATCH))
+            yield step, Round(choices, np.hstack([numbers, numbers + rng.choice([-1, 1], BATCH) * GAPS[choices, None]]))
 
     cluster.spawn(channel.feed(propose(), ["choices", "pairs"]), name="proposer")
     cluster.spawn(channel.fill("judged", ["pairs"], lambda row: judge.act(row.pairs)), name="judge")

@@ -1,7 +1,7 @@
 """The numbers of one step, under the names people know."""
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from math import fsum
 
 from interlace.core.types import Metrics, Sample, TerminalEvent
@@ -12,9 +12,8 @@ from interlace.runtime.timeline import Span, StepRecord, busy_seconds, by_device
 from interlace.stages.batches import Batch
 
 SCORED = (TerminalEvent.TRAINED, TerminalEvent.FILTERED)
-TRAINING_OPERATIONS = ("accumulate", "optimizer_step")
-SYNC_OPERATIONS = ("export_weights", "update_weights")
-SWITCH_OPERATIONS = ("onload", "offload")
+PHASES = ("rollout", "reward", "reference", "values", "train", "weight_sync", "switch")
+"""Phases that every step's metrics have; a phase that only an operation of a further role declares comes after them."""
 
 
 class StepMeter:
@@ -96,28 +95,12 @@ class StepMeter:
         return records.end_s
 
     def _timing(self, spans: Sequence[Span], step_s: float, end_s: float) -> Metrics:
-        calls: dict[tuple[str, str], list[Span]] = {}
+        phases: dict[str, list[Span]] = {phase: [] for phase in PHASES}
         for span in spans:
-            calls.setdefault((span.group, span.operation), []).append(span)
-
-        def union(*wanted: tuple[str, Container[str]]) -> float:
-            chosen: list[Span] = []
-            for (_, operation), mine in calls.items():
-                if any(operation in operations and role in ("", mine[0].role) for role, operations in wanted):
-                    chosen += mine
-            return busy_seconds(chosen, self._start_s, end_s)
-
-        own = {operation for _, operation in calls}.difference(SYNC_OPERATIONS, SWITCH_OPERATIONS)
-        return {
-            "timing_s/step": step_s,
-            "timing_s/rollout": union(("rollout", own)),
-            "timing_s/reward": union(("reward", own)),
-            "timing_s/reference": union(("reference", own), ("actor", ("base_logprobs",))),
-            "timing_s/values": union(("critic", ("values", "process_rewards"))),
-            "timing_s/train": union(("actor", TRAINING_OPERATIONS), ("critic", TRAINING_OPERATIONS)),
-            "timing_s/weight_sync": union(("", SYNC_OPERATIONS)),
-            "timing_s/switch": union(("", SWITCH_OPERATIONS)),
-        }
+            if span.phase:
+                phases.setdefault(span.phase, []).append(span)
+        busy = {f"timing_s/{phase}": busy_seconds(mine, self._start_s, end_s) for phase, mine in phases.items()}
+        return {"timing_s/step": step_s, **busy}
 
     def _busy(self, spans: Sequence[Span], end_s: float) -> float:
         devices = by_device(spans, len(self._cluster.devices))

@@ -53,9 +53,9 @@ def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
     samples pass there while others are generated.
     """
     mine = [span for span in spans if span.devices and step.start_s <= span.start_s < step.end_s]
-    serving = [span for span in mine if span.operation == "serve"]
+    serving = [span for span in mine if span.bin == "generate"]
     served_s = max((span.end_s for span in serving), default=0.0)
-    training = [span.start_s for span in mine if span.operation == "accumulate" and span.start_s >= served_s]
+    training = [span.start_s for span in mine if span.bin == "train" and span.start_s >= served_s]
     if not serving or not training:
         return 0.0
     begin_s = min(training)

@@ -9,24 +9,9 @@ from interlace.observe.goodput import BINS, Ledger
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.device_lock import DeviceLock, Hold
 from interlace.runtime.timeline import EngineCall, Records, Span, by_device
+from interlace.runtime.worker import OPERATION_BINS
 
 Interval = tuple[float, float]
-OPERATIONS: Mapping[str, str] = {
-    "accumulate": "train",
-    "optimizer_step": "train",
-    "logprobs": "inference",
-    "base_logprobs": "inference",
-    "values": "inference",
-    "process_rewards": "inference",
-    "score": "score",
-    "export_weights": "weight_sync",
-    "update_weights": "weight_sync",
-    "onload": "switch",
-    "offload": "switch",
-    "abort": "switch",
-    "serve": "generate",
-}
-"""Operation -> bin. What is not here (a checkpoint being copied) computes nothing of a step and is idle time."""
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -127,7 +112,7 @@ class LedgerBuilder:
     def _close(self, records: Records) -> Ledger:
         spans, window = records.touching, self._next_window(records)
         holds = self._lock.take_holds()
-        serving = union(_clipped(((s.start_s, s.end_s) for s in spans if s.operation == "serve" and s.devices), window))
+        serving = union(_clipped(((s.start_s, s.end_s) for s in spans if s.bin == "generate" and s.devices), window))
         anything = union(_clipped(((s.start_s, s.end_s) for s in spans), window))
         computing, filled = _computing(spans, self._num_devices), []
         waits = _waits(holds, computing)
@@ -186,12 +171,12 @@ def sum_bins(devices: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[Interval]]]:
-    """Of each device, layers of what ran on it. Where operations overlap, generation and idle ones come last."""
-    names = [*dict.fromkeys(OPERATIONS.values()), "idle"]
-    found: list[dict[str, list[Interval]]] = [{name: [] for name in names} for _ in range(num_devices)]
+    """Lists, of each device, layers of what ran on it. Where operations overlap, generation and idle ones come last."""
+    found: list[dict[str, list[Interval]]] = [{name: [] for name in OPERATION_BINS} for _ in range(num_devices)]
     for span in spans:
-        for device in span.devices:
-            found[device][OPERATIONS.get(span.operation, "idle")].append((span.start_s, span.end_s))
+        if span.bin:
+            for device in span.devices:
+                found[device][span.bin].append((span.start_s, span.end_s))
     return found
 
 

@@ -20,6 +20,8 @@ from interlace.schedule.placement import Device
 
 W_co = TypeVar("W_co", bound=Worker, covariant=True)
 _NO_TURN = nullcontext()
+SWITCH = Operation(bin="switch", phase="switch")
+"""How a worker's state is moved, whatever the worker's own class declares."""
 
 
 class RankResult(NamedTuple):
@@ -251,6 +253,8 @@ class WorkerGroup(Generic[W_co]):
             cause=call.cause,
             step=timeline.step,
             version=timeline.version if self.version is None else self.version,
+            bin=call.how.bin,
+            phase=call.how.phase,
             given=args[0] if args and isinstance(args[0], (list, tuple)) else (),
         )
         call.spans.append(span)
@@ -288,7 +292,7 @@ class WorkerGroup(Generic[W_co]):
             self._driver.unloaded()
 
     async def _switch(self, method: str, args: tuple[Any, ...]) -> None:
-        await self._on_ranks(_Call(method, Operation(), args, {}, "switch"))
+        await self._on_ranks(_Call(method, SWITCH, args, {}, "switch"))
 
     async def measure_memory(self) -> None:
         """Asks the ranks what their state needs on a device."""

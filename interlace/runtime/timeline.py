@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from interlace.core.types import Response
 from interlace.runtime.clock import Clock
+from interlace.runtime.worker import Bin
 
 
 # Not frozen: an operation that ends completes its span in place, which costs a third of making another.
@@ -34,6 +35,10 @@ class Span:
     """In training when it was called; the first is 1, and 0 comes before."""
     version: int
     """Of the weights that an engine serves or takes in; elsewhere the version that was current."""
+    bin: Bin | None = None
+    """Of the ledger, as the operation declares it; None off the devices."""
+    phase: str = ""
+    """Of a step, as the operation declares it."""
     given: Sequence[Any] = ()
     """Its first argument, where that is a sequence: samples or requests, mostly."""
     responses: Sequence[Response] = ()

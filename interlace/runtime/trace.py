@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from interlace.core.types import JSON, Completion, FinishReason, Request, Sample
-from interlace.runtime.goodput import OPERATIONS
 from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord
 from interlace.schedule.placement import Device
 
@@ -79,6 +78,8 @@ class TraceFile:
         when = _When(start_us, end_us, f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}')
         what, worker = _heads(span.group, span.rank, span.operation)
         arguments = f'"cause":{_quoted(span.cause or span.operation)},"step":{span.step},"version":{span.version}'
+        if span.bin:
+            arguments += f',"bin":"{span.bin}"'
         if span.end_s == math.inf:
             arguments += ',"unfinished":true'
         for device in span.devices:
@@ -169,7 +170,7 @@ class _Arrows:
 
     def end_at(self, span: Span, track: _Track) -> None:
         """Draws the arrows that end at a span; none unless it trains."""
-        if OPERATIONS.get(span.operation) != "train":
+        if span.bin != "train":
             return
         here = f'{track.place},"ts":{_us(span.start_s)}'
         for gid in dict.fromkeys(sample.key.gid for sample in span.given if isinstance(sample, Sample)):

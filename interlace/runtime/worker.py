@@ -3,13 +3,25 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from inspect import isfunction
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import InterlaceError, UserError, nearest
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Split = Literal["broadcast", "samples"]
 Collect = Literal["first", "all", "concat"]
+Bin = Literal["train", "inference", "score", "weight_sync", "switch", "generate", "idle"]
+"""Bins of the goodput ledger that operations fill. Where operations overlap on a device, the first of these counts."""
+OPERATION_BINS: tuple[Bin, ...] = get_args(Bin)
+_PHASES: dict[Bin | None, str] = {
+    "train": "train",
+    "score": "reward",
+    "generate": "rollout",
+    "weight_sync": "weight_sync",
+    "switch": "switch",
+}
+"""Bin -> phase of a step that its operations are in, if they do not say otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,17 +36,39 @@ class Operation:
     """The runtime takes the group's devices for it (lock, onload, run)."""
     concurrent: bool = False
     """May run while another operation of the same rank runs; must be thread-safe and return at once."""
+    bin: Bin | None = None
+    """Bin of the goodput ledger for the time in which it runs on its devices; None where it takes none."""
+    phase: str = ""
+    """Phase of a step: `timing_s/PHASE` counts the seconds in which it runs. Empty for an operation of no phase."""
 
 
 _ATTRIBUTE = "_interlace_operation"
-_UNDECLARED = Operation()
 
 
 def operation(
-    *, split: Split = "broadcast", collect: Collect = "first", on_device: bool = True, concurrent: bool = False
+    *,
+    bin: Bin | None = None,
+    phase: str | None = None,
+    split: Split = "broadcast",
+    collect: Collect = "first",
+    on_device: bool = True,
+    concurrent: bool = False,
 ) -> Callable[[Method], Method]:
-    """Declares how a method is called, so that the controller knows nothing of parallelism."""
-    how = Operation(split=split, collect=collect, on_device=on_device, concurrent=concurrent)
+    """Declares a method as an operation: how it is called, and where its time is booked.
+
+    bin: `idle` for an operation that computes nothing of a step, such as copying a checkpoint.
+    phase: None takes the usual one of the bin.
+    Raises UserError for an unknown bin, and for an operation on the devices without one.
+    """
+    if bin is None and on_device:
+        raise UserError(
+            "an operation that holds its devices states which bin of the goodput ledger its time goes to: "
+            f"@operation(bin=...), one of {', '.join(OPERATION_BINS)}. One that needs no device: on_device=False."
+        )
+    if bin is not None and bin not in OPERATION_BINS:
+        raise UserError(f"@operation(bin={bin!r}): there is no such bin.{nearest(bin, OPERATION_BINS)}")
+    phase = _PHASES.get(bin, "") if phase is None else phase
+    how = Operation(split=split, collect=collect, on_device=on_device, concurrent=concurrent, bin=bin, phase=phase)
 
     def mark(method: Method) -> Method:
         setattr(method, _ATTRIBUTE, how)
@@ -44,12 +78,12 @@ def operation(
 
 
 def operation_of(worker_class: type, name: str) -> Operation | None:
-    """A method's declaration; a plain public method is a broadcast on the device. None where there is none."""
-    method = getattr(worker_class, name, None)
-    if name.startswith("_") or not callable(method):
-        return None
-    declared: Operation = getattr(method, _ATTRIBUTE, _UNDECLARED)
-    return declared
+    """Finds a method's declaration: its own, or that of the method it overrides. None where there is none."""
+    for cls in worker_class.__mro__ if callable(getattr(worker_class, name, None)) else ():
+        declared: Operation | None = getattr(vars(cls).get(name), _ATTRIBUTE, None)
+        if declared is not None:
+            return declared
+    return None
 
 
 RAISED = (Exception, SystemExit, asyncio.CancelledError)
@@ -98,16 +132,32 @@ class Worker:
     An operation that is a coroutine function runs on the event loop instead; those that need no device overlap.
     """
 
+    def __init_subclass__(cls) -> None:
+        """Raises UserError for a public method that is not declared: its time would be booked nowhere."""
+        super().__init_subclass__()
+        for name, member in vars(cls).items():
+            if name.startswith("_") or not isfunction(member) or hasattr(Worker, name):
+                continue
+            if operation_of(cls, name) is None:
+                raise UserError(
+                    f"{cls.__name__}.{name}: a public method of a worker is an operation, and says so. Write "
+                    "@operation(bin=...) before it, or @operation(on_device=False) where it needs no device, or "
+                    "begin its name with an underscore."
+                )
+
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
         self._tracer: Tracer | None = None
 
+    @operation(bin="switch")
     def onload(self) -> "Awaitable[None] | None":
         """Brings the worker's state onto its devices. Called by the runtime, never by flow code."""
 
+    @operation(bin="switch")
     def offload(self) -> "Awaitable[None] | None":
         """Moves it off again, without losing any."""
 
+    @operation(on_device=False)
     def memory_bytes(self) -> int:
         """What the loaded state needs of each of its devices."""
         return 0

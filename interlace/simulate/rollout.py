@@ -108,6 +108,7 @@ class SimulatedEngine(Worker):
         self._num_preemptions = 0
         self._kv_away: Literal["offload", "recompute"] | None = None
 
+    @operation(bin="generate")
     async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
         """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left.
 
@@ -151,11 +152,13 @@ class SimulatedEngine(Worker):
         if self._job:
             self._job.stop()
 
+    @operation(bin="switch", phase="rollout")
     async def abort(self) -> tuple[Response, ...]:
         """Ends everything and returns what there is, to be resubmitted."""
         ids = [*self._running, *(sequence.request.id for sequence in self._waiting)]
         return tuple(_ended(found, FinishReason.ABORTED) for request_id in ids if (found := self._take_out(request_id)))
 
+    @operation(bin="weight_sync")
     async def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
         """Swaps all weights; with `recompute`, what is cached is computed again."""
         seconds = self._costs.update_s

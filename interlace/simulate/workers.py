@@ -38,7 +38,7 @@ class SimulatedReward(Worker):
         self._free_s = [0.0] * costs.workers
         self._solve_rate = lru_cache(maxsize=4096)(self._drawn_solve_rate)
 
-    @operation(on_device=False)
+    @operation(bin="score", on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """One result a sample, once the last is there."""
         now = end_s = self._loop.now_s
@@ -87,6 +87,7 @@ class SimulatedInference(Worker):
         self._num_devices = max(1, len(context.devices))
         self._speed = speed_up(self._num_devices, costs.efficiency)
 
+    @operation(bin="inference", phase="reference")
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample."""
         await self._compute(samples, self._costs.token_s)
@@ -118,23 +119,28 @@ class SimulatedTrainer(SimulatedInference):
         super().__init__(context, costs, pace)
         self._train_costs, self._controller_step_s = costs, controller_step_s
 
+    @operation(bin="inference")
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample."""
         await self._compute(samples, self._train_costs.inference_token_s)
         return zeros(samples)
 
+    @operation(bin="inference", phase="values")
     async def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample."""
         return await self.logprobs(samples)
 
+    @operation(bin="inference", phase="values")
     async def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample."""
         return await self.logprobs(samples)
 
+    @operation(bin="train")
     async def accumulate(self, samples: Sequence[Sample]) -> None:
         """Forward and backward."""
         await self._compute(samples, self._costs.token_s)
 
+    @operation(bin="train")
     async def optimizer_step(self) -> None:
         """Closes the minibatch."""
         await self._work(self._train_costs.optimizer_s / self._speed)
@@ -146,6 +152,7 @@ class SimulatedTrainer(SimulatedInference):
             await virtual_loop().alarm(self._controller_step_s)
         return {}
 
+    @operation(bin="weight_sync")
     async def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
         """A version without tensors."""
         del copy

@@ -24,17 +24,17 @@ class ActorWorker(TrainedWorker):
         self._engine, tokenizer = make_engine(context)
         super().__init__(context, self._engine, tokenizer)
 
-    @operation()
+    @operation(bin="weight_sync")
     def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
         """All weights by name. copy: whether later updates leave them alone."""
         return WeightBundle(version=version, tensors=self._engine.export(copy=copy), frozen=copy)
 
-    @operation(split="samples", collect="concat")
+    @operation(bin="inference", split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample under the current weights."""
         return self._engine.logprobs(samples)
 
-    @operation(split="samples", collect="concat")
+    @operation(bin="inference", phase="reference", split="samples", collect="concat")
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample under the weights below the adapter: a reference without a model of its own."""
         return self._engine.base_logprobs(samples)

@@ -15,7 +15,7 @@ class CriticWorker(TrainedWorker):
         self._engine = make_engine(context)
         super().__init__(context, self._engine)
 
-    @operation(split="samples", collect="concat")
+    @operation(bin="inference", phase="values", split="samples", collect="concat")
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample: the return expected before each response token."""
         return self._engine.values(samples)

@@ -15,7 +15,7 @@ class ProcessRewardWorker(TrainedWorker):
         self._engine = make_engine(context)
         super().__init__(context, self._engine)
 
-    @operation(split="samples", collect="concat")
+    @operation(bin="inference", phase="values", split="samples", collect="concat")
     def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample, which has reference log-probs."""
         return self._engine.process_rewards(samples)

@@ -15,7 +15,7 @@ class ReferenceWorker(ResidentWorker):
         self._engine = make_engine(context)
         super().__init__(context, self._engine.residence)
 
-    @operation(split="samples", collect="concat")
+    @operation(bin="inference", phase="reference", split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] of each sample."""
         return self._engine.logprobs(samples)

@@ -26,7 +26,7 @@ class RewardWorker(Worker):
         super().__init__(context)
         self._scorer = make_scorer()
 
-    @operation(on_device=False)
+    @operation(bin="score", on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """One result a sample; a failure is a result too."""
         return await self._scorer.score(samples)
@@ -55,7 +55,7 @@ class RewardModelWorker(ResidentWorker):
         self._scorer = make_engine(context)
         super().__init__(context, self._scorer.residence)
 
-    @operation(split="samples", collect="concat")
+    @operation(bin="score", split="samples", collect="concat")
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """One result a sample; a failure is a result too."""
         return self._scorer.score(samples)

@@ -44,7 +44,7 @@ class RolloutWorker(Worker):
         self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
         self._interrupted = threading.Event()
 
-    @operation()
+    @operation(bin="generate")
     def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
         """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left.
 
@@ -83,12 +83,12 @@ class RolloutWorker(Worker):
         self._interrupted.set()
         self._engine.interrupt()  # the last: a step that ends on its account finds the other set
 
-    @operation()
+    @operation(bin="switch", phase="rollout")
     def abort(self) -> tuple[Response, ...]:
         """Ends everything and returns what there is, to be resubmitted."""
         return self._decoded(self._engine.abort())
 
-    @operation()
+    @operation(bin="weight_sync")
     def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
         """Swaps all weights between two decode steps."""
         self._engine.update_weights(bundle.tensors, bundle.version, mode, frozen=bundle.frozen)

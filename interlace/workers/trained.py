@@ -29,12 +29,12 @@ class TrainedWorker(ResidentWorker):
         self._metrics: list[Metrics] = []
         self._copies: deque[HostCopy] = deque()
 
-    @operation(split="samples")
+    @operation(bin="train", split="samples")
     def accumulate(self, samples: Sequence[Sample]) -> None:
         """Adds samples to the open minibatch's gradient."""
         self._trained.accumulate(samples)
 
-    @operation()
+    @operation(bin="train")
     def optimizer_step(self) -> None:
         """Closes the minibatch."""
         self._metrics.append(self._trained.optimizer_step())
@@ -46,7 +46,7 @@ class TrainedWorker(ResidentWorker):
         self._trained.end_step()
         return metrics
 
-    @operation()
+    @operation(bin="idle")
     def copy_checkpoint(self) -> None:
         """Copies what a checkpoint holds to the host: later updates do not touch it."""
         self._copies.append(self._trained.copy_to_host(self._tokenizer))
@@ -56,7 +56,7 @@ class TrainedWorker(ResidentWorker):
         """Writes what was copied, a Hugging Face folder and the optimizer's state, while operations go on."""
         await asyncio.to_thread(self._copies.popleft().write, folder)
 
-    @operation()
+    @operation(bin="idle")
     def load_optimizer(self, folder: Path) -> None:
         """Restores what was written beside the weights; the weights come with the model."""
         self._trained.load_optimizer(folder)

@@ -70,6 +70,7 @@ class PidTracer:
 
 
 class Trainer(Worker):
+    @operation(bin="weight_sync")
     def export_weights(self, version: int) -> WeightBundle:
         import torch
 
@@ -78,6 +79,7 @@ class Trainer(Worker):
 
 
 class Engine(Worker):
+    @operation(bin="weight_sync")
     def update_weights(self, bundle: WeightBundle) -> tuple[int, str, float, float]:
         embed = bundle.tensors["embed"]
         return bundle.version, str(embed.dtype), float(embed.double().mean()), float(bundle.tensors["scale"])
@@ -86,7 +88,7 @@ class Engine(Worker):
 class Mate(Worker):
     """One process of a torch.distributed group."""
 
-    @operation(collect="all")
+    @operation(bin="train", collect="all")
     def sum_of_ranks(self) -> float:
         import torch
         from torch import distributed

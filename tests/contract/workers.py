@@ -34,22 +34,25 @@ class Recorder(Worker):
     def memory_bytes(self) -> int:
         return self._memory
 
+    @operation(bin="train")
     def work(self, name: str) -> int:
         self.log.append(name)
         return self.context.rank
 
-    @operation(collect="all")
+    @operation(bin="train", collect="all")
     def everywhere(self) -> int:
         return self.context.rank
 
-    @operation(split="samples", collect="concat")
+    @operation(bin="train", split="samples", collect="concat")
     def squares(self, items: Sequence[Item]) -> list[tuple[int, int]]:
         return [(item.value**2, self.context.rank) for item in items]
 
+    @operation(bin="train")
     async def later(self, value: int) -> int:
         await asyncio.sleep(0.01)
         return value
 
+    @operation(bin="train")
     async def in_turn(self) -> int:
         """How many were inside at most, as this call saw it."""
         self._inside += 1
@@ -71,6 +74,7 @@ class Recorder(Worker):
     async def overlapping(self) -> int:
         return await self.in_turn()
 
+    @operation(bin="train")
     def fails(self) -> None:
         raise KeyError("no such thing")
 
@@ -90,6 +94,7 @@ class Closing(Worker):
         super().__init__(context)
         self._note = note
 
+    @operation(bin="train")
     def fails(self) -> None:
         raise KeyError("no such thing")
 

@@ -15,7 +15,7 @@ from interlace.recipes.clusters.base import run_flow
 from interlace.recipes.load import load_recipe
 from interlace.runtime.channel import Channel
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.worker import Worker
+from interlace.runtime.worker import Worker, operation
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -43,6 +43,7 @@ def blocks() -> list[str]:
 
 
 class Comparer(Worker):
+    @operation(bin="inference")
     def act(self, pairs: list[tuple[int, int]]) -> list[bool]:
         return [first > second for first, second in pairs]
 

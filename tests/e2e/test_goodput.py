@@ -1,16 +1,10 @@
 """The ledger of real runs, and what is made of it."""
 
-import importlib
 import json
-import pkgutil
 from pathlib import Path
 
 import pytest
 
-from interlace import workers
-from interlace.observe.goodput import BINS
-from interlace.runtime.goodput import OPERATIONS
-from interlace.runtime.worker import Worker, operation_of
 from interlace.schedule.presets import preset_names
 from tests.support.ledgers import check_books
 from tests.support.training import run
@@ -40,14 +34,3 @@ def test_every_device_second_of_a_real_run_is_in_one_bin(root: Path, schedule: s
     parts = report.ledger.total_s - report.ledger.seconds["startup"] - report.ledger.seconds["idle"]
     if not any(row["sched/staleness_max"] for row in rows):
         assert parts <= steps_s + 1e-6, "between the steps nothing but logging goes on"
-
-
-def test_every_operation_on_a_device_has_a_bin_or_serves_no_step() -> None:
-    found = set()
-    for module in pkgutil.iter_modules(workers.__path__, "interlace.workers."):
-        for kind in vars(importlib.import_module(module.name)).values():
-            if isinstance(kind, type) and issubclass(kind, Worker):
-                ways = {name: operation_of(kind, name) for name in dir(kind)}
-                found |= {name for name, how in ways.items() if how is not None and how.on_device}
-    assert found - set(OPERATIONS) == {"copy_checkpoint", "load_optimizer", "memory_bytes", "close"}, "idle time"
-    assert set(OPERATIONS.values()) <= set(BINS)

@@ -117,6 +117,7 @@ class EngineWorker(Worker):
         self._ranks = Ranks.join(place.url, rank=context.rank, num_ranks=context.num_ranks, device="cpu")
         self._engine: TrainEngine
 
+    @operation(bin="idle")
     def start(self, setting: Setting, folder: Path | None = None) -> None:
         self._engine = make_engine(setting, self._ranks, folder)
         if setting.is_local_denominator:
@@ -125,32 +126,36 @@ class EngineWorker(Worker):
                 aggregation=own.aggregation, aggregation_length=own.aggregation_length
             )
 
-    @operation(split="samples")
+    @operation(bin="train", split="samples")
     def accumulate(self, samples: Sequence[Sample]) -> None:
         self._engine.accumulate(samples)
 
+    @operation(bin="train")
     def accumulate_parts(self, parts: Sequence[Sequence[Sample]]) -> None:
         """Each rank's own, as given."""
         self._engine.accumulate(parts[self.context.rank])
 
+    @operation(bin="train")
     def update(self) -> Update:
         return update(self._engine)
 
+    @operation(bin="switch")
     def relocate(self) -> None:
         self._engine.relocate(poisoned)
 
+    @operation(bin="idle")
     def save(self, folder: Path) -> None:
         self._engine.copy_to_host(None).write(folder)
 
-    @operation(split="samples", collect="concat")
+    @operation(bin="inference", split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         return self._engine.logprobs(samples)
 
-    @operation(split="samples", collect="concat")
+    @operation(bin="inference", split="samples", collect="concat")
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         return self._engine.base_logprobs(samples)
 
-    @operation(collect="all")
+    @operation(on_device=False, collect="all")
     def resident_bytes(self) -> tuple[int, int]:
         """(parameters, optimizer's moments) on this rank."""
         parameters = (own_part(parameter) for parameter in self._engine.model.parameters())

@@ -26,7 +26,7 @@ class Judge(Worker):
         super().__init__(context)
         self._settings = settings
 
-    @operation()
+    @operation(bin="score")
     def place(self) -> tuple[str, tuple[str, ...], object]:
         """Group, devices and settings."""
         return self.context.group, self.context.devices, self._settings

@@ -3,26 +3,22 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from interlace.core.errors import UserError
 from interlace.observe.report.svg import RIGHT, Plot, label, nice_ticks
 
-OPERATION_COLOURS: Mapping[str, str] = {
-    "rollout.serve": "#3b82f6",
-    "actor.accumulate": "#1e3a8a",
-    "actor.optimizer_step": "#0f766e",
-    "critic.accumulate": "#4c1d95",
-    "critic.optimizer_step": "#6d28d9",
-    "critic.values": "#a78bfa",
-    "reference.logprobs": "#22d3ee",
-    "actor.logprobs": "#67e8f9",
-    "export_weights": "#ec4899",
-    "update_weights": "#f472b6",
-    "onload": "#f59e0b",
-    "offload": "#fbbf24",
+BIN_COLOURS: Mapping[str, Sequence[str]] = {
+    "generate": ("#3b82f6",),
+    "train": ("#1e3a8a", "#0f766e", "#4c1d95", "#6d28d9"),
+    "inference": ("#22d3ee", "#67e8f9", "#a78bfa"),
+    "score": ("#38bdf8",),
+    "weight_sync": ("#ec4899", "#f472b6"),
+    "switch": ("#f59e0b", "#fbbf24", "#d97706"),
 }
+"""Bin of the ledger -> colours of its operations, which take them in turn, by name."""
 OTHER = "#9ca3af"
 
 
@@ -35,15 +31,11 @@ class Bar:
     start_s: float
     end_s: float
     cause: str
-
-    @property
-    def colour(self) -> str:
-        """By role and operation, else by operation."""
-        operation = self.name.partition(".")[2]
-        return OPERATION_COLOURS.get(self.name) or OPERATION_COLOURS.get(operation, OTHER)
+    bin: str = ""
+    """Of the goodput ledger."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceTimeline:
     """The device tracks of a trace."""
 
@@ -52,6 +44,19 @@ class DeviceTimeline:
     bars: Sequence[Bar]
     steps: Mapping[int, tuple[float, float]]
     """Step, the first is 1 -> when it began and ended."""
+
+    @cached_property
+    def colours(self) -> Mapping[str, str]:
+        """Name of an operation -> colour."""
+        names: dict[str, set[str]] = {}
+        for bar in self.bars:
+            names.setdefault(bar.bin, set()).add(bar.name)
+        shades = {name: BIN_COLOURS.get(name, (OTHER,)) for name in names}
+        return {
+            name: shades[kind][place % len(shades[kind])]
+            for kind, mine in names.items()
+            for place, name in enumerate(sorted(mine))
+        }
 
     @classmethod
     def read(cls, path: Path) -> "DeviceTimeline | None":
@@ -77,6 +82,7 @@ class DeviceTimeline:
                 start_s=event["ts"] / 1e6,
                 end_s=(event["ts"] + event["dur"]) / 1e6,
                 cause=event["args"]["cause"],
+                bin=event["args"].get("bin", ""),
             )
             for event in tracks
             if event["ph"] == "X"
@@ -120,12 +126,12 @@ def gantt(name: str, timeline: DeviceTimeline, start_s: float, end_s: float) -> 
             if bar.device == device and bar.end_s > start_s and bar.start_s < end_s:
                 low, high = max(bar.start_s, start_s) - start_s, min(bar.end_s, end_s) - start_s
                 tip = f"{bar.name} ({bar.cause}): {(bar.end_s - bar.start_s) * 1e3:.1f} ms"
-                plot.rect(x(low), top + 3, max(x(high) - x(low), 0.4), row - 6, bar.colour, tip)
+                plot.rect(x(low), top + 3, max(x(high) - x(low), 0.4), row - 6, timeline.colours[bar.name], tip)
     plot.x_title("seconds")
     return plot.render(name)
 
 
 def legend_of(timeline: DeviceTimeline, start_s: float, end_s: float) -> Mapping[str, str]:
     """Operation -> colour of what is in the window."""
-    seen = (bar for bar in timeline.bars if bar.end_s > start_s and bar.start_s < end_s)
-    return dict(sorted({bar.name: bar.colour for bar in seen}.items()))
+    seen = {bar.name for bar in timeline.bars if bar.end_s > start_s and bar.start_s < end_s}
+    return {name: timeline.colours[name] for name in sorted(seen)}

@@ -28,10 +28,12 @@ class Model(Worker):
         super().__init__(context)
         self._disk, self._value, self._copies = disk, 0, [0]
 
+    @operation(bin="train")
     def train(self) -> int:
         self._value += 1
         return self._value
 
+    @operation(bin="idle")
     def copy_checkpoint(self) -> None:
         self._copies.append(self._value)
 
@@ -47,6 +49,7 @@ class Model(Worker):
     def checkpoint_bytes(self) -> int:
         return 1
 
+    @operation(bin="idle")
     def breaks(self) -> None:
         self._value = -1
 

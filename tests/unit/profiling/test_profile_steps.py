@@ -39,9 +39,11 @@ def test_a_step_that_is_no_longer_than_its_parts_leaves_nothing_to_the_controlle
 
 
 def test_what_engines_and_trainer_wait_for_is_found_between_their_calls() -> None:
+    bins = {"serve": "generate", "accumulate": "train", "optimizer_step": "train", "update_weights": "weight_sync"}
+
     def span(operation: str, start_s: float, end_s: float) -> Span:
         where = {"devices": (0,), "group": "a/0", "rank": 0, "cause": "", "step": 1, "version": 0}
-        return Span(start_s=start_s, end_s=end_s, operation=operation, **where)  # type: ignore[arg-type]
+        return Span(start_s=start_s, end_s=end_s, operation=operation, bin=bins[operation], **where)
 
     spans = [
         span("serve", 9.0, 9.9),  # the step's before

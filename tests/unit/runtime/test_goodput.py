@@ -74,6 +74,7 @@ async def _served(calls: Sequence[tuple[int, int, int, int]]) -> Ledger:
             group="rollout/0",
             rank=0,
             operation="serve",
+            bin="generate",
             cause="generate",
             step=1,
             version=0,
@@ -119,16 +120,20 @@ def test_the_bins_add_up_under_random_schedules(block: int) -> None:
 class Sleeper(Worker):
     """Operations of a second each, or of as many as they are told."""
 
+    @operation(bin="generate")
     async def serve(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    @operation(bin="train")
     async def accumulate(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    @operation(bin="train")
     async def optimizer_step(self, seconds: Sequence[float]) -> None:
         """As long as the rank's own number says."""
         await asyncio.sleep(seconds[self.context.rank])
 
+    @operation(bin="idle")
     async def save(self) -> None:
         await asyncio.sleep(1)
 

@@ -76,6 +76,7 @@ def _records(step: int) -> Records:
             cause=["generate", "train"][number],
             step=step + 1,
             version=step,
+            bin=["generate", "train"][number],
         )
         for number, operation in enumerate(["serve", "accumulate"])
     ]
