@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from interlace.core.config import Config
-from interlace.core.training import Aggregation, LossInputs, LossOutputs
+from interlace.core.training import LossInputs, LossOutputs, UpdateConfig
 from interlace.core.types import FloatArray, Sample, SampleGroup
 
 
@@ -36,19 +35,9 @@ class Advantages:
     """Targets of the critic, where there is one."""
 
 
-class AlgorithmConfig(Config):
+class AlgorithmConfig(UpdateConfig):
     """Settings every algorithm has."""
 
-    aggregation: Aggregation = "token_mean"
-    aggregation_length: int | None = Field(default=None, ge=1)
-    """The constant of `constant`; None takes max_new_tokens."""
-    skip_minibatch_ratio: float | None = Field(default=None, gt=1)
-    """A minibatch whose mean importance ratio is outside [1/x, x] is dropped and counted."""
-    skip_minibatch_kl: float | None = Field(default=None, gt=0)
-    """So is one whose policy is further than this from the proximal one (where that is not recomputed, from the one
-    that sampled), in nats a token."""
-    skip_rest_of_step: bool = False
-    """Where a minibatch is dropped as too far out, the step's remaining ones are dropped with it."""
     refill_rounds: int = Field(default=10, ge=0)
     """Groups that were dropped are replaced until the batch is full, at most this many times prompts_per_step a step;
     then the batch stays short. 0 replaces none."""

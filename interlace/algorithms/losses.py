@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import torch
-
 from interlace.core.training import MAX_LOG_RATIO
 
 if TYPE_CHECKING:
@@ -41,14 +39,14 @@ def clipped_surrogate(
     dual_clip: c > 1 bounds the loss of a token with negative advantage at -c A (arXiv 1912.09729, eq. 5).
     """
     bounded_T = ratio_T.clamp(1 - clip_low, 1 + clip_high)
-    loss_T = torch.maximum(-ratio_T * advantages_T, -bounded_T * advantages_T)
+    loss_T = (-ratio_T * advantages_T).maximum(-bounded_T * advantages_T)
     detached_T = ratio_T.detach()
     clipped_T = ((detached_T > 1 + clip_high) & (advantages_T > 0)) | ((detached_T < 1 - clip_low) & (advantages_T < 0))
     if dual_clip is not None:
         bound_T = -dual_clip * advantages_T
         negative_T = advantages_T < 0
         clipped_T = clipped_T | (negative_T & (loss_T.detach() > bound_T))
-        loss_T = torch.where(negative_T, torch.minimum(loss_T, bound_T), loss_T)
+        loss_T = loss_T.minimum(bound_T).where(negative_T, loss_T)
     return Surrogate(loss_T=loss_T, clipped_T=clipped_T)
 
 
@@ -70,7 +68,7 @@ def kl_divergence(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstim
 
 def sequence_mean(values_T: Tensor, inputs: LossInputs) -> Tensor:
     """[N] mean over each sample's trained tokens; 0 where it has none."""
-    return sequence_sum(values_T, inputs) / sequence_sum(torch.ones_like(values_T), inputs).clamp(min=1)
+    return sequence_sum(values_T, inputs) / sequence_sum(values_T.new_ones(values_T.shape), inputs).clamp(min=1)
 
 
 def sequence_sum(values_T: Tensor, inputs: LossInputs) -> Tensor:

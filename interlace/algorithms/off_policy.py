@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field, model_validator
 
 from interlace.algorithms.losses import sequence_mean, sequence_sum
@@ -67,7 +66,7 @@ class OffPolicyConfig(Config):
         """[T] log-probs that the surrogate's ratio is taken to."""
         if self.proximal != "interpolated":
             return inputs.proximal_logprobs_T
-        return torch.lerp(inputs.logprobs_T.detach(), inputs.behaviour_logprobs_T, self.interpolation)
+        return inputs.logprobs_T.detach().lerp(inputs.behaviour_logprobs_T, self.interpolation)
 
     def correct(self, inputs: LossInputs, proximal_T: Tensor) -> Correction | None:
         """The weights, or None where all are 1.
@@ -81,11 +80,11 @@ class OffPolicyConfig(Config):
         outside_T = (ratio_T < self.low) | (ratio_T > self.high)
         match self.correction:
             case "weight":
-                return Correction(weights_T=ratio_T, changed_T=torch.zeros_like(outside_T))
+                return Correction(weights_T=ratio_T, changed_T=outside_T.new_zeros(outside_T.shape))
             case "truncate":
                 return Correction(weights_T=ratio_T.clamp(self.low, self.high), changed_T=outside_T)
             case "mask":
-                inside_T = torch.ones_like(ratio_T) if self.proximal == "behaviour" else ratio_T
+                inside_T = ratio_T.new_ones(ratio_T.shape) if self.proximal == "behaviour" else ratio_T
                 return Correction(weights_T=inside_T.masked_fill(outside_T, 0.0), changed_T=outside_T)
 
     def _ratio(self, log_ratio_T: Tensor, inputs: LossInputs) -> Tensor:

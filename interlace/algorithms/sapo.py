@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from pydantic import Field
 
 from interlace.algorithms.grpo import GRPO
@@ -36,8 +35,9 @@ class SAPO(GRPO):
         """The gated loss."""
         settings, advantages_T = self.settings, inputs.advantages_T
         ratio_T = importance_ratio(inputs.logprobs_T, proximal_T)
-        tau_T = torch.where(advantages_T > 0, settings.temperature_positive, settings.temperature_negative)
-        gate_T = torch.sigmoid(tau_T * (ratio_T - 1)) * 4 / tau_T
+        negative_T = advantages_T.new_full(advantages_T.shape, settings.temperature_negative)
+        tau_T = negative_T.masked_fill(advantages_T > 0, settings.temperature_positive)
+        gate_T = (tau_T * (ratio_T - 1)).sigmoid() * 4 / tau_T
         moved_T = ratio_T.detach()
         faded_T = (moved_T > 1 + settings.clip_high) | (moved_T < 1 - settings.clip_low)
         return Surrogate(loss_T=-gate_T * advantages_T, clipped_T=faded_T)

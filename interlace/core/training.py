@@ -9,6 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from pydantic import Field
+
+from interlace.core.config import Config
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -16,6 +20,21 @@ Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum",
 """token_mean: sum / trained tokens of the global minibatch (DAPO). seq_mean_token_mean: mean over sequences of their
 token means (GRPO). seq_mean_token_sum: mean over sequences of token sums. constant: sum / (sequences x a constant
 length) (Dr. GRPO). Denominators are always those of the global minibatch."""
+
+
+class UpdateConfig(Config):
+    """How a minibatch's losses per token become one update, or none."""
+
+    aggregation: Aggregation = "token_mean"
+    aggregation_length: int | None = Field(default=None, ge=1)
+    """The constant of `constant`, in tokens; None takes max_new_tokens."""
+    skip_minibatch_ratio: float | None = Field(default=None, gt=1)
+    """A minibatch whose mean importance ratio is outside [1/x, x] is dropped and counted."""
+    skip_minibatch_kl: float | None = Field(default=None, gt=0)
+    """So is one whose policy is further than this from the proximal one (where that is not recomputed, from the one
+    that sampled), in nats a token."""
+    skip_rest_of_step: bool = False
+    """Where a minibatch is dropped as too far out, the step's remaining ones are dropped with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

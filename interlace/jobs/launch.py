@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interlace.algorithms import Algorithm
 from interlace.core.plugins import concrete_subclass, load_object
+from interlace.engines.train.config import TrainConfig, training_temperature
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.recipes.config import Recipe, algorithm_of
@@ -24,7 +24,7 @@ from interlace.workers.reward import RewardModelWorker, RewardWorker
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from interlace.engines.train import CriticEngine, LogprobEngine, TrainConfig, TrainEngine
+    from interlace.engines.train import CriticEngine, LogprobEngine, TrainEngine
     from interlace.engines.train.implicit_reward import ImplicitRewardEngine
     from interlace.engines.train.ranks import Ranks
     from interlace.models.loading import LoadedModel
@@ -218,7 +218,7 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
         loaded.model,
         loss=algorithm.loss,
         optimizer=recipe.optimizer,
-        config=train_config(recipe, algorithm),
+        config=train_config(recipe),
         device=torch_device(context),
         ranks=join_ranks(context),
         adapter=adapter,
@@ -228,7 +228,7 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
 
 def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
     """The engine of supervised warm-up."""
-    from interlace.engines.train import TrainConfig, TrainEngine, sft_loss
+    from interlace.engines.train import TrainEngine, sft_loss
 
     warmup = source.recipe.warmup
     if warmup is None:
@@ -249,23 +249,21 @@ def make_critic_engine(source: EngineSource, folder: Path | None, context: Worke
     """The value model: of a checkpoint, or new on the policy's body."""
     from transformers import AutoModelForTokenClassification
 
-    from interlace.engines.train import CriticConfig, CriticEngine, critic_model
+    from interlace.engines.train import CriticEngine, critic_model
 
-    settings = source.recipe.critic
     policy = _load(source, trained=True).model
     model = (
         AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
         if folder
         else critic_model(policy, seed=source.recipe.seed)
     )
-    config = CriticConfig(
+    return CriticEngine(
+        model,
+        config=source.recipe.critic,
         tokens_per_microbatch=source.recipe.tokens_per_microbatch,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        reshard=settings.reshard,
-        value_clip=settings.value_clip,
+        device=torch_device(context),
+        ranks=join_ranks(context),
     )
-    device, ranks = torch_device(context), join_ranks(context)
-    return CriticEngine(model, optimizer=settings.optimizer, config=config, device=device, ranks=ranks)
 
 
 def make_process_reward_engine(
@@ -274,29 +272,26 @@ def make_process_reward_engine(
     """The process reward model: of a checkpoint, or the reference at first."""
     from transformers import AutoModelForCausalLM
 
-    from interlace.engines.train import training_temperature
-    from interlace.engines.train.implicit_reward import ImplicitRewardConfig, ImplicitRewardEngine
+    from interlace.engines.train import ImplicitRewardEngine
 
-    settings, recipe = source.recipe.critic, source.recipe
+    recipe = source.recipe
     reference = _load(source, trained=True).model
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else reference
-    config = ImplicitRewardConfig(
-        tokens_per_microbatch=recipe.tokens_per_microbatch,
-        gradient_checkpointing=settings.gradient_checkpointing,
-        reshard=settings.reshard,
-        beta=settings.process_reward_scale,
-        success_reward=settings.success_reward,
+    return ImplicitRewardEngine(
+        model,
+        config=recipe.critic,
         temperature=training_temperature(recipe.sampling),
+        tokens_per_microbatch=recipe.tokens_per_microbatch,
+        device=torch_device(context),
+        ranks=join_ranks(context),
     )
-    device, ranks = torch_device(context), join_ranks(context)
-    return ImplicitRewardEngine(model, optimizer=settings.optimizer, config=config, device=device, ranks=ranks)
 
 
 def make_reference_engine(source: EngineSource, context: WorkerContext) -> "LogprobEngine":
     """Log-probs under weights that stay."""
     from interlace.engines.train import LogprobEngine
 
-    config = train_config(source.recipe, algorithm_of(source.recipe))
+    config = train_config(source.recipe)
     return LogprobEngine(_load(source).model, config=config, device=torch_device(context))
 
 
@@ -310,24 +305,16 @@ def make_reward_model(num_threads: int, reward: RewardConfig, context: WorkerCon
     return ModelScorer(reward, device=torch_device(context))
 
 
-def train_config(recipe: Recipe, algorithm: Algorithm) -> "TrainConfig":
-    """How the policy's engines compute."""
-    from interlace.engines.train import TrainConfig, training_temperature
-
-    settings = algorithm.settings
+def train_config(recipe: Recipe) -> TrainConfig:
+    """Gathers what the policy's engines compute with."""
+    update = algorithm_of(recipe).settings
+    length = update.aggregation_length or recipe.sampling.max_new_tokens
     return TrainConfig(
+        actor=recipe.actor,
+        update=update.model_copy(update={"aggregation_length": length}),
         tokens_per_microbatch=recipe.tokens_per_microbatch,
         temperature=training_temperature(recipe.sampling),
-        aggregation=settings.aggregation,
-        aggregation_length=settings.aggregation_length or recipe.sampling.max_new_tokens,
         served_dtype=recipe.model.dtype,
-        skip_minibatch_ratio=settings.skip_minibatch_ratio,
-        skip_minibatch_kl=settings.skip_minibatch_kl,
-        skip_rest_of_step=settings.skip_rest_of_step,
-        gradient_checkpointing=recipe.actor.gradient_checkpointing,
-        reshard=recipe.actor.reshard,
-        compile=recipe.actor.compile,
-        liger=recipe.actor.liger,
     )
 
 

@@ -10,8 +10,8 @@ from interlace.core.types import Prompt
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kv_store import BLOCK, STORES
+from interlace.engines.train.config import training_temperature
 from interlace.engines.train.critic import check_value_head
-from interlace.engines.train.logprobs import training_temperature
 from interlace.engines.train.lora import num_lora_parameters
 from interlace.models.classifier import check_classifier
 from interlace.models.loading import check_model, empty_model, load_tokenizer

@@ -14,8 +14,7 @@ from interlace.core.types import MIN_TEMPERATURE, SamplingParams
 from interlace.data.config import DataConfig
 from interlace.data.warmup import DemonstrationConfig
 from interlace.engines.rollout.config import NativeConfig
-from interlace.engines.train.lora import LoraConfig
-from interlace.engines.train.optimizer import OptimizerConfig
+from interlace.engines.train.config import TOKENS_PER_MICROBATCH, ActorConfig, CriticConfig, OptimizerConfig
 from interlace.models.config import ModelConfig, by_path
 from interlace.recipes import clusters
 from interlace.rewards.base import RewardConfig
@@ -97,58 +96,11 @@ class ClusterConfig(Config):
         return self
 
 
-class TrainedConfig(Config):
-    """How a model is trained that has data-parallel ranks."""
-
-    ranks: int | None = Field(default=None, ge=1)
-    """Data-parallel processes, a device or more each: weights, gradients and moments are cut into as many parts. None
-    takes one for each GPU of its placement, and one on CPU cores."""
-    reshard: bool = True
-    """Of several ranks: each gives a layer's weights up right after its use, as ZeRO's stage 3. False keeps whole
-    weights and a whole gradient from a minibatch's first forward to its end: faster, for models that fit so."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward: less memory, about a third more time."""
-
-
-class ActorConfig(TrainedConfig):
-    """The trained policy."""
-
-    compile: bool = False
-    """Compile each layer with torch.compile: a minute or more at the first step, faster ones after it."""
-    liger: bool = False
-    """Use Liger's kernels, on a GPU."""
-    lora: LoraConfig | None = None
-    """Train an adapter and leave the model as it is; None trains all weights."""
-
-    @model_validator(mode="after")
-    def _noise_is_drawn_once(self) -> Self:
-        if self.gradient_checkpointing and self.lora and self.lora.dropout:
-            raise ValueError(
-                "gradient_checkpointing would draw lora.dropout's noise anew; set one of them to its default"
-            )
-        return self
-
-
 class ReferenceConfig(Config):
     """The policy that KL is measured to, where the algorithm needs one."""
 
     model: Annotated[ModelConfig, BeforeValidator(by_path)] | None = None
     """Another than the initial policy; it must share its vocabulary."""
-
-
-class CriticConfig(TrainedConfig):
-    """The model that judges each token, where the algorithm needs one.
-
-    A value model starts as the policy's body with a new head, a process reward model as the reference.
-    """
-
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)
-    value_clip: float | None = Field(default=0.5, gt=0)
-    """A new value counts as at most this far from the one the advantages were made with; None leaves it free."""
-    process_reward_scale: float = Field(default=0.05, gt=0)
-    """beta of a process reward model: its rewards are beta log(model / reference)."""
-    success_reward: float = 0.5
-    """A response with more reward than this counts as right when a process reward model is trained."""
 
 
 class WarmupConfig(Config):
@@ -230,7 +182,7 @@ class Recipe(Config):
     samples_per_prompt: int = Field(ge=1)
     minibatches: int = Field(default=1, ge=1)
     """Optimizer updates a step; prompts_per_step is divided among them."""
-    tokens_per_microbatch: int = Field(default=8192, ge=1)
+    tokens_per_microbatch: int = Field(default=TOKENS_PER_MICROBATCH, ge=1)
     """Prompt and response tokens of one forward of training. Changes memory and speed, never the result."""
     checkpoint_every: int = Field(default=0, ge=0)
     """Steps; 0 writes one at the end only."""

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
-from interlace.recipes.config import Recipe, TrainedConfig
+from interlace.engines.train.config import TrainedConfig
+from interlace.recipes.config import Recipe
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES, Role
 

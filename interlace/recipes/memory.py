@@ -7,9 +7,10 @@ from functools import partial
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
+from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
 from interlace.models.size import FLOAT_BYTES, ModelSize
-from interlace.recipes.config import Recipe, TrainedConfig
+from interlace.recipes.config import Recipe
 from interlace.recipes.layout import needed_roles, num_ranks, reference_is_base
 from interlace.schedule.placement import Device
 

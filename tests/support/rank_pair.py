@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from interlace.algorithms import create_algorithm
-from interlace.core.training import Aggregation
+from interlace.core.training import Aggregation, UpdateConfig
 from interlace.core.types import FloatArray, Metrics, Sample
-from interlace.engines.train import Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
+from interlace.engines.train import ActorConfig, Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.ranks import Ranks, own_part, whole_tensor
 from interlace.runtime.cluster import WorkerSpec
@@ -63,13 +63,12 @@ def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> T
         loss=algorithm.loss,
         optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=setting.max_grad_norm),
         config=TrainConfig(
+            actor=ActorConfig(gradient_checkpointing=setting.gradient_checkpointing, reshard=setting.reshard),
+            update=UpdateConfig(
+                aggregation=setting.aggregation, aggregation_length=32, skip_minibatch_ratio=setting.skip_ratio
+            ),
             tokens_per_microbatch=setting.budget,
-            aggregation=setting.aggregation,
-            aggregation_length=32,
             temperature=0.9,
-            skip_minibatch_ratio=setting.skip_ratio,
-            gradient_checkpointing=setting.gradient_checkpointing,
-            reshard=setting.reshard,
         ),
         ranks=ranks,
         adapter=adapter,

@@ -1,20 +1,32 @@
-"""Training of Hugging Face models: packed micro-batches, global denominators. Loads torch."""
+"""Training of Hugging Face models: packed micro-batches, global denominators."""
 
-from interlace.engines.train.critic import CriticConfig, CriticEngine, critic_model
-from interlace.engines.train.engine import LogprobEngine, TrainConfig, TrainEngine
-from interlace.engines.train.export import save_model
-from interlace.engines.train.implicit_reward import ImplicitRewardConfig, ImplicitRewardEngine
-from interlace.engines.train.logprobs import training_temperature
-from interlace.engines.train.lora import Adapter, LoraConfig
-from interlace.engines.train.minibatch import merge_metrics
-from interlace.engines.train.optimizer import OptimizerConfig, OptimizerState
-from interlace.engines.train.sft import sft_loss, supervised_sample
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from interlace.engines.train.config import (
+    ActorConfig,
+    CriticConfig,
+    LoraConfig,
+    OptimizerConfig,
+    TrainConfig,
+    training_temperature,
+)
+
+if TYPE_CHECKING:
+    from interlace.engines.train.critic import CriticEngine, critic_model
+    from interlace.engines.train.engine import LogprobEngine, TrainEngine
+    from interlace.engines.train.export import save_model
+    from interlace.engines.train.implicit_reward import ImplicitRewardEngine
+    from interlace.engines.train.lora import Adapter
+    from interlace.engines.train.minibatch import merge_metrics
+    from interlace.engines.train.optimizer import OptimizerState
+    from interlace.engines.train.sft import sft_loss, supervised_sample
 
 __all__ = [
+    "ActorConfig",
     "Adapter",
     "CriticConfig",
     "CriticEngine",
-    "ImplicitRewardConfig",
     "ImplicitRewardEngine",
     "LogprobEngine",
     "LoraConfig",
@@ -29,3 +41,25 @@ __all__ = [
     "supervised_sample",
     "training_temperature",
 ]
+
+_MODULES = {
+    "CriticEngine": "critic",
+    "critic_model": "critic",
+    "LogprobEngine": "engine",
+    "TrainEngine": "engine",
+    "save_model": "export",
+    "ImplicitRewardEngine": "implicit_reward",
+    "Adapter": "lora",
+    "merge_metrics": "minibatch",
+    "OptimizerState": "optimizer",
+    "sft_loss": "sft",
+    "supervised_sample": "sft",
+}
+"""Module of this folder that defines each name; all of them import torch."""
+
+
+def __getattr__(name: str) -> object:
+    """Loads an engine, and torch with it, when it is first asked for."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,27 +6,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from pydantic import Field
 
 from interlace.core.errors import UserError
+from interlace.engines.train.config import TOKENS_PER_MICROBATCH
 from interlace.engines.train.packed_engine import TrainedEngine
-from interlace.engines.train.packing import PackingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from interlace.core.types import FloatArray, Metrics, Sample
-    from interlace.engines.train.optimizer import OptimizerConfig
+    from interlace.engines.train.config import CriticConfig
     from interlace.engines.train.packing import Columns, MicroBatch
     from interlace.engines.train.ranks import Ranks
-
-
-class CriticConfig(PackingConfig):
-    """How a critic is trained, beside its OptimizerConfig."""
-
-    value_clip: float | None = Field(default=0.5, gt=0)
-    """A new value counts as at most this far from the one the advantages were made with; None leaves it free."""
 
 
 def critic_model(policy: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel:
@@ -64,12 +56,20 @@ class CriticEngine(TrainedEngine):
         self,
         model: PreTrainedModel,
         *,
-        optimizer: OptimizerConfig,
         config: CriticConfig,
+        tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
         device: str = "cpu",
         ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix="critic", ranks=ranks)
+        super().__init__(
+            model,
+            trained=config,
+            tokens_per_microbatch=tokens_per_microbatch,
+            optimizer=config.optimizer,
+            device=device,
+            prefix="critic",
+            ranks=ranks,
+        )
         self.config = config
 
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:

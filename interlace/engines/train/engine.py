@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
-from pydantic import Field
 
-from interlace.core.training import Aggregation, LossFn, LossInputs
+from interlace.core.training import LossFn, LossInputs
 from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.export import model_files
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.loss_check import checked
 from interlace.engines.train.minibatch import policy_values
 from interlace.engines.train.packed_engine import PackedEngine, TrainedEngine
-from interlace.engines.train.packing import PackingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,36 +26,23 @@ if TYPE_CHECKING:
 
     from interlace.core.types import FloatArray, Metrics, Sample
     from interlace.engines.train.checkpoint import Files
+    from interlace.engines.train.config import OptimizerConfig, TrainConfig
     from interlace.engines.train.lora import Adapter
-    from interlace.engines.train.optimizer import OptimizerConfig
     from interlace.engines.train.packing import Columns, MicroBatch
     from interlace.engines.train.ranks import Ranks
-
-
-class TrainConfig(PackingConfig):
-    """How a policy's train engine computes; what it optimizes is its loss and OptimizerConfig."""
-
-    temperature: float = Field(default=1.0, gt=0)
-    """Of sampling: log-probs are those of softmax(logits / temperature)."""
-    aggregation: Aggregation = "token_mean"
-    aggregation_length: int | None = Field(default=None, ge=1)
-    """The constant of `constant`."""
-    served_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the engines that generate with the weights."""
-    skip_minibatch_ratio: float | None = Field(default=None, gt=1)
-    """A minibatch whose mean importance ratio is outside [1/x, x] is dropped and counted."""
-    skip_minibatch_kl: float | None = Field(default=None, gt=0)
-    """So is one whose policy is further than this from the proximal one (where that is not recomputed, from those that
-    sampled), in nats a token."""
-    skip_rest_of_step: bool = False
-    """Where a minibatch is dropped as too far out, so are those that follow, up to `end_step`."""
 
 
 class LogprobEngine(PackedEngine):
     """Log-probs of given tokens under a model that is not trained: the reference."""
 
     def __init__(self, model: PreTrainedModel, *, config: TrainConfig, device: str = "cpu") -> None:
-        super().__init__(model, packing=config, device=device)
+        super().__init__(
+            model,
+            trained=config.actor,
+            speedups=config.actor,
+            tokens_per_microbatch=config.tokens_per_microbatch,
+            device=device,
+        )
         self.config = config
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
@@ -84,10 +69,21 @@ class TrainEngine(TrainedEngine):
         adapter: Adapter | None = None,
     ) -> None:
         """adapter: LoRA layers that are in the model; then nothing else is trained."""
-        super().__init__(model, packing=config, optimizer=optimizer, device=device, prefix=prefix, ranks=ranks)
+        super().__init__(
+            model,
+            trained=config.actor,
+            speedups=config.actor,
+            tokens_per_microbatch=config.tokens_per_microbatch,
+            optimizer=optimizer,
+            device=device,
+            prefix=prefix,
+            ranks=ranks,
+        )
         self.config, self._adapter = config, adapter
         self._loss = loss
-        self._aggregator = Aggregator(aggregation=config.aggregation, aggregation_length=config.aggregation_length)
+        self._aggregator = Aggregator(
+            aggregation=config.update.aggregation, aggregation_length=config.update.aggregation_length
+        )
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] response-token log-probs of each sample, in nats, at the sampling temperature, without gradient."""
@@ -142,11 +138,11 @@ class TrainEngine(TrainedEngine):
         return metrics | {"ess": metrics["ratio_mean"] ** 2 / metrics.pop("ratio_square")}
 
     def _is_too_far(self, metrics: Metrics) -> bool:
-        ratio, kl = self.config.skip_minibatch_ratio, self.config.skip_minibatch_kl
+        ratio, kl = self.config.update.skip_minibatch_ratio, self.config.update.skip_minibatch_kl
         is_too_far = (ratio is not None and not 1 / ratio <= metrics["step_ratio_mean"] <= ratio) or (
             kl is not None and not metrics["kl"] <= kl
         )
-        self._stopped |= is_too_far and self.config.skip_rest_of_step
+        self._stopped |= is_too_far and self.config.update.skip_rest_of_step
         return is_too_far
 
 

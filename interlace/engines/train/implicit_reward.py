@@ -12,31 +12,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 
+from interlace.engines.train.config import TOKENS_PER_MICROBATCH
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.packed_engine import TrainedEngine
-from interlace.engines.train.packing import PackingConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
     from interlace.core.types import FloatArray, Sample
-    from interlace.engines.train.optimizer import OptimizerConfig
+    from interlace.engines.train.config import CriticConfig
     from interlace.engines.train.packing import Columns, MicroBatch
     from interlace.engines.train.ranks import Ranks
-
-
-class ImplicitRewardConfig(PackingConfig):
-    """How a process reward model scores and learns, beside its OptimizerConfig."""
-
-    beta: float = Field(default=0.05, gt=0)
-    """Scale of the rewards."""
-    success_reward: float = 0.5
-    """A response with more reward than this counts as right."""
-    temperature: float = Field(default=1.0, gt=0)
-    """That of the reference's log-probs."""
 
 
 class ImplicitRewardEngine(TrainedEngine):
@@ -46,15 +34,23 @@ class ImplicitRewardEngine(TrainedEngine):
         self,
         model: PreTrainedModel,
         *,
-        optimizer: OptimizerConfig,
-        config: ImplicitRewardConfig,
+        config: CriticConfig,
+        temperature: float = 1.0,
+        tokens_per_microbatch: int = TOKENS_PER_MICROBATCH,
         device: str = "cpu",
         ranks: Ranks | None = None,
     ) -> None:
+        """temperature: that of the reference's log-probs."""
         super().__init__(
-            model, packing=config, optimizer=optimizer, device=device, prefix="process_reward", ranks=ranks
+            model,
+            trained=config,
+            tokens_per_microbatch=tokens_per_microbatch,
+            optimizer=config.optimizer,
+            device=device,
+            prefix="process_reward",
+            ranks=ranks,
         )
-        self.config = config
+        self.config, self._temperature = config, temperature
 
     def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """[L] beta x log(phi / reference) of each sample. Raises ValueError without reference log-probs."""
@@ -62,7 +58,7 @@ class ImplicitRewardEngine(TrainedEngine):
         if missing:
             raise ValueError(f"samples {missing} have no reference log-probs")
         found = self._for_each_token(samples, self._logprobs)
-        beta = np.float32(self.config.beta)
+        beta = np.float32(self.config.process_reward_scale)
         return [
             beta * (logprobs - sample.ref_logprobs)
             for sample, logprobs in zip(samples, found, strict=True)
@@ -70,7 +66,7 @@ class ImplicitRewardEngine(TrainedEngine):
         ]
 
     def _logprobs(self, batch: MicroBatch) -> Tensor:
-        return token_logprobs(self.packed.outputs(batch), batch.targets_T, self.config.temperature)[0]
+        return token_logprobs(self.packed.outputs(batch), batch.targets_T, self._temperature)[0]
 
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
         """Binary cross-entropy of the outcome (eq. 5), mean over samples; trained tokens only count in the score."""
@@ -79,7 +75,8 @@ class ImplicitRewardEngine(TrainedEngine):
         if ref_logprobs_T is None or len(rewards) < len(samples):
             raise ValueError("a process reward model is trained on samples with rewards and reference log-probs")
         gap_T = self._logprobs(batch) - ref_logprobs_T
-        score_N = self.config.beta * gap_T.new_zeros(batch.num_samples).index_add(0, batch.sample_T, gap_T)
+        total_N = gap_T.new_zeros(batch.num_samples).index_add(0, batch.sample_T, gap_T)
+        score_N = self.config.process_reward_scale * total_N
         right_N = torch.tensor(rewards, device=score_N.device).gt(self.config.success_reward)
         loss = F.binary_cross_entropy_with_logits(score_N, right_N.float(), reduction="sum")
         loss.backward()

@@ -6,36 +6,13 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from interlace.core.errors import UserError
-
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from interlace.core.types import SamplingParams
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18}
 """Logits worked on at a time, by kind of device: on a CPU what its caches hold, which is two to four times as fast."""
 DEFAULT_CHUNK = 1 << 22
 """16 MiB of float32."""
-
-
-def training_temperature(params: SamplingParams) -> float:
-    """The temperature that training shares with sampling.
-
-    Log-probs are only comparable under one distribution. Temperature is part of it; what cuts or bends the vocabulary
-    while sampling cannot be repeated for another policy, so it is refused (UserError), as is greedy sampling.
-    """
-    plain = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
-    bent = [f"{name}={getattr(params, name)}" for name, neutral in plain.items() if getattr(params, name) != neutral]
-    bent += ["logit_bias"] if params.logit_bias else []
-    if bent:
-        raise UserError(
-            f"sampling with {', '.join(bent)} draws from a distribution that training cannot recompute, "
-            "so importance ratios would be wrong. Train with temperature only; keep the rest for evaluation."
-        )
-    if params.temperature == 0:
-        raise UserError("temperature=0 is greedy: there is no distribution to train on. Use a temperature above 0.")
-    return params.temperature
 
 
 def token_logprobs(logits_TV: Tensor, targets_T: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

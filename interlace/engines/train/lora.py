@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field
 from torch import nn
 
-from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.engines.train.checkpoint import host_copy
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.pytorch_utils import Conv1D
 
+    from interlace.engines.train.config import LoraConfig
+
 NAME = "default"
 """Of the adapter, as peft calls it where nothing else is said."""
 PREFIX = "base_model.model."
@@ -38,19 +38,6 @@ PREFIX = "base_model.model."
 WEIGHTS_FILE = "adapter_model.safetensors"
 BASE = ".base_layer"
 """Between a layer's name and that of its frozen weight, inside a model with an adapter."""
-
-
-class LoraConfig(Config):
-    """Which layers get an adapter, and how large it is."""
-
-    rank: int = Field(default=16, ge=1)
-    alpha: float = Field(default=32.0, gt=0)
-    """The adapter counts alpha / rank times."""
-    target_modules: tuple[str, ...] | None = None
-    """Names of linear layers, such as q_proj; None takes all but the output head."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of the adapter's input while training. Above 0, trained log-probs are no longer those that were sampled under,
-    and the result depends on how a batch is split."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

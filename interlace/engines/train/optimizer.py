@@ -2,60 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from pydantic import Field, model_validator
 
-from interlace.core.config import Config
 from interlace.engines.train.ranks import whole_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from interlace.engines.train.config import OptimizerConfig
     from interlace.models.residence import Move
-
-
-Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-"""Share of a moment that an optimizer step keeps."""
-
-
-class OptimizerConfig(Config):
-    """AdamW (arXiv 1711.05101), the gradient's bound and the learning rate over time."""
-
-    lr: float = Field(default=1e-6, gt=0)
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Applied to matrices only, not to biases and norms."""
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """The gradient is scaled down to this L2 norm; None leaves it as it is."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """The rate rises linearly over this many optimizer steps."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the rate does after the warm-up: stays, or falls to `min_lr_ratio` at `total_steps`."""
-    total_steps: int | None = Field(default=None, ge=1)
-    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _a_fall_needs_an_end(self) -> OptimizerConfig:
-        if self.schedule != "constant" and self.total_steps is None:
-            raise ValueError(f"schedule {self.schedule!r} needs total_steps, the optimizer step at which it ends")
-        if self.total_steps is not None and self.total_steps <= self.warmup_steps:
-            raise ValueError(f"total_steps ({self.total_steps}) must be more than warmup_steps ({self.warmup_steps})")
-        return self
-
-    def lr_at(self, step: int) -> float:
-        """The learning rate of optimizer step `step`, counted from 0."""
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
-        if self.schedule == "constant" or self.total_steps is None:
-            return self.lr
-        done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
-        left = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.lr * (self.min_lr_ratio + (1.0 - self.min_lr_ratio) * left)
 
 
 OptimizerState: TypeAlias = dict[str, "Tensor"]

@@ -11,12 +11,12 @@ import torch
 
 from interlace.core.trajectory import predicted
 from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, host_shards, read_optimizer
+from interlace.engines.train.config import SpeedupConfig
 from interlace.engines.train.export import model_files, named_weights
 from interlace.engines.train.minibatch import Minibatch, MinibatchTotals
-from interlace.engines.train.optimizer import Optimizer, OptimizerConfig, OptimizerState
+from interlace.engines.train.optimizer import Optimizer, OptimizerState
 from interlace.engines.train.packed_model import PackedModel
 from interlace.engines.train.packing import (
-    PackingConfig,
     collate,
     placeholder,
     read_columns,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from interlace.core.types import BoolArray, FloatArray, Metrics, Sample
+    from interlace.engines.train.config import OptimizerConfig, TrainedConfig
     from interlace.engines.train.packing import Columns, MicroBatch
     from interlace.models.residence import Move
 
@@ -45,11 +46,21 @@ class PackedEngine:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, packing: PackingConfig, device: str, ranks: Ranks | None = None
+        self,
+        model: PreTrainedModel,
+        *,
+        trained: TrainedConfig,
+        tokens_per_microbatch: int,
+        device: str,
+        speedups: SpeedupConfig | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self._packing = packing
+        """tokens_per_microbatch: changes memory and speed, and at most the last bits of a result."""
+        self._trained, self._tokens_per_microbatch = trained, tokens_per_microbatch
         self._ranks = ranks or Ranks()
-        self.packed = PackedModel(model, device=device, packing=packing, ranks=self._ranks)
+        self.packed = PackedModel(
+            model, device=device, trained=trained, speedups=speedups or SpeedupConfig(), ranks=self._ranks
+        )
         self.residence = Residence(self.packed.device, self.relocate)
 
     @property
@@ -73,7 +84,7 @@ class PackedEngine:
         """Micro-batches, as indices, and empty ones where other ranks have more; without samples without a response."""
         present = [index for index, sample in enumerate(samples) if _has_predictions(sample)]
         answered = [samples[index] for index in present]
-        split = split_samples(answered, self._packing.tokens_per_microbatch, padded=not self.packed.is_packed)
+        split = split_samples(answered, self._tokens_per_microbatch, padded=not self.packed.is_packed)
         num_missing = self._ranks.largest(len(split)) - len(split)
         return [[present[row] for row in rows] for rows in split] + [[] for _ in range(num_missing)]
 
@@ -132,16 +143,25 @@ class TrainedEngine(PackedEngine, ABC):
         self,
         model: PreTrainedModel,
         *,
-        packing: PackingConfig,
+        trained: TrainedConfig,
+        tokens_per_microbatch: int,
         optimizer: OptimizerConfig,
         device: str,
         prefix: str,
         ranks: Ranks | None,
+        speedups: SpeedupConfig | None = None,
     ) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:  # in bfloat16 an update of a small learning rate is lost in rounding
                 parameter.data = parameter.data.float()
-        super().__init__(model, packing=packing, device=device, ranks=ranks)
+        super().__init__(
+            model,
+            trained=trained,
+            tokens_per_microbatch=tokens_per_microbatch,
+            device=device,
+            speedups=speedups,
+            ranks=ranks,
+        )
         self._optimizer = Optimizer(model, optimizer)
         self._prefix = prefix
         self._minibatch = Minibatch()
@@ -181,7 +201,7 @@ class TrainedEngine(PackedEngine, ABC):
         Dropped (`skipped_minibatches` = 1) are a minibatch with nothing to train on, one whose loss or gradient is not
         finite, and one that the engine finds too far out.
         """
-        if not (self._packing.reshard or self._ranks.is_alone):
+        if not (self._trained.reshard or self._ranks.is_alone):
             self._ranks.reduce(self.model, self._accompany(self._collate([placeholder()], masks=[None])))
         own, self._minibatch = self._minibatch.close(), Minibatch()
         closed = MinibatchTotals.over_ranks(

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from interlace.engines.train.packing import MicroBatch, PackingConfig
+    from interlace.engines.train.config import SpeedupConfig, TrainedConfig
+    from interlace.engines.train.packing import MicroBatch
     from interlace.engines.train.ranks import Ranks
 
 PROBE_SIZES = (7, 5, 3)
@@ -33,16 +34,18 @@ ALIGNMENT = 64
 class PackedModel:
     """Runs a model on packed rows where its attention can be replaced, else on padded ones: `attention` says which."""
 
-    def __init__(self, model: PreTrainedModel, *, device: str, packing: PackingConfig, ranks: Ranks) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, device: str, trained: TrainedConfig, speedups: SpeedupConfig, ranks: Ranks
+    ) -> None:
         self.model = model
         self.device = torch.device(device)
         if ranks.is_alone:  # sharding brings each rank's part to its device, where the whole may not fit
             nn.Module.to(model, self.device)
         _align(model)
         model.eval()  # no dropout: log-probs must equal those of the rollout engine
-        if packing.gradient_checkpointing:
+        if trained.gradient_checkpointing:
             _checkpoint_layers(model)
-        if packing.liger:
+        if speedups.liger:
             apply_liger(model, self.device)
         if self.device.type == "cpu":
             use_fast_products(model)
@@ -53,11 +56,11 @@ class PackedModel:
         self.attention = (
             "packed, without padding" if refusal is None else f"padded, with the model's own attention: {refusal}"
         )
-        if packing.compile:
+        if speedups.compile:
             compile_layers(model, self.device)
             if self.is_packed:
                 model.set_attn_implementation(UNTRACED_ATTENTION)
-        ranks.shard(model, reshard=packing.reshard)
+        ranks.shard(model, reshard=trained.reshard)
 
     def outputs(self, batch: MicroBatch) -> Tensor:
         """[T, outputs]: logits (or a head's values) at the positions asked for."""

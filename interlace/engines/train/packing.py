@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from interlace.core.config import Config
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.engines.train.attention import PackedLayout
 from interlace.engines.train.prefetch import on_device
@@ -21,23 +19,6 @@ if TYPE_CHECKING:
 
     from interlace.core.types import BoolArray, FloatArray
     from interlace.engines.train.trie import Places
-
-
-class PackingConfig(Config):
-    """How much is computed at once, and by what. Changes memory and speed, and at most the last bits of a result."""
-
-    tokens_per_microbatch: int = Field(default=8192, ge=1)
-    """Prompt and response tokens of one forward, a prompt that samples share counted once, or padding counted where
-    rows are padded; a longer sample has one to itself."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward: less memory, about a third more time."""
-    compile: bool = False
-    """Compile each layer with torch.compile."""
-    liger: bool = False
-    """Use Liger's kernels."""
-    reshard: bool = True
-    """Of several ranks: give each layer's weights up right after its use. False keeps whole weights and a whole
-    gradient from a minibatch's first forward to its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

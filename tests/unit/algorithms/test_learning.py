@@ -12,7 +12,6 @@ from interlace.core.types import Prompt, Sample, SampleGroup, SampleKey, Segment
 from interlace.engines.train import (
     CriticConfig,
     CriticEngine,
-    ImplicitRewardConfig,
     ImplicitRewardEngine,
     LogprobEngine,
     OptimizerConfig,
@@ -56,15 +55,15 @@ class Trainer:
         self.algorithm, needs = algorithm, algorithm.needs
         optimizer = OptimizerConfig(lr=2e-2)
         settings = algorithm.settings
-        config = TrainConfig(aggregation=settings.aggregation, aggregation_length=LENGTH)
+        config = TrainConfig(update=settings.model_copy(update={"aggregation_length": LENGTH}))
         self.plain = tiny_policy()
         self.policy = TrainEngine(tiny_policy(), loss=algorithm.loss, optimizer=optimizer, config=config)
         self.reference = LogprobEngine(tiny_policy(), config=config)
-        self.critic = CriticEngine(critic_model(tiny_policy()), optimizer=optimizer, config=CriticConfig())
+        self.critic = CriticEngine(critic_model(tiny_policy()), config=CriticConfig(optimizer=optimizer))
         self.process_model: ImplicitRewardEngine | None = None
         if needs.process_reward:
-            process = ImplicitRewardConfig(success_reward=0.2)
-            self.process_model = ImplicitRewardEngine(tiny_policy(), optimizer=optimizer, config=process)
+            process = CriticConfig(optimizer=optimizer, success_reward=0.2)
+            self.process_model = ImplicitRewardEngine(tiny_policy(), config=process)
         self.draw = torch.Generator().manual_seed(0)
 
     def step(self) -> float:

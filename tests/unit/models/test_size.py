@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams, Segment
 from interlace.engines.rollout import NativeConfig, NativeEngine
-from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, sft_loss
+from interlace.engines.train import ActorConfig, LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, sft_loss
 from interlace.models.config import ModelConfig
 from interlace.models.loading import empty_model, load_model
 from interlace.models.size import context_length, model_size
@@ -40,7 +40,10 @@ def kept_for_the_backward(model: torch.nn.Module) -> Iterator[dict[int, int]]:
 def test_activations_are_about_what_a_forward_keeps(recomputed: bool) -> None:
     size, model = model_size(empty_model(TINY)), load_model(TINY).model
     engine = TrainEngine(
-        model, loss=sft_loss, optimizer=OptimizerConfig(), config=TrainConfig(gradient_checkpointing=recomputed)
+        model,
+        loss=sft_loss,
+        optimizer=OptimizerConfig(),
+        config=TrainConfig(actor=ActorConfig(gradient_checkpointing=recomputed)),
     )
     ids = np.arange(1, 33, dtype=np.int32)
     prompt = Prompt(uid="0", token_ids=ids[:1], text="", answer="")

@@ -19,9 +19,9 @@ def plain_values(model: torch.nn.Module, sample: Sample) -> torch.Tensor:
     return model(ids, use_cache=False).logits[0, -sample.num_tokens - 1 : -1, 0]
 
 
-def critic(kind: str = "qwen2", **settings: object) -> CriticEngine:
-    optimizer = OptimizerConfig(lr=1e-2, max_grad_norm=None)
-    return CriticEngine(critic_model(tiny_model(kind)), optimizer=optimizer, config=CriticConfig.parse(settings))
+def critic(kind: str = "qwen2", *, budget: int = 8192, value_clip: float | None = 0.5) -> CriticEngine:
+    config = CriticConfig(optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=None), value_clip=value_clip)
+    return CriticEngine(critic_model(tiny_model(kind)), config=config, tokens_per_microbatch=budget)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "gemma2", "mixtral", "gpt2", "bloom"])
@@ -29,7 +29,7 @@ def test_values_are_those_of_the_plain_model(kind: str) -> None:
     samples, model = ragged_samples(7), critic_model(tiny_model(kind)).eval()
     with torch.no_grad():
         expected = [plain_values(model, sample) for sample in samples]
-    for found, wanted in zip(critic(kind, tokens_per_microbatch=50).values(samples), expected, strict=True):
+    for found, wanted in zip(critic(kind, budget=50).values(samples), expected, strict=True):
         np.testing.assert_allclose(found, wanted.numpy(), atol=2e-5)
 
 
@@ -56,7 +56,7 @@ def test_the_update_is_the_mean_over_trained_tokens_for_any_split() -> None:
         errors.append((returns - old) ** 2)
     expected = torch.cat(losses).mean()
     expected.backward()
-    engine = critic(tokens_per_microbatch=40)
+    engine = critic(budget=40)
     engine.accumulate(samples[:3])
     engine.accumulate(samples[3:])
     gradients = [parameter.grad.clone() for parameter in engine.model.parameters() if parameter.grad is not None]
@@ -83,9 +83,7 @@ def test_a_critic_learns_its_returns() -> None:
 def test_a_critic_is_a_standard_model(tmp_path: Path) -> None:
     engine, samples = critic("llama"), ragged_samples(3)
     save_model(engine.model, tmp_path)
-    loaded = CriticEngine(
-        AutoModelForTokenClassification.from_pretrained(tmp_path), optimizer=OptimizerConfig(), config=CriticConfig()
-    )
+    loaded = CriticEngine(AutoModelForTokenClassification.from_pretrained(tmp_path), config=CriticConfig())
     for one, other in zip(engine.values(samples), loaded.values(samples), strict=True):
         assert (one == other).all()
 

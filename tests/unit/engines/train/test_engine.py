@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from interlace.algorithms import create_algorithm
-from interlace.core.training import Aggregation, LossInputs, LossOutputs
+from interlace.core.training import Aggregation, LossInputs, LossOutputs, UpdateConfig
 from interlace.core.types import Metrics, Sample, Segment
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, merge_metrics, sft_loss
 from interlace.engines.train.aggregation import Aggregator
@@ -25,20 +25,16 @@ TOLERANCE = 3e-6
 """Of fp32 sums taken in different orders, on gradients of about 0.01 to 1; of larger ones, of their largest."""
 
 
-def policy_engine(aggregation: Aggregation = "token_mean", *, budget: int = 10_000, **extra: object) -> TrainEngine:
+def policy_engine(aggregation: Aggregation = "token_mean", *, budget: int = 10_000, **skipping: object) -> TrainEngine:
     algorithm = create_algorithm("grpo", {"kl_coefficient": 0.1, "entropy_coefficient": 0.01})
     return TrainEngine(
         tiny_model(),
         loss=algorithm.loss,
         optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=None),
-        config=TrainConfig.parse(
-            {
-                "tokens_per_microbatch": budget,
-                "aggregation": aggregation,
-                "aggregation_length": LENGTH,
-                "temperature": 0.9,
-                **extra,
-            }
+        config=TrainConfig(
+            update=UpdateConfig.parse({"aggregation": aggregation, "aggregation_length": LENGTH, **skipping}),
+            tokens_per_microbatch=budget,
+            temperature=0.9,
         ),
     )
 

@@ -8,7 +8,7 @@ import torch
 
 from interlace.core.types import Sample
 from interlace.engines.train import (
-    ImplicitRewardConfig,
+    CriticConfig,
     ImplicitRewardEngine,
     LogprobEngine,
     OptimizerConfig,
@@ -28,9 +28,10 @@ def scored_samples(count: int) -> list[Sample]:
     return [replace(s, ref_logprobs=found, reward=RIGHT if index % 2 else 0.4) for index, (s, found) in pairs]
 
 
-def engine(**settings: object) -> ImplicitRewardEngine:
+def engine(*, beta: float = 0.05, budget: int = 8192) -> ImplicitRewardEngine:
     optimizer = OptimizerConfig(lr=1e-2, max_grad_norm=None)
-    return ImplicitRewardEngine(tiny_model(), optimizer=optimizer, config=ImplicitRewardConfig.parse(settings))
+    config = CriticConfig(optimizer=optimizer, process_reward_scale=beta)
+    return ImplicitRewardEngine(tiny_model(), config=config, tokens_per_microbatch=budget)
 
 
 def test_a_model_that_has_not_moved_gives_no_reward() -> None:
@@ -51,7 +52,7 @@ def test_the_update_is_cross_entropy_over_samples_for_any_split() -> None:
         losses.append(-torch.nn.functional.logsigmoid(score if sample.reward == RIGHT else -score))
     expected = torch.stack(losses).mean()
     expected.backward()
-    ours = engine(beta=0.5, tokens_per_microbatch=40)
+    ours = engine(beta=0.5, budget=40)
     ours.accumulate(samples[:2])
     ours.accumulate(samples[2:])
     gradients = [p.grad / len(samples) for p in ours.model.parameters() if p.grad is not None]

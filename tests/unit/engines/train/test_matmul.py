@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from interlace.algorithms import create_algorithm
-from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, matmul
+from interlace.engines.train import ActorConfig, OptimizerConfig, TrainConfig, TrainEngine, matmul
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
@@ -71,5 +71,5 @@ def engine_of(settings: dict[str, bool]) -> TrainEngine:
         tiny_model(),
         loss=create_algorithm("grpo", {}).loss,
         optimizer=OptimizerConfig(lr=1e-2, eps=1e-3),
-        config=TrainConfig.parse({"tokens_per_microbatch": 60, **settings}),
+        config=TrainConfig(tokens_per_microbatch=60, actor=ActorConfig.parse(settings)),
     )

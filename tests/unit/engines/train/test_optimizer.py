@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from interlace.core.errors import UserError
-from interlace.engines.train.optimizer import Optimizer, OptimizerConfig
+from interlace.engines.train.config import OptimizerConfig
+from interlace.engines.train.optimizer import Optimizer
 
 
 def test_learning_rate_over_time() -> None:

@@ -6,7 +6,15 @@ import torch
 from transformers import PreTrainedModel
 
 from interlace.core.types import Sample
-from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, attention, sft_loss
+from interlace.engines.train import (
+    ActorConfig,
+    LogprobEngine,
+    OptimizerConfig,
+    TrainConfig,
+    TrainEngine,
+    attention,
+    sft_loss,
+)
 from interlace.engines.train.attention import PACKED_ATTENTION
 from tests.unit.engines.train.models import PACKED, PADDED, plain_logits, ragged_samples, tiny_model
 
@@ -51,7 +59,9 @@ def test_gradients_are_those_of_the_plain_model(kind: str, checkpointing: bool) 
         tiny_model(kind),
         loss=sft_loss,
         optimizer=OptimizerConfig(),
-        config=TrainConfig(tokens_per_microbatch=70, temperature=TEMPERATURE, gradient_checkpointing=checkpointing),
+        config=TrainConfig(
+            tokens_per_microbatch=70, temperature=TEMPERATURE, actor=ActorConfig(gradient_checkpointing=checkpointing)
+        ),
     )
     engine.accumulate(samples)
     for (name, parameter), reference in zip(engine.model.named_parameters(), plain.parameters(), strict=True):
@@ -68,7 +78,7 @@ def test_checkpointing_recomputes_each_layer() -> None:
         model = tiny_model()
         count: list[int] = []
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_, count=count: count.append(1))
-        config = TrainConfig(gradient_checkpointing=checkpointing)
+        config = TrainConfig(actor=ActorConfig(gradient_checkpointing=checkpointing))
         engine = TrainEngine(model, loss=sft_loss, optimizer=OptimizerConfig(), config=config)
         before = len(count)
         engine.accumulate(ragged_samples(3))
@@ -80,7 +90,9 @@ def test_dropout_is_off_whatever_the_model_was_configured_with() -> None:
     samples = ragged_samples(4)
     expected = LogprobEngine(tiny_model("gpt2"), config=TrainConfig()).logprobs(samples)
     dropping = tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5).train()
-    found = LogprobEngine(dropping, config=TrainConfig(gradient_checkpointing=True)).logprobs(samples)
+    found = LogprobEngine(dropping, config=TrainConfig(actor=ActorConfig(gradient_checkpointing=True))).logprobs(
+        samples
+    )
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 

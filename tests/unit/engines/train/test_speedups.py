@@ -8,7 +8,7 @@ import torch
 
 from interlace.algorithms import create_algorithm
 from interlace.core.errors import UserError
-from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine
+from interlace.engines.train import ActorConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.engines.train.speedups import apply_liger, check_compiler
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
@@ -20,7 +20,7 @@ def engine_of(**settings: object) -> TrainEngine:
         tiny_model(),
         loss=create_algorithm("grpo", {}).loss,
         optimizer=OptimizerConfig(lr=1e-2),
-        config=TrainConfig.parse({"tokens_per_microbatch": 60, **settings}),
+        config=TrainConfig(tokens_per_microbatch=60, actor=ActorConfig.parse(settings)),
     )
 
 
