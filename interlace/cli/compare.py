@@ -41,6 +41,7 @@ def compare(
     from interlace.jobs.compare import Comparison, load_variants, run_variants, write_comparison
     from interlace.observe.jsonl import to_line
     from interlace.observe.progress import open_progress
+    from interlace.observe.run_folder import folder_name
     from interlace.observe.stop import StopSignal
 
     hush_libraries()
@@ -59,7 +60,7 @@ def compare(
             open_progress(console, num_steps=num_steps, quiet=as_json) as progress,
             StopSignal(lambda: progress.say("Stopping at the end of this step. Ctrl-C again stops at once.")) as stop,
         ):
-            found = run_variants(variants, ROOT, Path(recipe).stem, progress=progress, stop=stop)
+            found = run_variants(variants, ROOT, folder_name(Path(recipe).stem), progress=progress, stop=stop)
     outcomes, failed = found.outcomes, found.failed
     if outcomes:
         report = write_comparison(outcomes)

@@ -4,9 +4,10 @@ import functools
 import io
 import sys
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import typer
+import typer.core
 
 from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
@@ -41,13 +42,36 @@ def _reporting(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
+class _WithSettings(typer.core.TyperCommand):
+    """A command whose settings are given as key=value: says so where one was given as an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As any command's, after a look at options that are none."""
+        known = {"--help", *(name for parameter in self.params for name in parameter.opts)}
+        for place, given in enumerate(args):
+            option, equals, value = given.partition("=")
+            if option.startswith("--") and option not in known and (key := _setting(option)):
+                value = value if equals else next(iter(args[place + 1 :]), "...")
+                print(f"error: {option} is no option: settings are given as {key}={value}", file=sys.stderr)
+                raise typer.Exit(BAD_INPUT)
+        return super().parse_args(ctx, args)
+
+
+def _setting(option: str) -> str:
+    """The setting that an option is called after; empty where there is none."""
+    from interlace.recipes.config import Recipe
+
+    key = option.removeprefix("--").replace("-", "_")
+    return key if key.partition(".")[0] in Recipe.model_fields else ""
+
+
 app = typer.Typer(
     help="Reinforcement-learning post-training: the flow is written once, the way it runs is data.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("train")(_reporting(train))
+app.command("train", cls=_WithSettings)(_reporting(train))
 app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))
 app.command("simulate")(_reporting(simulate))

@@ -85,6 +85,12 @@ def _fresh(
     if not is_locked:
         held.enter_context(RunLock(folder))
     console.print(derived_numbers_table(derived_numbers(settings, derived)))
+    if settings.prompts_per_step > derived.num_train_prompts:
+        console.print(
+            f"prompts_per_step={settings.prompts_per_step}, and there are {derived.num_train_prompts} prompts to train "
+            f"on: a step uses each about {settings.prompts_per_step / derived.num_train_prompts:.1f} times.",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
     return settings, folder
 
 

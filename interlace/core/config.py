@@ -11,6 +11,13 @@ from interlace.core.errors import UserError, nearest
 
 _ALTERNATIVE = re.compile(r"(literal|tuple|function-\w+)\[.*|constrained-\w+|bool|int|float|str")
 """What pydantic calls one of the types that a field may have; stands in a mistake's place like a key, and is none."""
+_WANTED = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number, such as 10"),
+    **dict.fromkeys(("float_parsing", "float_type"), "it must be a number, such as 0.5 or 1e-4"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "it must be true or false"),
+    "string_type": "it must be text",
+}
+"""What pydantic's words on types come to, by the kind of mistake."""
 
 
 class Config(BaseModel):
@@ -72,7 +79,7 @@ def _told(cls: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
     given = key if is_section else f"{key} = {detail['input']!r}"
     if detail["type"] in ("model_type", "model_attributes_type"):
         return f"{given}: ", f"Input should be a mapping, with keys of: {', '.join(sorted(options))}."
-    return f"{given}: ", f"{detail['msg'].removeprefix('Value error, ')}."
+    return f"{given}: ", f"{_WANTED.get(detail['type']) or detail['msg'].removeprefix('Value error, ')}."
 
 
 def _place(cls: type[BaseModel], parts: Sequence[str]) -> tuple[tuple[str, ...], Sequence[str]]:

@@ -73,6 +73,8 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, JSON]]]:
                 values = json.loads(line)
             except ValueError as error:  # also what is not UTF-8
                 raise UserError(f"{path}:{number}: not JSON: {error}.") from None
+            except RecursionError:
+                raise UserError(f"{path}:{number}: brackets within brackets, deeper than Python can read.") from None
             if not isinstance(values, dict):
                 raise UserError(f"{path}:{number}: {_kind(values)}; each line must be a JSON object.")
             yield number, values

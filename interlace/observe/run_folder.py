@@ -15,6 +15,7 @@ process.json       which process trains it, while one does: its lock (see run_lo
 
 import re
 import shutil
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,13 +217,20 @@ def _steps(numbers: Sequence[int]) -> str:
 
 def default_name(root: Path, recipe: str) -> str:
     """The recipe's name, numbered from 2 where it is taken: a second `train` does not have to invent one."""
+    recipe = folder_name(recipe)
     number = max((n for _, n in _numbered(root, recipe)), default=0) + 1
     return recipe if number == 1 else f"{recipe}-{number}"
 
 
+def folder_name(text: str) -> str:
+    """What of any text can name a run's folder: accents are dropped, anything else becomes `-`."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("._-")[:180] or "run"
+
+
 def latest_name(root: Path, recipe: str) -> str:
     """The name of the newest run that default_name named, for --resume without a name. Raises UserError."""
-    runs = _numbered(root, recipe)
+    runs = _numbered(root, folder_name(recipe))
     if not runs:
         raise UserError(f"there is no run of {recipe!r} under {root} to resume. Start it without --resume.")
     return max(runs, key=lambda run: run[1])[0]

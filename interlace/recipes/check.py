@@ -22,11 +22,15 @@ from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.layout import num_ranks
 from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory
 from interlace.rewards.base import load_reward
+from interlace.runtime.local.cluster import host_memory_bytes
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import placed_roles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+SAMPLE_BYTES, TOKEN_BYTES = 1024, 16
+"""Of a sample in the controller's memory, at least; and of each of its tokens: id, log-probs, advantage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +85,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
     longest = _longest_prompt(recipe, prompts, size)
     samples = recipe.prompts_per_step * recipe.samples_per_prompt
+    _check_step_size(recipe, samples)
     max_tokens_per_step = samples * (longest + recipe.sampling.max_new_tokens)
     loads = MemoryLoads(size=size, num_lora=num_lora, max_tokens_per_step=max_tokens_per_step)
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
@@ -200,6 +205,17 @@ def _check_loggers(recipe: Recipe) -> None:
         raise UserError(
             f"logging.trace_steps={list(traced)}, but the run ends with step {recipe.steps}. Name steps up to it, or "
             "raise steps."
+        )
+
+
+def _check_step_size(recipe: Recipe, samples: int) -> None:
+    """Raises UserError where the samples of a step do not fit into this machine's memory, whatever else does."""
+    needed, there = samples * (SAMPLE_BYTES + TOKEN_BYTES * recipe.sampling.max_new_tokens), host_memory_bytes()
+    if needed > there:
+        raise UserError(
+            f"prompts_per_step={recipe.prompts_per_step} and samples_per_prompt={recipe.samples_per_prompt} are "
+            f"{samples:,} samples a step, which may need {needed / 2**30:,.0f} GiB of this machine's "
+            f"{there / 2**30:,.0f} GiB: take fewer."
         )
 
 

@@ -42,7 +42,7 @@ class Recipe(Config):
         ({"name": "x", "optimizer": {"lerning_rate": 1}}, ["unknown key 'optimizer.lerning_rate'", "'learning_rate'"]),
         ({"name": "x", "reference": {"beta": 1}}, ["'reference.beta'", "Did you mean 'betas'?"]),
         ({}, ["missing key 'name'"]),
-        ({"name": "x", "steps": "many"}, ["steps = 'many'", "valid integer"]),
+        ({"name": "x", "steps": "many"}, ["steps = 'many'", "a whole number"]),
         ({"name": "x", "optimizer": {"learning_rate": 0}}, ["optimizer.learning_rate = 0", "greater than 0"]),
         (
             {"name": "x", "granule": 0},

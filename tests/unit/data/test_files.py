@@ -56,6 +56,11 @@ def test_parquet_is_read_like_jsonl(tmp_path: Path) -> None:
     assert "set.parquet:1: there is no column 'solution'" in refusal(path, answer_column="solution")
 
 
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps(GOOD), '{"prompt": ' + "[" * 200_000 + "]" * 200_000 + "}")
+    assert f"{path}:2: brackets within brackets" in refusal(path)
+
+
 def test_each_mistake_names_file_and_line(tmp_path: Path) -> None:
     good = json.dumps(GOOD)
     assert f"{tmp_path}/set.jsonl:2: not JSON" in refusal(write(tmp_path, good, "{prompt: 1}"))

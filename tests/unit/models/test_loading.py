@@ -55,6 +55,18 @@ def test_an_id_that_the_hub_cannot_give() -> None:
     assert "model 'nobody/no-such-model' has no readable configuration" in refusal("nobody/no-such-model")
 
 
+def test_an_id_of_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    told = refusal("nobody/no-such-model")
+    assert "there is no such folder here, and http://127.0.0.1:9" in told and "cannot be reached" in told
+
+
 def test_what_is_not_a_causal_language_model(folder: Path, tmp_path: Path) -> None:
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     BertForMaskedLM(BertConfig(vocab_size=300, **sizes)).save_pretrained(folder)
