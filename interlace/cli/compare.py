@@ -132,7 +132,8 @@ def _table(outcomes: Sequence["Outcome"], first: "Outcome", bins: Sequence[str],
     add("length trained", lambda each: number(each.lengths.trained_mean, 1) if each.lengths else "-")
     add("  against generated", lambda each: f"{each.lengths.mean_shift:+.1f}" if each.lengths else "-")
     add("  KS distance", lambda each: number(each.lengths.ks_distance, 3) if each.lengths else "-")
-    add("final reward", lambda each: "-" if each.final_reward is None else number(each.final_reward, 3))
+    if any(each.final_reward is not None for each in outcomes):  # a simulation learns nothing
+        add("final reward", lambda each: "-" if each.final_reward is None else number(each.final_reward, 3))
     return table
 
 

@@ -155,13 +155,16 @@ def _has_trained(folder: "RunFolder") -> bool:
 
 def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console: Console) -> None:
     from interlace.cli.outcome import outcome_tables, written_paths
+    from interlace.observe.goodput import ledger_of
+    from interlace.observe.run_data import RunData
     from interlace.observe.tables import goodput_table
 
     for table in outcome_tables(recipe, report):
         console.print(table)
     if report.ledger.total_s > 0:
         console.print(goodput_table(report.ledger))
-        if waste := report.ledger.largest_waste():
+        # Of the steps alone, as the report page says: start-up and evaluations are shown in the table above.
+        if waste := ledger_of(RunData.read(folder).rows).largest_waste():
             console.print(waste.sentence, markup=False, highlight=False, soft_wrap=True)
     console.print(written_paths(folder, report))
     if report.was_stopped:

@@ -27,6 +27,8 @@ class StateCosts(Config):
     """Of one instance, sharded over its devices."""
     device_bytes: int = Field(default=0, ge=0)
     """On each of its devices beside that: KV cache, buffers."""
+    working_bytes: int = Field(default=0, ge=0)
+    """On each of its devices while it computes: activations, logits, gathered layers of one micro-batch."""
     onload_s: float = Field(default=0.0, ge=0)
     """Host to device, all of the state over one device's link."""
     offload_s: float = Field(default=0.0, ge=0)
@@ -100,10 +102,11 @@ class TrainCosts(InferenceCosts):
 
     @property
     def inference(self) -> InferenceCosts:
-        """Of the same model where it is not trained: without gradients and moments its state is a quarter."""
+        """Of the same model where it is not trained: a quarter of its state, and no gradient of the logits."""
         return InferenceCosts(
             state_bytes=self.state_bytes // 4,
             device_bytes=self.device_bytes,
+            working_bytes=self.working_bytes // 2,
             onload_s=self.onload_s / 4,
             offload_s=self.offload_s / 4,
             efficiency=self.efficiency,

@@ -82,7 +82,14 @@ def toy(recipe: Recipe) -> Recipe:
         ),
         "evaluation": recipe.evaluation.model_copy(update=evaluation),
         "logging": recipe.logging.model_copy(update={"loggers": ()}),
-        "cluster": recipe.cluster.model_copy(update={"devices": _two_devices(recipe)}),
+        "cluster": recipe.cluster.model_copy(
+            # One thread everywhere, unless the recipe says more: with two, sums would be taken in another order where
+            # a schedule gives the actor two cores.
+            update={
+                "devices": _two_devices(recipe),
+                "threads_per_worker": recipe.cluster.threads_per_worker or 1,
+            }
+        ),
     }
     return recipe.model_copy(update=changes)
 

@@ -11,7 +11,8 @@ from interlace.engines.train.config import TrainConfig, training_temperature
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.recipes.config import Recipe, algorithm_of
-from interlace.recipes.layout import needed_roles, num_ranks, reference_is_base
+from interlace.recipes.layout import needed_roles, num_ranks, num_threads, num_used, reference_is_base
+from interlace.recipes.memory import working_bytes as forecast_working_bytes
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
 from interlace.runtime.cluster import Cluster, WorkerSpec
@@ -80,8 +81,9 @@ async def launch_roles(
     base_serves = needs.reference and reference_is_base(recipe, cluster.place)
     if base_serves:
         del workers["reference"]
+    working = forecast_working_bytes(recipe, cluster.devices)
     started = {
-        role.name: await _launch_all(cluster, recipe, role, workers[role.name])
+        role.name: await _launch_all(cluster, recipe, role, workers[role.name], working.get(role.name, 0))
         for role in needed_roles(needs)
         if role.name in workers
     }
@@ -163,18 +165,21 @@ async def launch_second_actor(cluster: Cluster, sources: ModelSources, devices: 
     return await cluster.launch(_spec(sources.recipe, role_named("actor"), 1, devices, worker))
 
 
-async def _launch_all(cluster: Cluster, recipe: Recipe, role: Role, worker: RoleWorker) -> list[WorkerGroup[Any]]:
-    """Starts the workers of a role, where the schedule places it."""
+async def _launch_all(
+    cluster: Cluster, recipe: Recipe, role: Role, worker: RoleWorker, working_bytes: int
+) -> list[WorkerGroup[Any]]:
+    """Starts the workers of a role, where the schedule places it. working_bytes: on each device, beside the state."""
     places: Sequence[tuple[Device, ...]] = [()] if worker.on_host else cluster.place(role.name)
     specs = [_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
-    return [await cluster.launch(spec) for spec in specs]
+    return [await cluster.launch(replace(spec, working_bytes=working_bytes)) for spec in specs]
 
 
 def _spec(recipe: Recipe, role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:
     if worker.on_host:
         return role_spec(role, instance, (), worker)
     ranks = len(devices) if worker.whole_on_each else num_ranks(recipe, role.name, devices)
-    return replace(role_spec(role, instance, devices, worker), num_ranks=ranks)
+    spec = role_spec(role, instance, devices, worker)
+    return replace(spec, num_ranks=ranks, used_devices=num_used(recipe, devices[::ranks]))
 
 
 def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:
@@ -194,13 +199,13 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
     from interlace.engines.rollout import NativeEngine
     from interlace.workers.rollout import RolloutBundle
 
-    loaded = _load(source)
+    loaded = _load(source, context)
     engine = NativeEngine(
         loaded.model.to(torch_device(context)),  # type: ignore[arg-type]  # transformers' own stub
         config=source.recipe.rollout,
         tokenizer=loaded.tokenizer,
         seed=source.recipe.seed,
-        num_threads=source.recipe.cluster.threads_per_worker,
+        num_threads=num_threads(source.recipe, len(context.devices)),
     )
     return RolloutBundle(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=loaded.stop_token_ids)
 
@@ -210,7 +215,7 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
     from interlace.engines.train import Adapter, TrainEngine
 
     recipe, algorithm = source.recipe, algorithm_of(source.recipe)
-    loaded = _load(source, trained=recipe.actor.lora is None)
+    loaded = _load(source, context, trained=recipe.actor.lora is None)
     adapter = Adapter(loaded.model, recipe.actor.lora, seed=recipe.seed) if recipe.actor.lora else None
     if adapter and source.adapter:
         adapter.load(source.adapter)
@@ -228,12 +233,17 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
 
 def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
     """The engine of supervised warm-up."""
+    import torch
+
     from interlace.engines.train import TrainEngine, sft_loss
 
     warmup = source.recipe.warmup
     if warmup is None:
         raise ValueError("the recipe has no warm-up")
-    config, loaded = TrainConfig(tokens_per_microbatch=source.recipe.tokens_per_microbatch), _load(source, trained=True)
+    config = TrainConfig(tokens_per_microbatch=source.recipe.tokens_per_microbatch)
+    loaded = _load(source, context, trained=True)
+    # Cached by content, so the weights must not depend on how many cores the first run had.
+    torch.set_num_threads(source.recipe.cluster.threads_per_worker or 1)
     engine = TrainEngine(
         loaded.model,
         loss=sft_loss,
@@ -251,7 +261,7 @@ def make_critic_engine(source: EngineSource, folder: Path | None, context: Worke
 
     from interlace.engines.train import CriticEngine, critic_model
 
-    policy = _load(source, trained=True).model
+    policy = _load(source, context, trained=True).model
     model = (
         AutoModelForTokenClassification.from_pretrained(folder, num_labels=1, local_files_only=True)
         if folder
@@ -275,7 +285,7 @@ def make_process_reward_engine(
     from interlace.engines.train import ImplicitRewardEngine
 
     recipe = source.recipe
-    reference = _load(source, trained=True).model
+    reference = _load(source, context, trained=True).model
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True) if folder else reference
     return ImplicitRewardEngine(
         model,
@@ -292,16 +302,16 @@ def make_reference_engine(source: EngineSource, context: WorkerContext) -> "Logp
     from interlace.engines.train import LogprobEngine
 
     config = train_config(source.recipe)
-    return LogprobEngine(_load(source).model, config=config, device=torch_device(context))
+    return LogprobEngine(_load(source, context).model, config=config, device=torch_device(context))
 
 
-def make_reward_model(num_threads: int, reward: RewardConfig, context: WorkerContext) -> "ModelScorer":
+def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, context: WorkerContext) -> "ModelScorer":
     """Loads the model that scores, on one device."""
     import torch
 
     from interlace.rewards.classifier import ModelScorer
 
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(threads_per_worker or max(1, len(context.devices)))
     return ModelScorer(reward, device=torch_device(context))
 
 
@@ -334,12 +344,12 @@ def join_ranks(context: WorkerContext) -> "Ranks":
     return Ranks.join(place.url, rank=context.rank, num_ranks=context.num_ranks, device=device)
 
 
-def _load(source: EngineSource, *, trained: bool = False) -> "LoadedModel":
+def _load(source: EngineSource, context: WorkerContext, *, trained: bool = False) -> "LoadedModel":
     """trained: in float32, for in bfloat16 an update of a small learning rate is lost in rounding."""
     import torch
 
     from interlace.models.loading import load_model
 
     # Counted for each thread, and this is the worker's own: two workers' pools would fight for the same cores.
-    torch.set_num_threads(source.recipe.cluster.threads_per_worker)
+    torch.set_num_threads(num_threads(source.recipe, len(context.devices)))
     return load_model(source.model.model_copy(update={"dtype": "float32"}) if trained else source.model)

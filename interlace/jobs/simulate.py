@@ -28,7 +28,7 @@ from interlace.schedule.placement import Device
 from interlace.simulate.lengths import ResponseLengths
 from interlace.simulate.pace import Pace
 from interlace.simulate.rollout import SimulatedEngine
-from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedTrainer
+from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedRewardModel, SimulatedTrainer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,20 +69,22 @@ class Simulation:
             return lengths.of(request.uid, request.attempt, request.owner.index, request.turn)
 
         engine = partial(SimulatedEngine, costs=profile.rollout, length=length, pace=pace)
-        reference = partial(SimulatedInference, costs=profile.reference or profile.actor.inference, pace=pace)
+        reference_costs = profile.reference or profile.actor.inference
+        reference = partial(SimulatedInference, costs=reference_costs, pace=pace)
+        is_model = recipe.reward is not None and recipe.reward.model is not None
+        scorer = SimulatedRewardModel if is_model else SimulatedReward
         reward = partial(
-            SimulatedReward,
-            costs=profile.reward,
-            seed=recipe.seed,
-            controller_sample_s=profile.controller_sample_s,
+            scorer, costs=profile.reward, seed=recipe.seed, controller_sample_s=profile.controller_sample_s
         )
         actor = partial(SimulatedTrainer, costs=profile.actor, pace=pace, controller_step_s=profile.controller_step_s)
+        critic_costs = profile.critic or profile.actor
+        critic = partial(SimulatedTrainer, costs=critic_costs, pace=pace)
         return {
-            "rollout": (engine, SimulatedEngine),
-            "reward": (reward, SimulatedReward),
-            "reference": (reference, SimulatedInference),
-            "critic": (partial(SimulatedTrainer, costs=profile.critic or profile.actor, pace=pace), SimulatedTrainer),
-            "actor": (actor, SimulatedTrainer),
+            "rollout": SimulatedRole(engine, SimulatedEngine, profile.rollout.working_bytes),
+            "reward": SimulatedRole(reward, scorer),
+            "reference": SimulatedRole(reference, SimulatedInference, reference_costs.working_bytes),
+            "critic": SimulatedRole(critic, SimulatedTrainer, critic_costs.working_bytes),
+            "actor": SimulatedRole(actor, SimulatedTrainer, profile.actor.working_bytes),
         }
 
 

@@ -4,10 +4,10 @@ import asyncio
 import gc
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from interlace.algorithms import Algorithm
 from interlace.algorithms.base import Advantages, Needs
@@ -28,15 +28,23 @@ from interlace.runtime.group import WorkerGroup
 from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import Recorder
-from interlace.runtime.worker import Worker
+from interlace.runtime.worker import Worker, operation_of
 from interlace.schedule.placement import Device
 from interlace.simulate.workers import zeros
 
 T = TypeVar("T")
 HANG_AFTER_S = 1e7
 """Virtual seconds; a stall is seen at once, whatever the limit."""
-SimulatedRole = tuple[Callable[..., Worker], type[Worker]]
-"""What makes a worker from its context, and the worker's class."""
+
+
+class SimulatedRole(NamedTuple):
+    """A role on the virtual clock."""
+
+    factory: Callable[..., Worker]
+    """Makes a worker from its context."""
+    worker_class: type[Worker]
+    working_bytes: int = 0
+    """On each device while it computes, beside its state."""
 
 
 class SimulationBackend(Protocol):
@@ -75,11 +83,14 @@ class Simulated:
 
     @cached_property
     def run(self) -> RunData:
-        """As read from a run's folder; nothing was written."""
+        """As read from a run's folder; nothing was written. Without rewards: workers that only cost time earn none."""
         return RunData(
             name=self.name,
             folder=Path(),
-            rows=[result.metrics for result in self.results],
+            rows=[
+                {name: value for name, value in result.metrics.items() if not name.startswith("reward/")}
+                for result in self.results
+            ],
             transcripts=[_transcript(result.step, ended) for result in self.results for ended in result.ended],
         )
 
@@ -204,11 +215,16 @@ async def launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRo
     for role in needed_roles(needs):
         if role.name not in roles:
             continue
-        factory, kind = roles[role.name]
-        worker = RoleWorker(worker_class=kind, factory=factory)
-        places: Sequence[tuple[Device, ...]] = cluster.place(role.name) if role.needs_device else [()]
+        stand_in = roles[role.name]
+        worker = RoleWorker(worker_class=stand_in.worker_class, factory=stand_in.factory)
+        # A function scores on the host, a model on its devices.
+        scoring = operation_of(stand_in.worker_class, "score")
+        is_placed = role.needs_device or (scoring is not None and scoring.on_device)
+        places: Sequence[tuple[Device, ...]] = cluster.place(role.name) if is_placed else [()]
         specs = [role_spec(role, number, devices, worker) for number, devices in enumerate(places)]
-        started[role.name] = [await cluster.launch(spec) for spec in specs]
+        started[role.name] = [
+            await cluster.launch(replace(spec, working_bytes=stand_in.working_bytes)) for spec in specs
+        ]
     return RoleGroups.of(started)
 
 

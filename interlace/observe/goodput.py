@@ -49,7 +49,8 @@ class Waste:
     @property
     def sentence(self) -> str:
         """As it is shown."""
-        return f"Largest waste: {self.name}, {self.fraction:.1%} of all device time; governed by {self.governed_by}."
+        share = f"{self.fraction:.1%} of the steps' device time"
+        return f"Largest waste: {self.name}, {share}; governed by {self.governed_by}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -82,8 +82,9 @@ class ClusterConfig(Config):
     """auto: every GPU, or a device for each CPU core. Else how many of which kind: `cpu:2`, `cuda:1,cpu:4`."""
     address: str | None = None
     """ray: of a running cluster to join, `auto` or host:port; without it one is started on this machine for the run."""
-    threads_per_worker: int = Field(default=1, ge=1)
-    """Threads of a worker's CPU operations. More than one a core slows everything down."""
+    threads_per_worker: int | None = Field(default=None, ge=1)
+    """Threads of a rank's CPU operations; None takes one for each device that the rank holds. Sums are taken in an
+    order that depends on the number of threads: with 1, weights are equal to the bit under every placement."""
     hang_after_s: float = Field(default=1800.0, gt=0)
     """Seconds without any progress before the run ends with an error that says who waits for what."""
 

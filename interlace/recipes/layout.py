@@ -36,6 +36,16 @@ def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
     return wanted
 
 
+def num_threads(recipe: Recipe, num_devices: int) -> int:
+    """Returns the threads of a rank that holds `num_devices` devices: by default one for each of them."""
+    return recipe.cluster.threads_per_worker or max(1, num_devices)
+
+
+def num_used(recipe: Recipe, devices: Sequence[Device]) -> int:
+    """Returns how many of a rank's devices it computes on: one GPU, or as many cores as it has threads."""
+    return 1 if devices[0].pool == "cuda" else min(len(devices), num_threads(recipe, len(devices)))
+
+
 def reference_is_base(recipe: Recipe, place: Callable[[str], tuple[tuple[Device, ...], ...]]) -> bool:
     """Whether the actor's model with its adapter off serves as the reference: it is that model, at that place.
 

@@ -1,7 +1,7 @@
 """What the workers of a recipe will need of their devices, known before they start."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,9 +9,10 @@ from interlace.algorithms import Needs
 from interlace.core.errors import UserError
 from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
-from interlace.models.size import FLOAT_BYTES, ModelSize
-from interlace.recipes.config import Recipe
-from interlace.recipes.layout import needed_roles, num_ranks, reference_is_base
+from interlace.models.loading import empty_model
+from interlace.models.size import FLOAT_BYTES, ModelSize, model_size
+from interlace.recipes.config import Recipe, algorithm_of
+from interlace.recipes.layout import needed_roles, num_ranks, num_used, reference_is_base
 from interlace.schedule.placement import Device
 
 ADAM_COPIES = 4
@@ -68,23 +69,46 @@ def forecast_memory(
                     worker=f"{role.name}/{number}",
                     devices=instance,
                     num_bytes=math.ceil(role.num_bytes / ranks),
-                    how=role.how if ranks == 1 else f"1/{ranks} of {role.how}",
+                    how=(role.how if ranks == 1 else f"1/{ranks} of {role.how}") + _unused(recipe, instance[::ranks]),
                     transient_bytes=role.transient_bytes + (role.gathered_bytes if ranks > 1 else 0),
                 )
             )
     return tuple(found)
 
 
+def _unused(recipe: Recipe, devices: Sequence[Device]) -> str:
+    """Returns what to say of a rank that holds more devices than it computes on; the ledger shows these as idle."""
+    used = num_used(recipe, devices)
+    return "" if used == len(devices) else f"; computes on {used} of the {len(devices)} devices that it holds"
+
+
+def working_bytes(recipe: Recipe, devices: tuple[Device, ...]) -> Mapping[str, int]:
+    """Returns, by role, the bytes that an operation needs on each device beside the state: an upper bound."""
+    size = model_size(empty_model(recipe.model))
+    longest = size.context or recipe.tokens_per_microbatch
+    max_tokens = recipe.prompts_per_step * recipe.samples_per_prompt * longest
+    loads = MemoryLoads(size=size, num_lora=None, max_tokens_per_step=max_tokens)
+    forecast = forecast_memory(recipe, algorithm_of(recipe).needs, loads, devices)
+    return {worker.worker.partition("/")[0]: worker.transient_bytes for worker in forecast}
+
+
 def check_memory(memory: Sequence[WorkerMemory]) -> None:
-    """Raises UserError where what is resident alone is more than a device has."""
+    """Raises UserError where one worker's state and what it needs to compute are more than a device has."""
     for worker in memory:
         for device in worker.devices:
-            if worker.num_bytes > device.memory_bytes:
+            if worker.num_bytes + worker.transient_bytes > device.memory_bytes:
                 raise UserError(
-                    f"{worker.worker} needs about {worker.num_bytes / 2**30:.1f} GiB ({worker.how}), and "
-                    f"{device.name} has {device.memory_bytes / 2**30:.1f} GiB. Lower rollout.max_tokens, take a "
-                    "smaller model, more ranks (actor.ranks), or another device (schedule.placement, cluster.devices)."
+                    f"{worker.worker} needs about {worker.num_bytes / 2**30:.1f} GiB ({worker.how})"
+                    f"{_while_computing(worker)}, and {device.name} has {device.memory_bytes / 2**30:.1f} GiB. "
+                    "Lower rollout.max_tokens or tokens_per_microbatch, take a smaller model, more ranks "
+                    "(actor.ranks), or another device (schedule.placement, cluster.devices)."
                 )
+
+
+def _while_computing(worker: WorkerMemory) -> str:
+    if not worker.transient_bytes:
+        return ""
+    return f" and {worker.transient_bytes / 2**30:.1f} GiB while it computes (activations, logits, gathered layers)"
 
 
 def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]) -> list[_Role]:

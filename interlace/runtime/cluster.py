@@ -35,6 +35,10 @@ class WorkerSpec:
     worker_class: type[Worker]
     devices: tuple[Device, ...] = ()
     num_ranks: int = 1
+    used_devices: int | None = None
+    """Devices of each rank that it computes on, the first ones; None: all. The ledger books no others for its work."""
+    working_bytes: int = 0
+    """Of each of its devices, what an operation needs beside the state: activations, logits, gathered layers."""
     stage: int = 0
     preemptible: bool = False
 
@@ -113,6 +117,8 @@ class Cluster(ABC):
             ranks,
             self,
             devices=spec.devices,
+            used_devices=spec.used_devices,
+            working_bytes=spec.working_bytes,
             stage=spec.stage,
             preemptible=spec.preemptible,
         )

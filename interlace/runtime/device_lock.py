@@ -24,6 +24,11 @@ class Tenant(Protocol):
     @property
     def device_indices(self) -> tuple[int, ...]: ...
 
+    @property
+    def working_bytes(self) -> int:
+        """Bytes that an operation needs on each device beside the state, while it runs."""
+        ...
+
     def loaded_bytes(self) -> int:
         """What its state needs on each of its devices."""
         ...
@@ -67,14 +72,15 @@ class DeviceLock:
         self._tenants: dict[str, Tenant] = {}
 
     def check_fit(self, tenant: Tenant) -> None:
-        """Raises UserError where a tenant alone is larger than one of its devices."""
-        need = tenant.loaded_bytes()
+        """Raises UserError where a tenant alone, computing, is larger than one of its devices."""
+        need = tenant.loaded_bytes() + tenant.working_bytes
         for index in tenant.device_indices:
             device = self._devices[index]
             if need > device.memory_bytes:
                 raise UserError(
-                    f"{tenant.name} needs {need / 2**30:.1f} GiB on {device.name}, which has "
-                    f"{device.memory_bytes / 2**30:.1f}. "
+                    f"{tenant.name} needs {need / 2**30:.1f} GiB on {device.name} (state "
+                    f"{tenant.loaded_bytes() / 2**30:.1f}, activations and logits of a micro-batch "
+                    f"{tenant.working_bytes / 2**30:.1f}), which has {device.memory_bytes / 2**30:.1f}. "
                     f"Use a smaller model, fewer tokens, or more devices for it (placement)."
                 )
 
@@ -162,7 +168,7 @@ class DeviceLock:
         residents = self._residents[device]
         while True:
             others = sum(other.loaded_bytes() for name, other in residents.items() if name != tenant.name)
-            if others + tenant.loaded_bytes() <= self._devices[device].memory_bytes:
+            if others + tenant.loaded_bytes() + tenant.working_bytes <= self._devices[device].memory_bytes:
                 return
             victim = next(other for name, other in residents.items() if name != tenant.name)
             await self._evict(victim)

@@ -118,7 +118,7 @@ class LedgerBuilder:
         waits = _waits(holds, computing)
         reserved, calls = by_device(holds, self._num_devices), by_device(records.served, self._num_devices)
         for device in range(self._num_devices):
-            layers = [*computing[device].items(), *_reserved(reserved[device], waits)]
+            layers = [*computing[device].items(), *_reserved(reserved[device], waits, computing[device])]
             if device in self._rollout_devices:
                 layers.append(("tail_bubble", serving))
             layers.append(("pipeline_bubble", anything))
@@ -208,15 +208,24 @@ def _touching(intervals: Sequence[Interval], window: Interval) -> Sequence[Inter
     return intervals[first : bisect_left(intervals, window[1], key=itemgetter(0))]
 
 
-def _reserved(mine: Sequence[Hold], waits: Mapping[int, Sequence[Interval]]) -> list[tuple[str, Iterable[Interval]]]:
-    """Layers of a device that does nothing though a group has it or waits for it.
+def _reserved(
+    mine: Sequence[Hold],
+    waits: Mapping[int, Sequence[Interval]],
+    computing: Mapping[str, Sequence[Interval]],
+) -> list[tuple[str, Iterable[Interval]]]:
+    """Returns the layers of a device that does nothing though a group has the device or waits for it.
 
-    mine: claims on it. waits: of a claim on several, by its id(), when a device of it has to wait for another.
+    mine: claims on the device. waits: of a claim on several devices, by its id(), when one of them computes, so that
+    the others wait. computing: what ran on this device. Where a group never computes on a device that it holds (it
+    has fewer threads than devices), the device waits for nothing: it is idle.
     """
     held = [hold for hold in mine if hold.granted_s < math.inf]
+    busy = union(interval for layer in computing.values() for interval in layer) if waits else []
     loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold in held]
     waiting = [(hold.asked_s, min(hold.granted_s, hold.released_s)) for hold in mine]
-    waiting += (interval for hold in held for interval in waits.get(id(hold), ()))
+    for hold in held:
+        if id(hold) in waits and _touching(busy, (hold.granted_s, hold.released_s)):
+            waiting += waits[id(hold)]
     return [("switch", loading), ("lock_wait", waiting), ("idle", [(h.granted_s, h.released_s) for h in held])]
 
 

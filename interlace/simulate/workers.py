@@ -77,6 +77,14 @@ class SimulatedReward(Worker):
         return keyed_random("solve", self._seed, uid).betavariate(mean * weight, (1 - mean) * weight)
 
 
+class SimulatedRewardModel(SimulatedReward):
+    """A model that scores, on devices of its own."""
+
+    async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
+        """One result a sample, once the last is there."""
+        return await super().score(samples)
+
+
 class SimulatedInference(Worker):
     """Log-probs of a model that is not trained."""
 

@@ -1,14 +1,20 @@
 """The ledger of real runs, and what is made of it."""
 
 import json
+import time
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from interlace.observe.goodput import BINS
+from interlace.observe.progress import QuietProgress
 from interlace.schedule.presets import preset_names
 from tests.support.ledgers import check_books
 from tests.support.training import run
 
+COMPUTING = [name for name in BINS if name not in ("startup", "idle", "lock_wait", "tail_bubble", "pipeline_bubble")]
 QUICK = ("verl-colocated", "areal", "rlinf-hybrid", "async-colocated")
 """Presets that every run of the tests trains under; the others are slow only because they are many."""
 
@@ -34,3 +40,34 @@ def test_every_device_second_of_a_real_run_is_in_one_bin(root: Path, schedule: s
     parts = report.ledger.total_s - report.ledger.seconds["startup"] - report.ledger.seconds["idle"]
     if not any(row["sched/staleness_max"] for row in rows):
         assert parts <= steps_s + 1e-6, "between the steps nothing but logging goes on"
+
+
+class CpuSeconds(QuietProgress):
+    """Notes how many CPU seconds the process had used at the end of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        super().step(step, metrics)
+        self.seen.append(time.process_time())
+
+
+def test_a_trainer_of_one_thread_is_booked_on_one_of_its_two_devices(root: Path) -> None:
+    run(root, "one-thread", ("cluster.threads_per_worker=1",))
+    rows = [json.loads(line) for line in (root / "one-thread" / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < row["goodput/train"] <= 0.5 for row in rows)
+
+
+@pytest.mark.slow  # on a machine with other work, a step lasts longer than it computes
+@pytest.mark.parametrize(("devices", "threads"), [("cpu:1", "null"), ("cpu:2", "1"), ("cpu:2", "null")])
+def test_the_ledger_books_the_device_seconds_that_were_computed(root: Path, devices: str, threads: str) -> None:
+    cpu, name = CpuSeconds(), f"booked-{devices[-1]}-{threads}"
+    sizes = ("steps=8", "prompts_per_step=16", f"cluster.devices={devices}", f"cluster.threads_per_worker={threads}")
+    run(root, name, sizes, progress=cpu)
+    rows = [json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()]
+    shares = [sum(row[f"goodput/{name}"] for name in COMPUTING) for row in rows]
+    booked = [share * row["timing_s/step"] * int(devices[-1]) for share, row in zip(shares, rows, strict=True)]
+    spent = [end - start for start, end in pairwise(cpu.seen)]
+    assert 0.6 < min(seconds / used for seconds, used in zip(booked[1:], spent, strict=True)) < 1.3

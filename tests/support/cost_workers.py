@@ -75,12 +75,14 @@ class Costs:
         def length(request: Request) -> float:
             return lengths.of(request.uid, request.attempt, request.owner.index, request.turn)
 
+        engine = partial(CheckedEngine, costs=profile.rollout, length=length, pace=pace)
+        reference = partial(SimulatedInference, costs=profile.reference, pace=pace)
         return {
-            "rollout": (partial(CheckedEngine, costs=profile.rollout, length=length, pace=pace), CheckedEngine),
-            "reward": (partial(SimulatedReward, costs=profile.reward, seed=0), SimulatedReward),
-            "reference": (partial(SimulatedInference, costs=profile.reference, pace=pace), SimulatedInference),
-            "critic": (partial(SimulatedTrainer, costs=profile.actor, pace=pace), SimulatedTrainer),
-            "actor": (partial(RememberingActor, costs=profile.actor, pace=pace), RememberingActor),
+            "rollout": SimulatedRole(engine, CheckedEngine),
+            "reward": SimulatedRole(partial(SimulatedReward, costs=profile.reward, seed=0), SimulatedReward),
+            "reference": SimulatedRole(reference, SimulatedInference),
+            "critic": SimulatedRole(partial(SimulatedTrainer, costs=profile.actor, pace=pace), SimulatedTrainer),
+            "actor": SimulatedRole(partial(RememberingActor, costs=profile.actor, pace=pace), RememberingActor),
         }
 
 

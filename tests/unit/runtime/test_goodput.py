@@ -265,4 +265,4 @@ def test_the_largest_waste_names_what_governs_it() -> None:
     waste = Ledger(seconds={"train": 5.0, "tail_bubble": 3.0, "idle": 2.0}).largest_waste()
     assert waste is not None
     assert (waste.name, waste.fraction) == ("tail_bubble", 0.3)
-    assert waste.sentence.startswith("Largest waste: tail_bubble, 30.0% of all device time; governed by tail")
+    assert waste.sentence.startswith("Largest waste: tail_bubble, 30.0% of the steps' device time; governed by tail")

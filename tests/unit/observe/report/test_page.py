@@ -133,7 +133,7 @@ def test_what_models_write_is_text(report: Path) -> None:
 
 
 def test_the_largest_waste_and_what_governs_it_are_told(report: Path) -> None:
-    assert "Largest waste: tail_bubble, 50.0% of all device time; governed by tail" in report.read_text()
+    assert "Largest waste: tail_bubble, 50.0% of the steps&#x27; device time; governed by tail" in report.read_text()
 
 
 def test_staleness_of_a_sample_is_what_the_step_measured(tmp_path: Path) -> None:
