@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from interlace.core.errors import HangError, RemoteError, StoppedError, WorkerDiedError
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
-from interlace.runtime.group import Rank, WorkerGroup
+from interlace.runtime.group import DeviceUse, Rank, WorkerGroup
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import LoopWatch, Watchdog
@@ -116,9 +116,7 @@ class Cluster(ABC):
             spec.worker_class,
             ranks,
             self,
-            devices=spec.devices,
-            used_devices=spec.used_devices,
-            working_bytes=spec.working_bytes,
+            use=DeviceUse(devices=spec.devices, used=spec.used_devices, working_bytes=spec.working_bytes),
             stage=spec.stage,
             preemptible=spec.preemptible,
         )

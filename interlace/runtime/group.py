@@ -106,6 +106,17 @@ class CausedGroup:
         return self._caller(method, self._cause)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceUse:
+    """The devices of a group, and what it makes of them."""
+
+    devices: tuple[Device, ...] = ()
+    used: int | None = None
+    """Devices of each rank that it computes on, the first ones; None: all."""
+    working_bytes: int = 0
+    """On each device, what an operation needs beside the loaded state."""
+
+
 class WorkerGroup(Generic[W_co]):
     """`group.method(...)` runs the worker's method on all ranks and returns a Handle at once.
 
@@ -120,27 +131,25 @@ class WorkerGroup(Generic[W_co]):
         ranks: Sequence[Rank],
         services: Services,
         *,
-        devices: Sequence[Device] = (),
-        used_devices: int | None = None,
-        working_bytes: int = 0,
+        use: "DeviceUse | None" = None,
         stage: int = 0,
         preemptible: bool = False,
     ) -> None:
         """Makes the group of ranks that were started.
 
-        used_devices: of each rank's devices, how many it computes on; None: all. working_bytes: what an operation
-        needs on each device beside the loaded state. stage: place in the flow, counted from upstream; where several
-        groups wait for a device, the one with the larger number goes first.
+        stage: place in the flow, counted from upstream; where several groups wait for a device, the one with the
+        larger number goes first.
         """
         self.name, self.stage, self.preemptible = name, stage, preemptible
-        self.devices = tuple(devices)
-        self.device_indices = tuple(device.index for device in devices)
+        use = use or DeviceUse()
+        self.devices = use.devices
+        self.device_indices = tuple(device.index for device in use.devices)
         """Numbers of its devices within the cluster."""
-        self.working_bytes = working_bytes
+        self.working_bytes = use.working_bytes
         self.version: int | None = None
         """Of the weights that its ranks serve or take in, where a driver says so: what its spans are marked with."""
         self._class, self._ranks, self._services = worker_class, tuple(ranks), services
-        self._rank_devices = [self.device_indices[number :: len(ranks)][:used_devices] for number in range(len(ranks))]
+        self._rank_devices = [self.device_indices[number :: len(ranks)][: use.used] for number in range(len(ranks))]
         self._operations: dict[str, Operation] = {}
         """Those called so far, as declared."""
         self._holder: asyncio.Task[Any] | None = None
