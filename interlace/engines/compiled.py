@@ -5,6 +5,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,17 +20,41 @@ class KernelsUnavailable(Exception):
 
 
 def load_library(source: Path) -> ctypes.CDLL:
-    """The library of a source, compiled if it has not been on this machine. Raises KernelsUnavailable."""
+    """Returns the library of a source, compiled if it has not been on this machine.
+
+    Raises KernelsUnavailable, also where others may write what would be loaded.
+    """
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise KernelsUnavailable("no C++ compiler (c++, g++ or clang++) on PATH")
     library = _cached_path(source, compiler)
     if not library.exists():
         _compile(source, compiler, library)
+    refuse_foreign(library.parent)
+    refuse_foreign(library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise KernelsUnavailable(f"{library} cannot be loaded: {error}") from error
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raises KernelsUnavailable where another user owns a file or folder, or may write to it: its code would run here.
+
+    On Windows, which has other rights, everything passes.
+    """
+    if os.name != "posix":
+        return
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        what = f"belongs to another user (number {found.st_uid})"
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        what = f"can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    else:
+        return
+    raise KernelsUnavailable(
+        f"{path} {what}, and what is compiled there is loaded. Delete it, or set XDG_CACHE_HOME to a folder of your own"
+    )
 
 
 def _cached_path(source: Path, compiler: str) -> Path:
@@ -50,13 +75,16 @@ def processor() -> str:
 
 def _compile(source: Path, compiler: str, library: Path) -> None:
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
+        library.parent.parent.mkdir(parents=True, exist_ok=True)
+        library.parent.mkdir(mode=0o700, exist_ok=True)
+        refuse_foreign(library.parent)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             built = Path(folder) / library.name
             command = [compiler, *FLAGS, f"-I{SHARED}", str(source), "-o", str(built)]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
                 raise KernelsUnavailable(f"{' '.join(command)} failed: {result.stderr.strip()[-2000:]}")
+            built.chmod(0o700)  # whatever the umask
             built.replace(library)  # atomic: two processes that compile at once both end with a whole file
     except OSError as error:
         raise KernelsUnavailable(f"{library} cannot be written: {error}") from error

@@ -341,7 +341,7 @@ def join_ranks(context: WorkerContext) -> "Ranks":
     if context.rendezvous is None:
         return Ranks()
     place, device = context.rendezvous, torch_device(context)
-    return Ranks.join(place.url, rank=context.rank, num_ranks=context.num_ranks, device=device)
+    return Ranks.join(place.url, place.secret, rank=context.rank, num_ranks=context.num_ranks, device=device)
 
 
 def _load(source: EngineSource, context: WorkerContext, *, trained: bool = False) -> "LoadedModel":

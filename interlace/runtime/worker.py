@@ -94,15 +94,11 @@ RAISED = (Exception, SystemExit, asyncio.CancelledError)
 class Rendezvous:
     """Where the ranks of a group meet for torch.distributed: `init_process_group(init_method=place.url, ...)`."""
 
-    address: str
-    """Of rank 0's node."""
-    port: int
-    """Free there when the group was started."""
-
-    @property
-    def url(self) -> str:
-        """As torch.distributed takes it."""
-        return f"tcp://{self.address}:{self.port}"
+    url: str
+    """`file://PATH` in a folder of the user's own, where all ranks are on one machine; else `tcp://HOST:PORT`, the
+    address of rank 0's node and a port that was free there when the group was started."""
+    secret: str = ""
+    """What the names in the store begin with: without it nothing there can be read or replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,7 @@
 """Two ranks of a train engine, kept over many examples: starting processes that load torch takes seconds."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+from tests.support.listening import listening_addresses
 from tests.support.relocation import poisoned
 from tests.unit.engines.train.models import tiny_model
 
@@ -113,7 +115,7 @@ class EngineWorker(Worker):
         torch.set_num_threads(1)
         place = context.rendezvous
         assert place is not None
-        self._ranks = Ranks.join(place.url, rank=context.rank, num_ranks=context.num_ranks, device="cpu")
+        self._ranks = Ranks.join(place.url, place.secret, rank=context.rank, num_ranks=context.num_ranks, device="cpu")
         self._engine: TrainEngine
 
     @operation(bin="idle")
@@ -124,6 +126,10 @@ class EngineWorker(Worker):
             self._engine._aggregator = LocalAggregator(
                 aggregation=own.aggregation, aggregation_length=own.aggregation_length
             )
+
+    @operation(bin="idle", collect="all")
+    def listens_on(self) -> set[str]:
+        return listening_addresses(os.getpid())
 
     @operation(bin="train", split="samples")
     def accumulate(self, samples: Sequence[Sample]) -> None:

@@ -9,14 +9,17 @@ rank: ZeRO's stage 1 in place of 3 (arXiv 1910.02054).
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import Store  # type: ignore[attr-defined]  # documented, and not listed
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
@@ -32,10 +35,11 @@ class Ranks:
         self._mesh = mesh
 
     @classmethod
-    def join(cls, url: str, *, rank: int, num_ranks: int, device: str) -> Ranks:
+    def join(cls, url: str, secret: str = "", *, rank: int, num_ranks: int, device: str) -> Ranks:
         """Meets the others at `url`; returns once all are there. A process belongs to one group.
 
-        Host tensors go through gloo, those of a GPU through NCCL.
+        url: `file://PATH` or `tcp://HOST:PORT`, where rank 0 listens at that address and no other. secret: what the
+        names in the store begin with. Host tensors go through gloo, those of a GPU through NCCL.
         """
         from torch import distributed
         from torch.distributed.device_mesh import init_device_mesh
@@ -45,7 +49,8 @@ class Ranks:
             torch.cuda.set_device(where)
             torch.cuda.init()
         backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
-        distributed.init_process_group(backend, init_method=url, rank=rank, world_size=num_ranks)
+        store = distributed.PrefixStore(secret, _open_store(url, rank, num_ranks))  # type: ignore[attr-defined]
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=num_ranks)
         mesh = init_device_mesh(where.type, (num_ranks,))
         return cls(rank, num_ranks, mesh)
 
@@ -147,6 +152,19 @@ class Ranks:
             (name, torch.cat(its)[: tensor.numel()].view(tensor.shape).cpu())
             for (name, tensor), its in zip(bucket, pieces, strict=True)
         ]
+
+
+def _open_store(url: str, rank: int, num_ranks: int) -> Store:
+    from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+
+    place = urlsplit(url)
+    if place.scheme == "file":
+        return FileStore(place.path, num_ranks)
+    if place.hostname is None or place.port is None:
+        raise ValueError(f"{url} is neither file://PATH nor tcp://HOST:PORT")
+    # The store would listen on all addresses of the machine, and it asks for no password.
+    listener = socket.create_server((place.hostname, place.port)).detach() if rank == 0 else None
+    return TCPStore(place.hostname, place.port, num_ranks, is_master=rank == 0, master_listen_fd=listener)
 
 
 def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]]]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import shutil
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank, RankResult, turn_of
 from interlace.runtime.local.own_thread import OwnThread
-from interlace.runtime.local.spawned import SpawnedRank, find_rendezvous
+from interlace.runtime.local.spawned import SpawnedRank
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
 from interlace.runtime.result_order import OrderedRank, ResultOrder
 from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
@@ -118,7 +120,9 @@ class LocalCluster(Cluster):
         if self._folder is None and (folder := shared_folder()):
             self._folder, self._shared = folder, SharedArrays(folder.path, passes_on=True)
             self._after_workers.callback(folder.remove)
-        return find_rendezvous()
+        meeting = tempfile.mkdtemp(prefix="interlace-meeting-")  # 0700: who cannot enter it cannot join
+        self._after_workers.callback(shutil.rmtree, meeting, ignore_errors=True)
+        return Rendezvous(url=f"file://{meeting}/store")
 
     def _patience_s(self) -> float:
         """A thread cannot be ended. What may be waited for in the run is waited for at its end, unless that hurries."""

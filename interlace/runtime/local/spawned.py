@@ -13,7 +13,7 @@ from interlace.core.errors import InterlaceError
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.server import WorkerServer
 from interlace.runtime.process.shared import SharedArrays
-from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
+from interlace.runtime.worker import Worker, WorkerContext
 
 Factory = Callable[[WorkerContext], Worker]
 
@@ -76,14 +76,16 @@ def serve(connection: socket.socket, factory: Factory, context: WorkerContext, f
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    stay_on_this_machine()
     shared = SharedArrays(folder, passes_on=False) if folder else None
     # A controller that is gone without a word has nobody to tell.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         WorkerServer(connection, context, shared).run(factory)
 
 
-def find_rendezvous() -> Rendezvous:
-    """On this machine, at a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Rendezvous(address="127.0.0.1", port=probe.getsockname()[1])
+def stay_on_this_machine() -> None:
+    """Has torch.distributed listen on loopback alone, in this process: it would on the address of the host's name."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    for library in ("GLOO", "NCCL"):
+        if loopback:
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)

@@ -59,7 +59,7 @@ def _remove_if_left(folder: Path) -> None:
     import fcntl
 
     with contextlib.suppress(OSError):  # gone meanwhile, another user's, or its process lives
-        lock = os.open(folder, os.O_RDONLY)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # any user may put a pipe there
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,11 +1,11 @@
 """What runs in a rank's process."""
 
 import contextlib
-import hmac
 import os
 import pickle
 import secrets
 import socket
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,15 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
+from interlace.runtime.process.admission import TOKEN_BYTES, admit
 from interlace.runtime.process.frames import Call, Pickled, plain_dumps, with_buffers
 from interlace.runtime.process.server import WorkerServer
 from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.ray.tensors import store_large, stored_in
 from interlace.runtime.worker import Worker, WorkerContext
 
-TOKEN_BYTES = 32
+_SIOCGIFADDR = 0x8915
+"""Of Linux's sockios.h: the address of an interface."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +98,8 @@ class RankActor:
         # The controller's view says what goes on; bars of many processes would only write between its lines.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         host = ray.util.get_node_ip_address()
+        if interface := interface_of(host):  # else ranks of a group would meet wherever the host's name points
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         self._listener = socket.create_server((host, 0))
         self._token = secrets.token_bytes(TOKEN_BYTES)
         is_here = shared is not None and shared.is_dir()
@@ -126,20 +130,23 @@ class RankActor:
 
     def run(self, factory: Callable[[WorkerContext], Worker], context: WorkerContext) -> None:
         """Constructs the worker and serves it until the controller hangs up."""
-        connection = self._accept()
+        connection = admit(self._listener, self._token)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _Server(connection, context, self._shared, self._tables).run(factory)
 
-    def _accept(self) -> socket.socket:
-        while True:
-            connection, _ = self._listener.accept()
-            connection.settimeout(10.0)
-            given = connection.recv(TOKEN_BYTES, socket.MSG_WAITALL)
-            if hmac.compare_digest(given, self._token):
-                connection.settimeout(None)
-                self._listener.close()
-                return connection
-            connection.close()
+
+def interface_of(address: str) -> str | None:
+    """Returns the name of the network interface with an IPv4 address; None where this system does not say."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # one without an address
+                request = struct.pack("256s", name.encode()[:15])
+                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]
+                if socket.inet_ntoa(found) == address:
+                    return name
+    return None
 
 
 def dumps(message: object) -> Pickled:

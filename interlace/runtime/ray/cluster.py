@@ -1,5 +1,6 @@
 """Ranks as processes that Ray places, watches and ends, on one node or many."""
 
+import secrets
 import socket
 import sys
 from collections.abc import Sequence
@@ -80,6 +81,7 @@ class RayCluster(Cluster):
 
 
 def _free_port() -> Rendezvous:
+    address = ray.util.get_node_ip_address()
     with socket.socket() as probe:
-        probe.bind(("", 0))
-        return Rendezvous(address=ray.util.get_node_ip_address(), port=probe.getsockname()[1])
+        probe.bind((address, 0))
+        return Rendezvous(url=f"tcp://{address}:{probe.getsockname()[1]}", secret=secrets.token_hex(32))

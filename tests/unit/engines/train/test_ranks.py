@@ -1,6 +1,9 @@
 """The update does not depend on how many ranks made it, nor on who got what."""
 
 import dataclasses
+import os
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,8 @@ from safetensors.torch import load_file
 
 from interlace.core.errors import RemoteError
 from interlace.core.types import Sample, Segment
-from interlace.engines.train.ranks import Ranks
+from interlace.engines.train.ranks import Ranks, _open_store
+from tests.support.listening import listening_addresses
 from tests.support.rank_pair import RankPair, Setting, Update, make_engine, rank_pair, update
 from tests.unit.engines.train.models import ragged_samples
 from tests.unit.engines.train.test_engine import AGGREGATIONS, close
@@ -209,3 +213,21 @@ def test_an_error_on_one_rank_is_raised_and_nothing_hangs() -> None:
         own.start(Setting())
         with pytest.raises(RemoteError, match=r"actor\[rank 1\].*\n[\s\S]*without advantages"):
             own.accumulate_parts([samples, [bare]])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the sockets of a process")
+def test_ranks_of_one_machine_listen_on_loopback_alone(pair: RankPair) -> None:
+    found = pair.listens_on()
+    assert all(addresses and addresses <= {"127.0.0.1", "::1"} for addresses in found), found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the sockets of a process")
+def test_a_store_for_several_machines_listens_on_one_address() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    before = listening_addresses(os.getpid())
+    store = _open_store(f"tcp://127.0.0.1:{port}", rank=0, num_ranks=1)
+    store.set("a", "b")
+    assert listening_addresses(os.getpid()) - before <= {"127.0.0.1"}
+    assert listening_addresses(os.getpid()) >= {"127.0.0.1"}

@@ -110,3 +110,13 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(
     ours = SharedFolder(tmp_path)
     assert list(tmp_path.iterdir()) == [ours.path]
     ours.remove()
+
+
+def test_what_another_user_put_there_holds_up_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "interlace-x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "interlace-y").symlink_to(tmp_path / "elsewhere")
+    program = "import sys; from pathlib import Path; from interlace.runtime.process.shared import SharedFolder\n"
+    code = program + "SharedFolder(Path(sys.argv[1])).remove()"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "interlace-x", "interlace-y"]

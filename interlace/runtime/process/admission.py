@@ -1,0 +1,92 @@
+"""Who may speak to a rank: the first caller that sends the token. Nothing that any other sends is unpickled."""
+
+import contextlib
+import hmac
+import selectors
+import socket
+import time
+
+TOKEN_BYTES = 32
+TOKEN_WITHIN_S = 10.0
+"""After connecting."""
+MAX_CALLERS = 64
+"""That have connected and not sent the token yet; of more, the oldest is hung up on."""
+
+
+def admit(listener: socket.socket, token: bytes) -> socket.socket:
+    """Waits for a caller that sends the token; returns its connection and closes the listener.
+
+    token: TOKEN_BYTES long. Callers are heard side by side: one that is silent, wrong or broken off holds up no other.
+    """
+    with listener, _Callers(token) as callers:
+        listener.setblocking(False)
+        callers.selector.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in callers.selector.select(timeout=1.0):
+                if key.fileobj is listener:
+                    callers.greet(listener)
+                elif admitted := callers.hear(key.data):
+                    return admitted
+            callers.hang_up_on_the_late()
+
+
+class _Caller:
+    """One that has not sent the token yet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.given = connection, b""
+        self.until_s = time.monotonic() + TOKEN_WITHIN_S
+
+
+class _Callers:
+    """Those that have not sent the token yet, in the order in which they came."""
+
+    def __init__(self, token: bytes) -> None:
+        self.selector = selectors.DefaultSelector()
+        self._token = token
+        self._waiting: list[_Caller] = []
+
+    def __enter__(self) -> "_Callers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for caller in [*self._waiting]:
+            self._hang_up(caller)
+        self.selector.close()
+
+    def greet(self, listener: socket.socket) -> None:
+        """Takes a caller in."""
+        with contextlib.suppress(OSError):  # one that is gone already
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            caller = _Caller(connection)
+            self.selector.register(connection, selectors.EVENT_READ, caller)
+            self._waiting.append(caller)
+
+    def hear(self, caller: _Caller) -> socket.socket | None:
+        """Takes what a caller sent; returns its connection where that is the token."""
+        try:
+            more = caller.connection.recv(TOKEN_BYTES - len(caller.given))
+        except OSError:
+            more = b""
+        caller.given += more
+        if hmac.compare_digest(caller.given, self._token):
+            self._waiting.remove(caller)
+            self.selector.unregister(caller.connection)
+            caller.connection.setblocking(True)
+            return caller.connection
+        if not more or len(caller.given) >= TOKEN_BYTES:
+            self._hang_up(caller)
+        return None
+
+    def hang_up_on_the_late(self) -> None:
+        """Likewise on the oldest of too many."""
+        surplus = self._waiting[: max(0, len(self._waiting) - MAX_CALLERS)]
+        late = [caller for caller in self._waiting if caller.until_s < time.monotonic()]
+        for caller in dict.fromkeys([*surplus, *late]):
+            self._hang_up(caller)
+
+    def _hang_up(self, caller: _Caller) -> None:
+        self._waiting.remove(caller)
+        self.selector.unregister(caller.connection)
+        caller.connection.close()
