@@ -18,16 +18,10 @@ def admit(listener: socket.socket, token: bytes) -> socket.socket:
 
     token: TOKEN_BYTES long. Callers are heard side by side: one that is silent, wrong or broken off holds up no other.
     """
-    with listener, _Callers(token) as callers:
-        listener.setblocking(False)
-        callers.selector.register(listener, selectors.EVENT_READ)
-        while True:
-            for key, _ in callers.selector.select(timeout=1.0):
-                if key.fileobj is listener:
-                    callers.greet(listener)
-                elif admitted := callers.hear(key.data):
-                    return admitted
+    with listener, _Callers(listener, token) as callers:
+        while (admitted := callers.hear_all()) is None:
             callers.hang_up_on_the_late()
+        return admitted
 
 
 class _Caller:
@@ -41,9 +35,11 @@ class _Caller:
 class _Callers:
     """Those that have not sent the token yet, in the order in which they came."""
 
-    def __init__(self, token: bytes) -> None:
-        self.selector = selectors.DefaultSelector()
-        self._token = token
+    def __init__(self, listener: socket.socket, token: bytes) -> None:
+        self._listener, self._token = listener, token
+        listener.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
         self._waiting: list[_Caller] = []
 
     def __enter__(self) -> "_Callers":
@@ -52,18 +48,26 @@ class _Callers:
     def __exit__(self, *_: object) -> None:
         for caller in [*self._waiting]:
             self._hang_up(caller)
-        self.selector.close()
+        self._selector.close()
 
-    def greet(self, listener: socket.socket) -> None:
-        """Takes a caller in."""
+    def hear_all(self) -> socket.socket | None:
+        """Takes new callers in and hears what was sent; returns the connection on which the token came."""
+        for key, _ in self._selector.select(timeout=1.0):
+            if key.fileobj is self._listener:
+                self._greet()
+            elif admitted := self._hear(key.data):
+                return admitted
+        return None
+
+    def _greet(self) -> None:
         with contextlib.suppress(OSError):  # one that is gone already
-            connection, _ = listener.accept()
+            connection, _ = self._listener.accept()
             connection.setblocking(False)
             caller = _Caller(connection)
-            self.selector.register(connection, selectors.EVENT_READ, caller)
+            self._selector.register(connection, selectors.EVENT_READ, caller)
             self._waiting.append(caller)
 
-    def hear(self, caller: _Caller) -> socket.socket | None:
+    def _hear(self, caller: _Caller) -> socket.socket | None:
         """Takes what a caller sent; returns its connection where that is the token."""
         try:
             more = caller.connection.recv(TOKEN_BYTES - len(caller.given))
@@ -72,7 +76,7 @@ class _Callers:
         caller.given += more
         if hmac.compare_digest(caller.given, self._token):
             self._waiting.remove(caller)
-            self.selector.unregister(caller.connection)
+            self._selector.unregister(caller.connection)
             caller.connection.setblocking(True)
             return caller.connection
         if not more or len(caller.given) >= TOKEN_BYTES:
@@ -88,5 +92,5 @@ class _Callers:
 
     def _hang_up(self, caller: _Caller) -> None:
         self._waiting.remove(caller)
-        self.selector.unregister(caller.connection)
+        self._selector.unregister(caller.connection)
         caller.connection.close()

@@ -137,16 +137,18 @@ class RankActor:
 
 def interface_of(address: str) -> str | None:
     """Returns the name of the network interface with an IPv4 address; None where this system does not say."""
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
+
+
+def _address_of(interface: str) -> str | None:
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # one without an address
-                request = struct.pack("256s", name.encode()[:15])
-                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]
-                if socket.inet_ntoa(found) == address:
-                    return name
-    return None
+        try:
+            found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:  # it has none
+            return None
+    return socket.inet_ntoa(found[20:24])
 
 
 def dumps(message: object) -> Pickled:
