@@ -123,7 +123,8 @@ class Schedule(Config):
     weight_update: Literal["all_at_once", "rolling"] = "all_at_once"
     """rolling: each engine swaps when it can, so engines may serve different versions."""
     rollout_budget: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(none_as_null)] = None
-    """Tokens a sequence may grow by in a version (partial rollout); the rest follows after the next publication."""
+    """Tokens a sample may grow by in a version, over all its turns (partial rollout); the rest follows after the next
+    publication."""
     dispatch: str = "round_robin"
     """Which engine gets which request: a policy of schedule/dispatch."""
     tail: Tail = NoTail()

@@ -41,12 +41,13 @@ def test_tokens_of_all_submissions_add_up() -> None:
 
 def test_seeds_differ_by_request_and_by_where_it_was_resumed() -> None:
     seeds = {
-        request_seed(seed, request(owner=SampleKey(NO_GROUP, index), generated_ids=(1,) * done))
+        request_seed(seed, request(owner=SampleKey(NO_GROUP, index), turn=turn, generated_ids=(1,) * done))
         for seed in range(3)
         for index in range(3)
+        for turn in range(3)
         for done in range(3)
     }
-    assert len(seeds) == 27 and all(0 <= seed < 2**31 for seed in seeds)
+    assert len(seeds) == 81 and all(0 <= seed < 2**31 for seed in seeds)
 
 
 def test_what_cannot_be_served_is_refused() -> None:
