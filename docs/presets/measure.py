@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from interlace.core.types import JSON
-from interlace.jobs.compare import Outcome
+from interlace.jobs.outcome import ScheduleOutcome
 from interlace.jobs.state import RunState
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import BINS, Ledger, ledger_of
@@ -62,7 +62,7 @@ def measure(cluster: str, names: Sequence[str]) -> None:
 def figures(name: str, folder: Path) -> dict[str, JSON]:
     """What is kept of a run."""
     run, kept = RunData.read(RunFolder(path=folder)), 4
-    outcome, rewards, last = Outcome.of(name, run), run.values("reward/mean"), run.rows[-1]
+    outcome, rewards, last = ScheduleOutcome.of(name, run), run.values("reward/mean"), run.rows[-1]
     checkpoint = Checkpoints(folder / "checkpoints", keep=1).latest()
     before = RunState.read(checkpoint).before if checkpoint else None
     size = len(rewards) // PARTS

@@ -16,7 +16,7 @@ from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
-    from interlace.jobs.compare import Outcome
+    from interlace.jobs.outcome import ScheduleOutcome
 
 SHOWN_SHARE = 0.005
 """Goodput bins below this under every schedule are left out of the table."""
@@ -77,7 +77,7 @@ def compare(
 
 def _simulated(
     recipe: str, overrides: Sequence[str], schedules: str, devices: int, profile: str | None
-) -> "list[Outcome]":
+) -> "list[ScheduleOutcome]":
     from interlace.jobs.simulate import Simulation, simulate_into
     from interlace.simulate.profiles import load_profile
 
@@ -86,7 +86,7 @@ def _simulated(
 
 
 def show_comparison(
-    console: Console, outcomes: Sequence["Outcome"], *, title: str = "The same recipe under each schedule"
+    console: Console, outcomes: Sequence["ScheduleOutcome"], *, title: str = "The same recipe under each schedule"
 ) -> None:
     """A column a schedule, in as many tables as the console's width asks for: a column cut short tells nothing."""
     from interlace.observe.goodput import BINS
@@ -106,14 +106,14 @@ def _width(table: Table, console: Console) -> int:
     return Measurement.get(console, console.options.update(max_width=10**6), table).maximum
 
 
-def _table(outcomes: Sequence["Outcome"], first: "Outcome", bins: Sequence[str], title: str) -> Table:
+def _table(outcomes: Sequence["ScheduleOutcome"], first: "ScheduleOutcome", bins: Sequence[str], title: str) -> Table:
     """Ratios against the first in brackets. bins: of the ledger, those that are shown."""
     table = Table(title=title, title_justify="left")
     table.add_column("", overflow="fold")
     for outcome in outcomes:
         table.add_column(Text(outcome.schedule), justify="right", overflow="fold")
 
-    def add(name: str, cell: "Callable[[Outcome], str]", ratio: str = "") -> None:
+    def add(name: str, cell: "Callable[[ScheduleOutcome], str]", ratio: str = "") -> None:
         cells = [cell(each) + (f" ({each.ratio(ratio, first):.2f}x)" if ratio else "") for each in outcomes]
         table.add_row(Text(name), *(Text(text) for text in cells))
 
@@ -137,7 +137,7 @@ def _table(outcomes: Sequence["Outcome"], first: "Outcome", bins: Sequence[str],
     return table
 
 
-def _add_bin(table: Table, name: str, outcomes: Sequence["Outcome"]) -> None:
+def _add_bin(table: Table, name: str, outcomes: Sequence["ScheduleOutcome"]) -> None:
     """A row of the ledger; each schedule's largest waste in red."""
     from interlace.observe.goodput import USEFUL
 

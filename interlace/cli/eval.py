@@ -30,11 +30,12 @@ def evaluate(
 ) -> None:
     """Answer a recipe's held-out prompts and print how many are right."""
     from interlace.cli.outcome import evaluation_tables
-    from interlace.jobs.evaluate_model import evaluate_model
     from interlace.observe.progress import open_progress
 
     hush_libraries()
     settings = _settings(run_or_model, recipe, overrides or [])
+    from interlace.jobs.evaluate_model import evaluate_model  # loads torch: a bad recipe has been refused
+
     console = Console()
     with open_progress(console, num_steps=0, quiet=quiet) as progress:
         evaluation = evaluate_model(settings, progress)
@@ -44,7 +45,7 @@ def evaluate(
 
 def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "Recipe":
     """The recipe with the model that is asked about. Raises UserError where nothing can be evaluated."""
-    from interlace.recipes.check import check_recipe
+    from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe
 
     run = find_run(run_or_model)
@@ -56,6 +57,9 @@ def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "R
     settings = load_recipe(recipe or str(run.config if run else ""), overrides)
     model = _checkpoint(run, settings) if run else settings.model.model_copy(update={"path": run_or_model})
     settings = settings.model_copy(update={"model": model})
+    check_settings(settings)
+    from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
+
     derived = check_recipe(settings)
     if not derived.num_heldout_prompts:
         raise UserError("the recipe's task holds out no prompts to evaluate on: set its heldout_size.")

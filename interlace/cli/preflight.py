@@ -1,15 +1,17 @@
 """What a command does before it works: it asks whether it can write its file, and quiets libraries."""
 
+import os
 from pathlib import Path
 
 from interlace.core.errors import UserError
 
 
 def hush_libraries() -> None:
-    """Turns off progress bars of transformers: ours says what goes on, and a live view cannot share its lines."""
-    from transformers.utils import logging
+    """Turns off progress bars of transformers: ours says what goes on, and a live view cannot share its lines.
 
-    logging.disable_progress_bar()
+    Through the environment, which the library reads when a command that needs it imports it.
+    """
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
 
 def writable(path: Path, option: str) -> Path:

@@ -28,8 +28,7 @@ def profile(
     """Measure what a recipe's workers cost on this machine, for the simulator and the planner."""
     from interlace.observe.atomic_file import write_atomic
     from interlace.observe.progress import open_progress
-    from interlace.profiling.profile import PARTS, profile_recipe
-    from interlace.recipes.check import check_recipe
+    from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe
 
     writable(out, "--out")
@@ -37,6 +36,10 @@ def profile(
         raise UserError(f"--budget {budget:g}: give the seconds that measuring may take, such as 45.")
     hush_libraries()
     settings = load_recipe(recipe, overrides or [])
+    check_settings(settings)
+    from interlace.profiling.profile import PARTS, profile_recipe  # loads torch: a bad recipe has been refused
+    from interlace.recipes.check import check_recipe
+
     check_recipe(settings)
     console = Console(quiet=quiet)
     with open_progress(console, num_steps=len(PARTS), quiet=quiet or as_json) as progress:

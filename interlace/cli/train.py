@@ -71,13 +71,16 @@ def _fresh(
     from interlace.observe.run_folder import RunFolder, default_name
     from interlace.observe.run_lock import RunLock
     from interlace.observe.tables import derived_numbers_table
-    from interlace.recipes.check import check_recipe
+    from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe
 
     settings = load_recipe(spec, overrides)
-    derived = check_recipe(settings)
+    check_settings(settings)
     name = default_name(ROOT, Path(spec).stem) if target.name is None else target.name
     replaced = RunFolder.named(ROOT, name)
+    from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
+
+    derived = check_recipe(settings)
     is_locked = target.overwrite and replaced.config.exists()
     if is_locked:
         held.enter_context(RunLock(replaced))  # before anything of it is deleted
@@ -99,7 +102,7 @@ def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack)
     from interlace.observe.checkpoints import Checkpoints
     from interlace.observe.run_folder import RunFolder, latest_name
     from interlace.observe.run_lock import RunLock
-    from interlace.recipes.check import check_recipe
+    from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe, override_key
 
     folder = RunFolder.resume(ROOT, latest_name(ROOT, Path(spec).stem) if name is None else name)
@@ -117,6 +120,9 @@ def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack)
     done = max(Checkpoints(folder.checkpoints, keep=settings.keep_checkpoints).steps(), default=0)
     if settings.steps < done:
         raise UserError(f"steps={settings.steps}, but {folder.path} has trained {done} already: give {done} or more.")
+    check_settings(settings)
+    from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
+
     check_recipe(settings)
     return settings, folder
 

@@ -3,14 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from traceback import format_exception_only
 
-from interlace.core.errors import UserError
-from interlace.core.types import JSON
-from interlace.jobs.train import train
-from interlace.observe.goodput import Ledger, ledger_of
-from interlace.observe.lengths import LengthBias
+from interlace.jobs.outcome import ScheduleOutcome, under_each
 from interlace.observe.progress import ProgressView
 from interlace.observe.report.page import write_report
 from interlace.observe.run_data import RunData
@@ -18,102 +13,17 @@ from interlace.observe.run_folder import RunFolder, default_name
 from interlace.observe.run_lock import RunLock
 from interlace.observe.step_line import brief
 from interlace.observe.stop import StopSignal
-from interlace.recipes.check import check_recipe
+from interlace.recipes.check_settings import check_settings
 from interlace.recipes.config import Recipe
-from interlace.recipes.load import load_recipe, override_key
-
-FINAL_SHARE = 0.2
-"""Of the steps, the last ones: their mean reward is the final one."""
-RATIOS = ("step_s", "tokens_per_s", "trained_tokens_per_device_s")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What one schedule came to. Means are over all steps, the first included, which fills the pipeline."""
-
-    schedule: str
-    folder: Path
-    num_steps: int
-    step_s: float
-    tokens_per_s: float
-    """Prompt and response tokens of scored samples."""
-    trained_tokens_per_device_s: float
-    ledger: Ledger
-    """Of the steps."""
-    staleness_mean: float
-    staleness_max: float
-    lengths: LengthBias | None
-    final_reward: float | None
-    """Mean over the last fifth of the steps."""
-
-    @classmethod
-    def of(cls, schedule: str, run: RunData) -> "Outcome":
-        """From what the run wrote."""
-        seconds = sum(run.values("timing_s/step"))
-        rewards = run.values("reward/mean")
-        return cls(
-            schedule=schedule,
-            folder=run.folder,
-            num_steps=len(run.rows),
-            step_s=seconds / len(run.rows),
-            tokens_per_s=sum(run.values("perf/num_tokens")) / max(seconds, 1e-9),
-            trained_tokens_per_device_s=run.time_mean("goodput/trained_tokens_per_device_s") or 0.0,
-            ledger=ledger_of(run.rows),
-            staleness_mean=fmean(run.values("sched/staleness_mean")),
-            staleness_max=max(run.values("sched/staleness_max")),
-            lengths=run.length_bias,
-            final_reward=fmean(rewards[-max(1, round(FINAL_SHARE * len(rewards))) :]) if rewards else None,
-        )
-
-    def ratio(self, name: str, first: "Outcome") -> float:
-        """A number of RATIOS against the first schedule's; NaN where that is 0."""
-        base: float = getattr(first, name)
-        return getattr(self, name) / base if base else float("nan")
-
-    def row(self, first: "Outcome") -> Mapping[str, JSON]:
-        """As JSON, with the ratios against the first schedule."""
-        waste, lengths = self.ledger.largest_waste(), self.lengths
-        return {
-            "schedule": self.schedule,
-            "folder": str(self.folder),
-            "steps": self.num_steps,
-            **{name: getattr(self, name) for name in RATIOS},
-            "ratio_to_first": {name: self.ratio(name, first) for name in RATIOS},
-            "goodput": {name: self.ledger.fraction(name) for name in self.ledger.seconds},
-            "largest_waste": {"bin": waste.name, "share": waste.fraction, "governed_by": waste.governed_by}
-            if waste
-            else None,
-            "staleness_mean": self.staleness_mean,
-            "staleness_max": self.staleness_max,
-            "length_trained_mean": lengths.trained_mean if lengths else None,
-            "length_generated_mean": lengths.generated_mean if lengths else None,
-            "length_mean_shift": lengths.mean_shift if lengths else None,
-            "length_ks_distance": lengths.ks_distance if lengths else None,
-            "final_reward": self.final_reward,
-        }
-
-
-def names_of(schedules: str) -> list[str]:
-    """The names in a list with commas. Raises UserError where there is none, or one is there twice."""
-    named = [name.strip() for name in schedules.split(",") if name.strip()]
-    if not named:
-        raise UserError("no schedule is named: write some, with commas between, as in verl-colocated,one-step-off.")
-    if len(set(named)) < len(named):
-        raise UserError(f"schedules {','.join(named)}: one is named twice.")
-    return named
-
-
-def under_each(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
-    """The recipe under each schedule of a list with commas, all read before any of them runs. Raises UserError."""
-    named = names_of(schedules)
-    if any(override_key(override) == "schedule" for override in overrides):
-        raise UserError("schedule=... and the option that lists schedules both name the schedule: leave out the first.")
-    return {name: load_recipe(spec, [f"schedule={name}", *overrides]) for name in named}
 
 
 def load_variants(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
     """As under_each(), and all checked. Raises UserError."""
     variants = under_each(spec, overrides, schedules)
+    for recipe in variants.values():
+        check_settings(recipe)
+    from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
+
     for recipe in variants.values():
         check_recipe(recipe)
     return variants
@@ -123,7 +33,7 @@ def load_variants(spec: str, overrides: Sequence[str], schedules: str) -> dict[s
 class Comparison:
     """What came of several schedules."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ScheduleOutcome]
     """Of those that trained any step, in order."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Schedules whose runs ended with an error, and the error."""
@@ -133,7 +43,9 @@ def run_variants(
     variants: Mapping[str, Recipe], root: Path, stem: str, *, progress: ProgressView, stop: StopSignal
 ) -> Comparison:
     """Trains each in turn, in a folder of its own; ends early where `stop` is requested."""
-    outcomes: list[Outcome] = []
+    from interlace.jobs.train import train  # loads torch
+
+    outcomes: list[ScheduleOutcome] = []
     failed: dict[str, str] = {}
     for name, recipe in variants.items():
         folder = RunFolder.create(root, default_name(root, f"{stem}-{Path(name).stem}"))
@@ -147,13 +59,13 @@ def run_variants(
             progress.say(f"schedule {name} failed by {brief(failed[name])}")
             continue
         if report.done_steps:
-            outcomes.append(Outcome.of(name, RunData.read(folder)))
+            outcomes.append(ScheduleOutcome.of(name, RunData.read(folder)))
         if stop.requested:
             break
     return Comparison(outcomes=outcomes, failed=failed)
 
 
-def write_comparison(outcomes: Sequence[Outcome]) -> Path:
+def write_comparison(outcomes: Sequence[ScheduleOutcome]) -> Path:
     """One report of all runs, in the first one's folder. Returns its path."""
     path = outcomes[0].folder / "comparison.html"
     write_report([RunFolder(path=outcome.folder) for outcome in outcomes], path)

@@ -18,7 +18,8 @@ from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.observe.transcripts import read_transcripts
-from interlace.recipes.check import check_placement, check_recipe
+from interlace.recipes.check import check_recipe
+from interlace.recipes.check_settings import check_placement
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, ScheduleChoice
 from interlace.schedule.equivalents import equivalents

@@ -11,13 +11,13 @@ import numpy as np
 
 from interlace.core.profile import Profile
 from interlace.core.types import JSON, Prompt, Request
-from interlace.jobs.compare import Outcome, under_each
+from interlace.jobs.outcome import ScheduleOutcome, under_each
 from interlace.jobs.virtual import Simulated, SimulatedRole, run_virtually
 from interlace.observe.jsonl import to_line
 from interlace.observe.run_data import RunData
 from interlace.observe.run_folder import RunFolder, default_name
 from interlace.observe.transcripts import step_file
-from interlace.recipes.check import check_placement, check_sizes
+from interlace.recipes.check_settings import check_placement, check_sizes
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.load import load_recipe
 from interlace.runtime.sim.cluster import RankWrapper
@@ -108,7 +108,7 @@ def simulate(
 class SimulatedVariant:
     """One of several schedules that are simulated side by side."""
 
-    outcome: Outcome
+    outcome: ScheduleOutcome
     simulated: Simulated
 
     def row(self, first: "SimulatedVariant") -> Mapping[str, JSON]:
@@ -140,13 +140,13 @@ def simulate_variants(
     found = []
     for name, recipe in recipes.items():
         simulated = simulate(recipe, simulation, name=name, timeline=timeline if name == first else None)
-        found.append(SimulatedVariant(outcome=Outcome.of(name, simulated.run), simulated=simulated))
+        found.append(SimulatedVariant(outcome=ScheduleOutcome.of(name, simulated.run), simulated=simulated))
     return found
 
 
 def simulate_into(
     spec: str, overrides: Sequence[str], schedules: str, root: Path, simulation: Simulation
-) -> list[Outcome]:
+) -> list[ScheduleOutcome]:
     """As simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
     outcomes = []
     recipes = under_each(spec, overrides, schedules)
@@ -159,7 +159,7 @@ def simulate_into(
         for step, ended in groupby(run.transcripts, key=lambda transcript: transcript.step):
             lines = [to_line(asdict(transcript)) for transcript in ended]
             step_file(folder.samples, step).write_text("".join(lines), encoding="utf-8")
-        outcomes.append(Outcome.of(name, RunData.read(folder)))
+        outcomes.append(ScheduleOutcome.of(name, RunData.read(folder)))
     return outcomes
 
 

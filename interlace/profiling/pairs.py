@@ -22,14 +22,14 @@ ROUNDS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Worker:
+class BusyWorker:
     """An instance and what it does over and over."""
 
     role: str
     group: WorkerGroup[Any]
     call: Call
 
-    def may_work_beside(self, other: "Worker") -> bool:
+    def may_work_beside(self, other: "BusyWorker") -> bool:
         """Whether they share no device."""
         return not set(self.group.device_indices) & set(other.group.device_indices)
 
@@ -90,23 +90,23 @@ async def _over_and_over(calls: Sequence[Call]) -> AsyncIterator[None]:
         await asyncio.gather(*loops)
 
 
-def _one_a_role(workers: Sequence[Worker]) -> list[Worker]:
+def _one_a_role(workers: Sequence[BusyWorker]) -> list[BusyWorker]:
     return list({worker.role: worker for worker in reversed(workers)}.values())
 
 
 def _workers(
     groups: RoleGroups, samples: Sequence[Sample], sampling: SamplingParams, recipe: Recipe
-) -> Iterator[Worker]:
+) -> Iterator[BusyWorker]:
     share = math.ceil(len(samples) / len(groups.rollout))
     for place, engine in enumerate(groups.rollout):
         mine = samples[place * share : (place + 1) * share] or samples[:share]
-        yield Worker(role="rollout", group=engine, call=_generate(engine, mine, sampling))
+        yield BusyWorker(role="rollout", group=engine, call=_generate(engine, mine, sampling))
     if groups.reference:
         reference = groups.reference[0]
-        yield Worker(role="reference", group=reference, call=lambda: reference.logprobs(samples))
+        yield BusyWorker(role="reference", group=reference, call=lambda: reference.logprobs(samples))
     if groups.critic:
-        yield Worker(role="critic", group=groups.critic, call=train_call(groups.critic, samples, recipe))
-    yield Worker(role="actor", group=groups.actor, call=train_call(groups.actor, samples, recipe))
+        yield BusyWorker(role="critic", group=groups.critic, call=train_call(groups.critic, samples, recipe))
+    yield BusyWorker(role="actor", group=groups.actor, call=train_call(groups.actor, samples, recipe))
 
 
 def _generate(engine: WorkerGroup[Any], samples: Sequence[Sample], sampling: SamplingParams) -> Call:

@@ -4,27 +4,22 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
-from interlace.algorithms import Algorithm, Needs
+from interlace.algorithms import Needs
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kv_store import BLOCK, STORES
-from interlace.engines.train.config import training_temperature
 from interlace.engines.train.critic import check_value_head
 from interlace.engines.train.lora import num_lora_parameters
 from interlace.models.classifier import check_classifier
 from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
-from interlace.observe.loggers import load_logger
+from interlace.recipes.check_settings import check_placement, check_settings
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
-from interlace.recipes.layout import num_ranks
 from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory
-from interlace.rewards.base import load_reward
 from interlace.runtime.local.cluster import host_memory_bytes
-from interlace.schedule.placement import Device
-from interlace.schedule.roles import placed_roles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,11 +60,10 @@ def check_recipe(recipe: Recipe) -> Derived:
 
     Raises UserError for the first thing that cannot work: what was given, what it conflicts with, what to do.
     """
+    check_settings(recipe)
     algorithm = algorithm_of(recipe)
-    check_sizes(recipe, algorithm)
-    training_temperature(recipe.sampling)
-    _check_scorer(recipe)
-    _check_loggers(recipe)
+    if recipe.reward is not None and recipe.reward.model is not None:
+        check_classifier(recipe.reward.model)
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     check_placement(recipe, devices)
     check_model(recipe.model)
@@ -107,68 +101,6 @@ def check_recipe(recipe: Recipe) -> Derived:
     )
 
 
-def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Raises UserError where the recipe's sizes and its algorithm cannot work together, wherever it runs."""
-    _check_algorithm(recipe, algorithm)
-    _check_minibatches(recipe)
-
-
-def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
-    """Raises UserError where a role's placement names devices that the cluster has not, or its ranks do not fit."""
-    for role in placed_roles():
-        for instance in recipe.schedule.resolved.instances(role.name, devices):
-            num_ranks(recipe, role.name, instance)
-
-
-def _check_scorer(recipe: Recipe) -> None:
-    reward = recipe.reward
-    if reward is None:
-        return
-    if reward.model is not None:
-        check_classifier(reward.model)
-    else:
-        load_reward(reward.name)
-    if reward.name == "reasoning_gym" and recipe.task.reasoning_gym is None:
-        raise UserError(
-            "reward reasoning_gym scores prompts of a reasoning_gym dataset, but the task's come from files. "
-            "Take reward=exact, reward=math_verify, or a function of your own."
-        )
-
-
-def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
-    name = recipe.algorithm.name
-    if algorithm.is_group_relative and recipe.samples_per_prompt == 1:
-        raise UserError(
-            f"samples_per_prompt=1 leaves algorithm {name!r} nothing to learn from: it compares the samples of a "
-            "prompt with one another. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
-        )
-    _check_rewards(recipe, algorithm)
-    if algorithm.needs.critic and algorithm.needs.process_reward:
-        raise UserError(f"algorithm {name!r} needs a critic and a process reward model; a run has a place for one.")
-
-
-def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Of a reward that only the run can show, the algorithm says itself what it cannot take."""
-    reward = recipe.reward
-    if reward is None:
-        raise UserError(
-            "the recipe has no `reward`, and its episodes, one response to one prompt, bring none of their own: there "
-            "would be nothing to learn from. Set reward=exact, reward=math_verify, or a function of your own as "
-            "reward=package.module:function."
-        )
-    least, wanted = reward.least, algorithm.min_reward
-    if least is None or wanted is None or least >= wanted:
-        return
-    shaping = reward.shaping.max_penalty
-    raise UserError(
-        f"algorithm {recipe.algorithm.name!r} takes rewards of {wanted:g} or more, and with "
-        f"reward.correct={reward.correct:g}, reward.incorrect={reward.incorrect:g}"
-        + (f" and up to {shaping:g} taken off by reward.shaping" if shaping else "")
-        + f" a response may get {least:g}. Raise them, such as reward.correct={wanted + shaping + 1:g} "
-        f"reward.incorrect={wanted + shaping:g}, or take another algorithm."
-    )
-
-
 def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokenizerBase") -> None:
     other = recipe.reference.model
     if other is None:
@@ -183,28 +115,6 @@ def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokeniz
         raise UserError(
             f"reference.model = {other.path!r} has another vocabulary than {recipe.model.path!r}: its log-probs would "
             "be of other tokens. Take a reference of the same family."
-        )
-
-
-def _check_minibatches(recipe: Recipe) -> None:
-    prompts, minibatches = recipe.prompts_per_step, recipe.minibatches
-    if prompts % minibatches:
-        fitting = [count for count in range(1, prompts + 1) if prompts % count == 0]
-        raise UserError(
-            f"prompts_per_step={prompts} cannot be cut into minibatches={minibatches} of equal size. "
-            f"Set minibatches to one of {', '.join(map(str, fitting))}, "
-            f"or prompts_per_step to a multiple of {minibatches}."
-        )
-
-
-def _check_loggers(recipe: Recipe) -> None:
-    for name in recipe.logging.loggers or ():
-        load_logger(name)
-    traced = recipe.logging.trace_steps
-    if traced and traced[1] > recipe.steps:
-        raise UserError(
-            f"logging.trace_steps={list(traced)}, but the run ends with step {recipe.steps}. Name steps up to it, or "
-            "raise steps."
         )
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 
-class Load(NamedTuple):
+class RankLoad(NamedTuple):
     """What an item asks of the rank that it is dealt to."""
 
     own: int
@@ -17,7 +17,7 @@ class Load(NamedTuple):
     group: Hashable = None
 
 
-def deal(loads: Sequence[Load], num_ranks: int) -> list[list[int]]:
+def deal(loads: Sequence[RankLoad], num_ranks: int) -> list[list[int]]:
     """Indices of the items for each rank, so that the largest total is small. Ties keep the items' order.
 
     Groups are dealt whole, for what they share is asked once then; items leave theirs where the fullest rank gains by
@@ -42,7 +42,7 @@ def deal(loads: Sequence[Load], num_ranks: int) -> list[list[int]]:
 class _Rank:
     """What one rank has."""
 
-    def __init__(self, loads: Sequence[Load], items: Iterable[int]) -> None:
+    def __init__(self, loads: Sequence[RankLoad], items: Iterable[int]) -> None:
         self._loads, self._num_of = loads, Counter[Hashable]()
         self.items: set[int] = set()
         self.total = 0

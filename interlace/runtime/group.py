@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
 from interlace.core.types import Sample
-from interlace.runtime.balance import Load, deal
+from interlace.runtime.balance import RankLoad, deal
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.handle import Handle
@@ -61,10 +61,10 @@ class Services(Protocol):
     lock: DeviceLock
 
 
-def _load_of(item: Any) -> Load:
+def _load_of(item: Any) -> RankLoad:
     if isinstance(item, Sample):  # train engines compute a prompt once for all its samples
-        return Load(item.num_tokens, shared=len(item.prompt.token_ids), group=item.prompt.uid)
-    return Load(int(getattr(item, "num_total_tokens", 1)))
+        return RankLoad(item.num_tokens, shared=len(item.prompt.token_ids), group=item.prompt.uid)
+    return RankLoad(int(getattr(item, "num_total_tokens", 1)))
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from interlace.runtime.sim.loop import virtual_loop
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Job:
+class PacedWork:
     """A piece of work that goes on."""
 
     role: str
@@ -34,19 +34,19 @@ class Pace:
         """Made on the loop that it is used on, a VirtualLoop."""
         self._profile, self._loop = profile, virtual_loop()
         self._roles = {pair.role for pair in profile.interference} | {pair.beside for pair in profile.interference}
-        self._jobs: dict[Job, None] = {}
+        self._jobs: dict[PacedWork, None] = {}
 
-    def begin(self, role: str, seconds: float) -> Job:
+    def begin(self, role: str, seconds: float) -> PacedWork:
         """Work of so many seconds, if it were alone; finish() must be awaited."""
         loop, is_alone = self._loop, role not in self._roles
         ended = loop.alarm(seconds) if is_alone else loop.create_future()
-        job = Job(role=role, seconds=seconds, left_s=seconds, since_s=loop.now_s, ended=ended)
+        job = PacedWork(role=role, seconds=seconds, left_s=seconds, since_s=loop.now_s, ended=ended)
         if not is_alone:
             self._jobs[job] = None
             self._settle()
         return job
 
-    async def finish(self, job: Job) -> float:
+    async def finish(self, job: PacedWork) -> float:
         """Waits for its end. Returns how much was done, in its own seconds: less than all where it was stopped."""
         try:
             await job.ended

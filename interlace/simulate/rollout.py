@@ -14,7 +14,7 @@ from interlace.core.training import WeightBundle
 from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response
 from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
-from interlace.simulate.pace import Job, Pace
+from interlace.simulate.pace import Pace, PacedWork
 
 Length = Callable[[Request], float]
 """Tokens until the response to a request ends by itself, those it came with included."""
@@ -103,7 +103,7 @@ class SimulatedEngine(Worker):
         self._num_cached = 0
         """Tokens in the KV cache."""
         self._due_s = 0.0
-        self._job: Job | None = None
+        self._job: PacedWork | None = None
         self._interrupted = False
         self._num_preemptions = 0
         self._kv_away: Literal["offload", "recompute"] | None = None

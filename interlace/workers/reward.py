@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from interlace.models.residence import Residence
 
 
-class Scorer(Protocol):
+class SampleScorer(Protocol):
     """What a reward worker wraps."""
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]: ...
@@ -22,7 +22,7 @@ class Scorer(Protocol):
 class RewardWorker(Worker):
     """One scorer; its calls overlap."""
 
-    def __init__(self, context: WorkerContext, make_scorer: Callable[[], Scorer]) -> None:
+    def __init__(self, context: WorkerContext, make_scorer: Callable[[], SampleScorer]) -> None:
         super().__init__(context)
         self._scorer = make_scorer()
 
@@ -36,7 +36,7 @@ class RewardWorker(Worker):
         self._scorer.close()
 
 
-class ModelScorer(Protocol):
+class DeviceScorer(Protocol):
     """A scorer that computes on a device."""
 
     @property
@@ -51,7 +51,7 @@ class ModelScorer(Protocol):
 class RewardModelWorker(ResidentWorker):
     """A model that scores, whole on each rank; the ranks share the samples."""
 
-    def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], ModelScorer]) -> None:
+    def __init__(self, context: WorkerContext, make_engine: Callable[[WorkerContext], DeviceScorer]) -> None:
         self._scorer = make_engine(context)
         super().__init__(context, self._scorer.residence)
 

@@ -11,7 +11,7 @@ if __name__ == "__main__":
 
 from interlace.core.errors import UserError
 from interlace.jobs.launch import ModelSources, launch_roles
-from interlace.recipes.check import check_placement
+from interlace.recipes.check_settings import check_placement
 from interlace.recipes.load import load_recipe
 from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.worker import Worker, WorkerContext, operation

@@ -206,7 +206,7 @@ class DecoderRunner:
             begin, end = parts[number]
             buffers = self._buffers_for(number, end - begin, self._logits[begin:])
             self._attention.describe(buffers.tokens, rows[begin:end])
-            call = kernels.DecodeResult(version, *until, outcome[begin:].ctypes.data, ended[begin:].ctypes.data)
+            call = kernels.AdvanceCall(version, *until, outcome[begin:].ctypes.data, ended[begin:].ctypes.data)
             self._attention.library.advance(
                 ctypes.byref(self._decoder), ctypes.byref(buffers.tokens), ctypes.byref(self._table),
                 ctypes.byref(call), ctypes.byref(buffers.arguments),

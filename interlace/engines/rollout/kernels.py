@@ -102,8 +102,8 @@ class Table(ctypes.Structure):
     ]
 
 
-class DecodeResult(ctypes.Structure):
-    """Mirror of `DecodeResult` in decoding.h."""
+class AdvanceCall(ctypes.Structure):
+    """Mirror of `Advance` in decoding.h."""
 
     _fields_ = [
         ("version", _I64),

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from interlace.core.errors import InterlaceError
-from interlace.runtime.process.shared import SharedArrays, Span, padding
+from interlace.runtime.process.shared import SharedArrays, SharedSpan, padding
 from interlace.runtime.process.tensors import tensor_reducers
 
 BESIDE_BYTES = 8192
@@ -59,7 +59,7 @@ class _Shared:
     """A message whose arrays are in shared memory."""
 
     body: bytes
-    spans: list[Span]
+    spans: list[SharedSpan]
     made: str
 
 

@@ -22,7 +22,7 @@ _MAX_PARTS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class SharedSpan:
     """Where an array is."""
 
     segment: str
@@ -100,7 +100,7 @@ class SharedArrays:
         self._starts: list[int] = []
         self._known: dict[int, tuple[int, str]] = {}
 
-    def share(self, arrays: Sequence[memoryview]) -> tuple[list[Span], str] | None:
+    def share(self, arrays: Sequence[memoryview]) -> tuple[list[SharedSpan], str] | None:
         """Where the arrays are now, and the segment made for them ('' for none). None where memory is short."""
         known = [self._find(array) for array in arrays]
         new = [array for array, span in zip(arrays, known, strict=True) if span is None]
@@ -114,11 +114,11 @@ class SharedArrays:
             return None
         spans, offset = [], 0
         for array, span in zip(arrays, known, strict=True):
-            spans.append(span or Span(segment=name, offset=offset, size=array.nbytes))
+            spans.append(span or SharedSpan(segment=name, offset=offset, size=array.nbytes))
             offset += 0 if span else array.nbytes + len(padding(array.nbytes))
         return spans, name
 
-    def attach(self, spans: Sequence[Span], made: str) -> list[NDArray[np.uint8]]:
+    def attach(self, spans: Sequence[SharedSpan], made: str) -> list[NDArray[np.uint8]]:
         """The arrays. made: the segment that was made for this message, to be removed by its receiver."""
         segments = {name: self._map(name) for name in {span.segment: None for span in spans}}
         if made and not self._passes_on:
@@ -157,13 +157,13 @@ class SharedArrays:
         del self._known[start]
         self.remove(name)
 
-    def _find(self, array: memoryview) -> Span | None:
+    def _find(self, array: memoryview) -> SharedSpan | None:
         starts = [*self._starts]  # another thread may let a segment go meanwhile, though never one that `array` is in
         start = _address(np.frombuffer(array, np.uint8)) if starts else 0
         place = bisect.bisect_right(starts, start) - 1
         size, name = self._known.get(starts[place], (0, "")) if place >= 0 else (0, "")
         inside = size and start + array.nbytes <= starts[place] + size
-        return Span(segment=name, offset=start - starts[place], size=array.nbytes) if inside else None
+        return SharedSpan(segment=name, offset=start - starts[place], size=array.nbytes) if inside else None
 
 
 def _address(array: NDArray[np.uint8]) -> int:

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.runtime.balance import Load, deal
+from interlace.runtime.balance import RankLoad, deal
 
 SIZES = st.lists(st.integers(0, 5000), max_size=40)
 GROUPED = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 6)), max_size=40)
 
 
-def single(sizes: Sequence[int]) -> list[Load]:
-    return [Load(size) for size in sizes]
+def single(sizes: Sequence[int]) -> list[RankLoad]:
+    return [RankLoad(size) for size in sizes]
 
 
-def grouped(items: Sequence[tuple[int, int]]) -> list[Load]:
+def grouped(items: Sequence[tuple[int, int]]) -> list[RankLoad]:
     """Group g shares 100 g."""
-    return [Load(own, shared=100 * group, group=group) for own, group in items]
+    return [RankLoad(own, shared=100 * group, group=group) for own, group in items]
 
 
-def totals(loads: Sequence[Load], dealt: Sequence[Sequence[int]]) -> list[int]:
+def totals(loads: Sequence[RankLoad], dealt: Sequence[Sequence[int]]) -> list[int]:
     """With what a group shares once a rank."""
     shared = [{loads[item].group: loads[item].shared for item in items} for items in dealt]
     return [sum(loads[item].own for item in items) + sum(shared[rank].values()) for rank, items in enumerate(dealt)]
@@ -73,11 +73,11 @@ def test_what_groups_share_never_makes_it_worse_than_items_dealt_one_by_one(
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 300), st.integers(1, 300))
 def test_groups_that_come_out_even_stay_whole(ranks: int, groups_a_rank: int, own: int, shared: int) -> None:
-    loads = [Load(own, shared=shared, group=index // 8) for index in range(8 * ranks * groups_a_rank)]
+    loads = [RankLoad(own, shared=shared, group=index // 8) for index in range(8 * ranks * groups_a_rank)]
     dealt = deal(loads, ranks)
     assert totals(loads, dealt) == [groups_a_rank * (8 * own + shared)] * ranks
 
 
 def test_a_group_too_large_for_its_rank_is_shared_out() -> None:
-    loads = [Load(10, shared=30, group="long")] * 8 + [Load(10, shared=0, group="short")] * 2
+    loads = [RankLoad(10, shared=30, group="long")] * 8 + [RankLoad(10, shared=0, group="short")] * 2
     assert sorted(totals(loads, deal(loads, 2))) == [80, 80]
