@@ -18,7 +18,7 @@ from interlace.cli.recipes import recipes
 from interlace.cli.report import report
 from interlace.cli.simulate import simulate
 from interlace.cli.train import train
-from interlace.core.errors import InterlaceError, UserError
+from interlace.core.errors import InterlaceError, UserError, is_full_disk
 
 BAD_INPUT, FAILED = 2, 1
 P = ParamSpec("P")
@@ -38,6 +38,12 @@ def _reporting(command: Callable[P, None]) -> Callable[P, None]:
             for line in (f"error: {error}", *getattr(error, "__notes__", ())):
                 print(line, file=sys.stderr)
             raise typer.Exit(BAD_INPUT if isinstance(error, UserError) else FAILED) from None
+        except OSError as error:
+            if not is_full_disk(error):
+                raise
+            where = f" ({error.filename})" if error.filename else ""
+            print(f"error: the disk is full{where}. Make room, then give the command again.", file=sys.stderr)
+            raise typer.Exit(BAD_INPUT) from None
 
     return run
 

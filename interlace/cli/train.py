@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from interlace.cli.preflight import hush_libraries
-from interlace.core.errors import InterlaceError, UserError, is_full_disk
+from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
 
 if TYPE_CHECKING:
     from interlace.jobs.train import TrainReport
@@ -146,6 +146,9 @@ def _run(recipe: "Recipe", folder: "RunFolder", *, resume: bool, quiet: bool, co
         except KeyboardInterrupt:
             raise InterlaceError(f"stopped at once. {_how_to_go_on(folder)}") from None
         except Exception as error:
+            if isinstance(error, OSError) and is_full_disk(error):
+                full = f"the disk of {folder.path} is full, so the run could not write on. Make room first."
+                raise DiskFullError(f"{full} {_how_to_go_on(folder)}") from error
             if isinstance(error, UserError) and not resume and not _has_trained(folder):
                 # A mistake that only the workers could see: nothing was trained, so nothing is left behind.
                 shutil.rmtree(folder.path)

@@ -4,8 +4,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from interlace.core.errors import InterlaceError
 from interlace.core.types import Sample
 from interlace.runtime.group import WorkerGroup
+
+FAILURES = 8
+"""In a row, at the end of a warm-up, that make it useless."""
 
 
 class ExampleSource(Protocol):
@@ -30,5 +34,11 @@ async def supervised_warmup(
             await trainer.accumulate(examples.batch(step))
             await trainer.optimizer_step()
             on_step(step + 1)
+        failed = (await trainer.step_metrics()).get("actor/failed_updates_in_a_row", 0.0)
+        if failed >= min(num_steps, FAILURES):
+            raise InterlaceError(
+                f"the last {failed:.0f} of {num_steps} updates of the warm-up were dropped: a loss or a gradient was "
+                "not finite, or the learning rate would leave nothing of the weights. Lower warmup.optimizer.lr."
+            )
         await trainer.copy_checkpoint()
     await trainer.write_checkpoint(folder)

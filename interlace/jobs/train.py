@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from interlace.flows.policy import policy_optimization
 from interlace.flows.run import Ended, PolicyRun, RoleGroups, StepResult, shares_base
 from interlace.jobs.assemble import assemble
 from interlace.jobs.evaluation import Evaluation, Evaluator
+from interlace.jobs.failed_updates import IN_A_ROW, FailedUpdates
 from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.jobs.saving import CRITIC_FOLDER, Saver
 from interlace.jobs.state import RunState
@@ -93,6 +93,7 @@ class _Session:
         """The state at the end of the last step of this process."""
         self._num_updates = 0
         """Begun until then."""
+        self._failed_updates = FailedUpdates(recipe.optimizer.max_failed_updates)
         self._quiet = QuietWatch(progress)
         self._is_assembled = False
         self._cluster: Cluster
@@ -227,6 +228,7 @@ class _Session:
         self._keep_transcripts(self._run.finish())
         if self._done_steps:  # first: nothing that is asked of the model now may cost it
             await self._saver.save(self._state_later(unfinished)())
+        self._failed_updates.refuse_a_run_without_updates()
         if self._evaluator.has_prompts and self._after is None:
             await self._run.install_weights()
             self._after = await self._evaluate("evaluation after")
@@ -294,6 +296,9 @@ class _Session:
         self._refuse_failures(result)
         if state:
             self._saver.write(state)
+        if failing := self._failed_updates.failing(result.metrics):
+            await self._saver.save(self._boundary())  # no update since the last good one changed anything
+            self._failed_updates.refuse(failing, result.step)
         await self._trace.at(result.step + 1)
         return not self._stop.requested
 
@@ -317,12 +322,13 @@ class _Session:
     def _say_lost_minibatches(self, result: StepResult) -> None:
         """Likewise: those that the settings drop are no accident."""
         for role in ("actor", "critic", "process_reward"):
-            lost, norm = (result.metrics.get(f"{role}/{name}", 0.0) for name in ("skipped_minibatches", "grad_norm"))
-            if lost and not math.isfinite(norm + result.metrics.get(f"{role}/loss", 0.0)):
+            if result.metrics.get(f"{role}/{IN_A_ROW}"):
+                lost = result.metrics[f"{role}/skipped_minibatches"]
                 self._say_once(
                     role,
                     f"step {result.step}: {lost:.0f} of the {role}'s minibatches had a loss or a gradient that is not "
-                    f"a finite number, and were dropped; {role}/skipped_minibatches counts them",
+                    f"a finite number, or a learning rate beyond all bounds, and were dropped; "
+                    f"{role}/skipped_minibatches counts them",
                 )
 
     def _say_idle_weights(self, result: StepResult) -> None:

@@ -281,7 +281,16 @@ class Astray(GRPO):
 )
 def test_a_run_says_once_that_its_minibatches_are_lost(root: Path, role: str, overrides: list[str]) -> None:
     progress, name = Said(), f"astray-{role}"
-    run(root, name, [*overrides, "steps=2"], progress=progress)
+    with pytest.raises(InterlaceError, match=f"all updates of the {role} were dropped"):
+        run(root, name, [*overrides, "steps=2"], progress=progress)
     (line,) = [line for line in progress.lines if f"the {role}'s minibatches" in line]
     assert line.startswith("step 1: 2 of ") and "not a finite number" in line
     assert [line[f"{role}/skipped_minibatches"] for line in metrics(root, name)] == [2, 2]
+
+
+def test_a_learning_rate_beyond_all_bounds_ends_the_run_with_its_first_weights(root: Path) -> None:
+    run(root, "sound", ["steps=1", "optimizer.lr=1e-30"])
+    with pytest.raises(InterlaceError, match=r"step 3: the last 6 updates of the actor were dropped.*optimizer\.lr"):
+        run(root, "explodes", ["steps=8", "optimizer.lr=1e30", "optimizer.max_failed_updates=5"])
+    assert [line["actor/failed_updates_in_a_row"] for line in metrics(root, "explodes")] == [2, 4, 6]
+    assert equal_weights(final_weights(root, "explodes"), final_weights(root, "sound"))

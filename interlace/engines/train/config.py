@@ -29,6 +29,9 @@ class OptimizerConfig(Config):
     """Applied to matrices only, not to biases and norms."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """The gradient is scaled down to this L2 norm; None leaves it as it is."""
+    max_failed_updates: int = Field(default=8, ge=1)
+    """An update that is not finite, or would leave nothing of the weights, is dropped; so many in a row, over more than
+    one step, end the run with the weights as they were before: nothing changes any more that could mend them."""
     warmup_steps: int = Field(default=0, ge=0)
     """The rate rises linearly over this many optimizer steps."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

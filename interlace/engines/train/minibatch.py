@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SUMMED = ("skipped_minibatches",)
 LARGEST = ("ratio_max",)
+LATEST = ("failed_updates_in_a_row",)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +127,7 @@ def policy_values(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]
 
 
 def merge_metrics(minibatches: Sequence[Metrics]) -> Metrics:
-    """Metrics of a step from those of its minibatches: means, except for counts (summed) and maxima."""
+    """Metrics of a step from those of its minibatches: means, but for sums, maxima and the latest."""
     merged: Metrics = {}
     for name in dict.fromkeys(name for metrics in minibatches for name in metrics):
         values = [metrics[name] for metrics in minibatches if name in metrics]
@@ -135,6 +136,8 @@ def merge_metrics(minibatches: Sequence[Metrics]) -> Metrics:
             merged[name] = sum(values)
         elif base in LARGEST:
             merged[name] = max(values)
+        elif base in LATEST:
+            merged[name] = values[-1]
         else:
             merged[name] = sum(values) / len(values)
     return merged

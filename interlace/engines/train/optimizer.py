@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from interlace.engines.train.config import OptimizerConfig
     from interlace.models.residence import Move
 
+
+LARGEST_CHANGE = 256.0
+"""Of the weights by one update, in root mean squares: beyond it what a model had learned is less than bfloat16's
+rounding of the sum, whose significand has 8 bits."""
+SMALLEST_WEIGHT = 1e-3
+"""What weights count as at least, in root mean square: those of a new layer may all be 0."""
 
 OptimizerState: TypeAlias = dict[str, "Tensor"]
 """What a checkpoint keeps beside the weights: AdamW's own tensors, as `exp_avg.PARAMETER` and so on by the names that
@@ -51,6 +58,18 @@ class Optimizer:
         gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
         return whole_tensor(norm) / denominator
+
+    def explodes(self) -> bool:
+        """Says whether the next update would change the weights by more than LARGEST_CHANGE times their size.
+
+        AdamW moves a weight by about the learning rate, whatever the gradient, so that and the decay decide.
+        """
+        change, decay = self.next_lr, self.next_lr * self.config.weight_decay
+        if change <= LARGEST_CHANGE * SMALLEST_WEIGHT / 2 and decay <= LARGEST_CHANGE / 2:
+            return False  # whatever the weights are: what they are is asked only where it matters
+        root = math.sqrt(sum(parameter.numel() for parameter in self.parameters))
+        norm = float(whole_tensor(torch.nn.utils.get_total_norm([each.detach() for each in self.parameters])))
+        return change * root + decay * norm > LARGEST_CHANGE * max(norm, SMALLEST_WEIGHT * root)
 
     def step(self, denominator: float, norm: float) -> None:
         """One update by (accumulated gradient / denominator), clipped; `norm` is that of the divided gradient."""

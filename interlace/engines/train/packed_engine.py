@@ -165,6 +165,8 @@ class TrainedEngine(PackedEngine, ABC):
         self._optimizer = Optimizer(model, optimizer)
         self._prefix = prefix
         self._minibatch = Minibatch()
+        self._num_failed = 0
+        """Updates that failed since the last that was made."""
         self._stopped = False
         """Whether the step's remaining minibatches are dropped."""
 
@@ -198,8 +200,8 @@ class TrainedEngine(PackedEngine, ABC):
     def optimizer_step(self) -> Metrics:
         """Closes the minibatch with one update, or drops it; returns flat metrics under the engine's prefix.
 
-        Dropped (`skipped_minibatches` = 1) are a minibatch with nothing to train on, one whose loss or gradient is not
-        finite, and one that the engine finds too far out.
+        Dropped (`skipped_minibatches` = 1) are a minibatch with nothing to train on, one that the engine finds too far
+        out, and one whose update fails: its loss or gradient is not finite, or it would leave nothing of the weights.
         """
         if not (self._trained.reshard or self._ranks.is_alone):
             self._ranks.reduce(self.model, self._accompany(self._collate([placeholder()], masks=[None])))
@@ -211,14 +213,19 @@ class TrainedEngine(PackedEngine, ABC):
         metrics["lr"] = self._optimizer.next_lr
         norm = float(self._optimizer.grad_norm(closed.denominator or 1.0))
         # A clip takes the gradient of a token without an advantage or a log-prob, but not what it does to the loss.
-        is_broken = not np.isfinite([norm, metrics.get("loss", 0.0)]).all()
-        skip = closed.count == 0 or is_broken or self._is_too_far(metrics)
+        fails = closed.count > 0 and (
+            not np.isfinite([norm, metrics.get("loss", 0.0)]).all() or self._optimizer.explodes()
+        )
+        skip = closed.count == 0 or fails or self._is_too_far(metrics)
         if not skip:
             self._optimizer.step(closed.denominator, norm)
         self._optimizer.zero_grad()
         if closed.count:  # else the step's mean would be that of fewer and of zeros
             metrics["grad_norm"] = norm
         metrics["skipped_minibatches"] = float(skip)
+        if fails or (self._num_failed and not skip):
+            self._num_failed = self._num_failed + 1 if fails else 0
+            metrics["failed_updates_in_a_row"] = float(self._num_failed)
         return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
 
     def relocate(self, move: Move) -> None:

@@ -213,6 +213,41 @@ def test_a_loss_that_is_not_finite_is_dropped_with_its_gradient() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in engine.weights().items())
 
 
+def engine_at(optimizer: OptimizerConfig) -> TrainEngine:
+    algorithm = create_algorithm("grpo", {})
+    return TrainEngine(tiny_model(), loss=algorithm.loss, optimizer=optimizer, config=TrainConfig())
+
+
+@pytest.mark.parametrize(("lr", "decay"), [(1e30, 0.0), (1e3, 0.0), (1.0, 1e4)])
+def test_an_update_that_would_leave_nothing_of_the_weights_is_dropped(lr: float, decay: float) -> None:
+    engine, samples = engine_at(OptimizerConfig(lr=lr, weight_decay=decay)), ragged_samples(3)
+    before = engine.export(copy=True)
+    for count in (1, 2):
+        engine.accumulate(samples)
+        metrics = engine.optimizer_step()
+        assert metrics["actor/skipped_minibatches"] == 1 and metrics["actor/failed_updates_in_a_row"] == count
+    assert engine.num_updates == 0
+    assert all(torch.equal(before[name], tensor) for name, tensor in engine.weights().items())
+
+
+@pytest.mark.parametrize("lr", [1e-6, 0.05, 1.0])
+def test_a_high_learning_rate_is_the_users_affair(lr: float) -> None:
+    engine = engine_at(OptimizerConfig(lr=lr))
+    engine.accumulate(ragged_samples(3))
+    metrics = engine.optimizer_step()
+    assert metrics["actor/skipped_minibatches"] == 0 and "actor/failed_updates_in_a_row" not in metrics
+
+
+def test_failures_in_a_row_end_with_an_update() -> None:
+    engine, samples = policy_engine(), ragged_samples(3)
+    unknown = sample_with(samples[0], np.full(samples[0].num_tokens, np.nan, np.float32))
+    found = []
+    for batch in ([unknown], [], [unknown], samples, samples):
+        engine.accumulate(batch)
+        found.append(engine.optimizer_step().get("actor/failed_updates_in_a_row"))
+    assert found == [1, None, 2, 0, None]
+
+
 def test_an_empty_minibatch_is_no_update() -> None:
     engine = policy_engine()
     engine.accumulate([])
