@@ -113,11 +113,12 @@ class OwnParts:
         found = re.search(r"=(/[^=]*/session_[\w-]+)/sockets/raylet", raylets[-1]) if raylets else None
         session = found[1] if found else ""  # a system that does not tell of processes: nothing to look after
         self._pids = {process: name for process, name in children if session and session in _command(process)}
-        arguments = [session, str(os.getpid()), *map(str, self._pids)]
-        # In a session of its own: what is sent to all processes of a run does not reach it.
-        self._reaper = subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__, *arguments], stdin=subprocess.PIPE, start_new_session=True
-        )
+        self._reaper: subprocess.Popen[bytes] | None = None
+        if session:
+            arguments = [session, str(os.getpid()), *map(str, self._pids)]
+            command = [sys.executable, "-I", "-S", reaper.__file__, *arguments]
+            # In a session of its own: what is sent to all processes of a run does not reach it.
+            self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def lost(self) -> str:
         """The first needed part that is gone, named; empty where they live."""
@@ -128,8 +129,9 @@ class OwnParts:
 
     def end(self) -> None:
         """Ends what is left."""
-        if self._reaper.stdin:
-            self._reaper.stdin.close()
+        if self._reaper is None or self._reaper.stdin is None:
+            return
+        self._reaper.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._reaper.wait(reaper.WITHIN_S)
 
