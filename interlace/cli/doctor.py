@@ -87,6 +87,7 @@ def _findings() -> Iterator[Finding]:
     hush_libraries()
     for check in (_devices, _compiler, _disk, _real_model, _smoke_run):
         yield _guarded(check)
+    yield from _engines()
 
 
 def _guarded(check: Callable[[], Finding]) -> Finding:
@@ -126,6 +127,20 @@ def _devices() -> Finding:
     devices = find_devices(ClusterConfig())
     found = ", ".join(f"{device.name} ({device.memory_bytes / 2**30:.1f} GiB)" for device in devices)
     return Finding(what=f"devices: {found}")
+
+
+def _engines() -> Iterator[Finding]:
+    """Says of each engine that a recipe's rollout.engine may name whether it runs here; an absent one is no fault."""
+    from interlace.engines.rollout.kinds import create_kind, engine_kind, engine_names
+    from interlace.recipes.clusters.local import find_devices
+    from interlace.recipes.config import ClusterConfig
+
+    pools = {device.pool for device in find_devices(ClusterConfig())}
+    for name in engine_names():
+        kind = create_kind(engine_kind(name).Config(engine=name))
+        absences = [absence for pool in sorted(pools) if (absence := kind.absence(pool))]
+        told = f"not run here: {absences[0]}" if absences else kind.remark
+        yield Finding(what=f"rollout engine {name}: {told}")
 
 
 def _compiler() -> Finding:

@@ -43,4 +43,12 @@ def simulate(
         rows = [result.row(results[0]) for result in results]
         print(to_line({"recipe": recipe, "devices": devices, "profile": profile, "schedules": rows}), end="")
     else:
-        show_comparison(Console(), outcomes, title=f"{recipe} on {devices} x {costs.device}, simulated")
+        console = Console()
+        show_comparison(console, outcomes, title=f"{recipe} on {devices} x {costs.device}, simulated")
+        for each in results:
+            if each.spanning:
+                console.print(
+                    f"{each.outcome.schedule}: instances of {' and '.join(each.spanning)} span several devices: a "
+                    "plan. No engine was run here on several GPUs, and `interlace train` refuses it with native.",
+                    markup=False, highlight=False, soft_wrap=True,
+                )  # fmt: skip

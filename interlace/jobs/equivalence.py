@@ -22,6 +22,7 @@ from interlace.recipes.check import check_recipe
 from interlace.recipes.check_settings import check_placement
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, ScheduleChoice
+from interlace.recipes.engines import check_invariance
 from interlace.schedule.equivalents import equivalents
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def toy(recipe: Recipe) -> Recipe:
 
 def variants(recipe: Recipe) -> dict[str, Recipe]:
     """The recipe under its own schedule and the equivalent ones. Raises UserError where nothing can be promised."""
+    check_invariance(recipe)
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     found = {
         name: recipe.model_copy(update={"schedule": ScheduleChoice(preset=name, resolved=schedule)})

@@ -70,14 +70,10 @@ class RoleWorker:
     """Whether each of its devices has a rank with a whole copy; else the recipe says how many ranks it has."""
 
 
-async def launch_roles(
-    cluster: Cluster,
-    sources: ModelSources,
-    make_rollout: "Callable[[EngineSource, WorkerContext], RolloutBundle] | None" = None,
-) -> RoleGroups:
-    """Starts the workers of all roles that the recipe needs. make_rollout: an engine in place of the recipe's."""
+async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
+    """Starts the workers of all roles that the recipe needs."""
     recipe, needs = sources.recipe, algorithm_of(sources.recipe).needs
-    workers = {**_engine_workers(sources, make_rollout or make_rollout_engine), **_workers_of_their_own(recipe)}
+    workers = {**_engine_workers(sources), **_workers_of_their_own(recipe)}
     base_serves = needs.reference and reference_is_base(recipe, cluster.place)
     if base_serves:
         del workers["reference"]
@@ -90,9 +86,7 @@ async def launch_roles(
     return RoleGroups.of({**started, "reference": started["actor"]} if base_serves else started)
 
 
-def _engine_workers(
-    sources: ModelSources, make_rollout: "Callable[[EngineSource, WorkerContext], RolloutBundle]"
-) -> dict[str, RoleWorker]:
+def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     """By role, workers around an engine or a scorer of the recipe's. Which of them are needed, the algorithm says."""
     from interlace.workers.actor import ActorWorker
     from interlace.workers.critic import CriticWorker
@@ -110,7 +104,7 @@ def _engine_workers(
         else _around(CriticWorker, partial(make_critic_engine, source, sources.critic))
     )
     workers = {
-        "rollout": _around(RolloutWorker, partial(make_rollout, source)),
+        "rollout": _around(RolloutWorker, partial(make_rollout_engine, source)),
         "reference": _around(ReferenceWorker, partial(make_reference_engine, initial)),
         "critic": critic,
         "actor": _around(ActorWorker, partial(make_actor_engine, base if recipe.actor.lora else source)),
@@ -195,18 +189,18 @@ def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: Ro
 
 
 def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
-    """The engine that serves a recipe's policy."""
-    from interlace.engines.rollout import NativeEngine
+    """Makes the engine that serves a recipe's policy."""
+    from interlace.engines.rollout.kinds import EngineSite, create_kind
     from interlace.workers.rollout import RolloutBundle
 
-    loaded = _load(source, context)
-    engine = NativeEngine(
-        loaded.model.to(torch_device(context)),  # type: ignore[arg-type]  # transformers' own stub
-        config=source.recipe.rollout,
-        tokenizer=loaded.tokenizer,
-        seed=source.recipe.seed,
-        num_threads=num_threads(source.recipe, len(context.devices)),
+    recipe, loaded = source.recipe, _load(source, context)
+    site = EngineSite(
+        model=source.model,
+        devices=tuple(map(_torch_name, context.devices or ("cpu",))),
+        seed=recipe.seed,
+        num_threads=num_threads(recipe, len(context.devices)),
     )
+    engine = create_kind(recipe.rollout).create(loaded, site)
     return RolloutBundle(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=loaded.stop_token_ids)
 
 
@@ -329,9 +323,12 @@ def train_config(recipe: Recipe) -> TrainConfig:
 
 
 def torch_device(context: WorkerContext) -> str:
-    """The device a rank computes on, as torch names it."""
-    name = context.devices[0] if context.devices else "cpu"
-    return "cpu" if name.startswith("cpu") else name
+    """Returns the device a rank computes on, as torch names it."""
+    return _torch_name(context.devices[0]) if context.devices else "cpu"
+
+
+def _torch_name(device: str) -> str:
+    return "cpu" if device.startswith("cpu") else device
 
 
 def join_ranks(context: WorkerContext) -> "Ranks":

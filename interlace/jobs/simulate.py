@@ -19,6 +19,7 @@ from interlace.observe.run_folder import RunFolder, default_name
 from interlace.observe.transcripts import step_file
 from interlace.recipes.check_settings import check_placement, check_sizes
 from interlace.recipes.config import Recipe, algorithm_of
+from interlace.recipes.engines import spanning_roles
 from interlace.recipes.load import load_recipe
 from interlace.runtime.sim.cluster import RankWrapper
 from interlace.runtime.sim.faults import Faults, with_faults
@@ -110,12 +111,15 @@ class SimulatedVariant:
 
     outcome: ScheduleOutcome
     simulated: Simulated
+    spanning: tuple[str, ...] = ()
+    """Roles of which an instance spans several devices, as no engine that was run here does on GPUs."""
 
     def row(self, first: "SimulatedVariant") -> Mapping[str, JSON]:
         """As JSON, with the ratios against the first schedule."""
         row = {name: value for name, value in self.outcome.row(first.outcome).items() if name != "folder"}
         counts = Counter(str(ended.event) for ended in self.simulated.events)
-        return {**row, "seconds": self.simulated.seconds, "samples": dict(sorted(counts.items()))}
+        spanning: dict[str, JSON] = {"spanning": list(self.spanning)} if self.spanning else {}
+        return {**row, **spanning, "seconds": self.simulated.seconds, "samples": dict(sorted(counts.items()))}
 
 
 def simulate_variants(
@@ -140,7 +144,8 @@ def simulate_variants(
     found = []
     for name, recipe in recipes.items():
         simulated = simulate(recipe, simulation, name=name, timeline=timeline if name == first else None)
-        found.append(SimulatedVariant(outcome=ScheduleOutcome.of(name, simulated.run), simulated=simulated))
+        outcome, spanning = ScheduleOutcome.of(name, simulated.run), spanning_roles(recipe, simulation.devices)
+        found.append(SimulatedVariant(outcome=outcome, simulated=simulated, spanning=spanning))
     return found
 
 

@@ -9,7 +9,8 @@ from interlace.core.errors import UserError
 from interlace.core.types import Prompt
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.warmup import Demonstrations
-from interlace.engines.rollout.kv_store import BLOCK, STORES
+from interlace.engines.rollout.kinds import create_kind
+from interlace.engines.rollout.kv_store import BLOCK
 from interlace.engines.train.critic import check_value_head
 from interlace.engines.train.lora import num_lora_parameters
 from interlace.models.classifier import check_classifier
@@ -18,6 +19,7 @@ from interlace.models.size import ModelSize, model_size
 from interlace.recipes.check_settings import check_placement, check_settings
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
+from interlace.recipes.engines import check_engine
 from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory
 from interlace.runtime.local.cluster import host_memory_bytes
 
@@ -68,6 +70,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     check_placement(recipe, devices)
     check_model(recipe.model)
     model = empty_model(recipe.model)
+    check_engine(recipe, devices, model.config)
     if algorithm.needs.critic:
         check_value_head(model)
     tokenizer = load_tokenizer(recipe.model)
@@ -157,7 +160,7 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
             f"more than the model's context of {size.context}. Lower max_new_tokens, or leave out long prompts."
         )
-    longest_in = STORES[recipe.rollout.kv].longest_in
+    longest_in = create_kind(recipe.rollout).longest_in
     needed, fitting = num_tokens + max_new_tokens, longest_in(recipe.rollout.max_tokens)
     if needed > fitting:
         enough = next(BLOCK << doublings for doublings in count() if longest_in(BLOCK << doublings) >= needed)

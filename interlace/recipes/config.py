@@ -13,7 +13,8 @@ from interlace.core.random import SEED_END
 from interlace.core.types import MIN_TEMPERATURE, SamplingParams
 from interlace.data.config import DataConfig
 from interlace.data.warmup import DemonstrationConfig
-from interlace.engines.rollout.config import NativeConfig
+from interlace.engines.rollout.config import EngineConfig, NativeConfig
+from interlace.engines.rollout.kinds import parse_engine
 from interlace.engines.train.config import TOKENS_PER_MICROBATCH, ActorConfig, CriticConfig, OptimizerConfig
 from interlace.models.config import ModelConfig, by_path
 from interlace.recipes import clusters
@@ -194,8 +195,8 @@ class Recipe(Config):
     sampling: SamplingParams = SamplingParams()
     optimizer: OptimizerConfig = OptimizerConfig()
     """Of the actor."""
-    rollout: NativeConfig = NativeConfig()
-    """The engine that generates."""
+    rollout: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(parse_engine)] = NativeConfig()
+    """The engine that generates. Written as its name, or `{engine: ..., setting: value, ...}`."""
     actor: ActorConfig = ActorConfig()
     reference: ReferenceConfig = ReferenceConfig()
     critic: CriticConfig = CriticConfig()

@@ -7,6 +7,7 @@ from functools import partial
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
+from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
 from interlace.models.loading import empty_model
@@ -64,12 +65,15 @@ def forecast_memory(
     for role in _roles(recipe, needs, loads, devices):
         for number, instance in enumerate(recipe.schedule.resolved.instances(role.name, devices)):
             ranks = num_ranks(recipe, role.name, instance)
+            spanned = create_kind(recipe.rollout).num_devices(instance[0].pool) if role.name == "rollout" else None
+            parts = spanned or ranks
             found.append(
                 WorkerMemory(
                     worker=f"{role.name}/{number}",
                     devices=instance,
-                    num_bytes=math.ceil(role.num_bytes / ranks),
-                    how=(role.how if ranks == 1 else f"1/{ranks} of {role.how}") + _unused(recipe, instance[::ranks]),
+                    num_bytes=math.ceil(role.num_bytes / parts),
+                    how=(role.how if parts == 1 else f"1/{parts} of {role.how}")
+                    + ("" if parts == len(instance) else _unused(recipe, instance[::ranks])),
                     transient_bytes=role.transient_bytes + (role.gathered_bytes if ranks > 1 else 0),
                 )
             )

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.schedule.concurrency import Concurrency, none_as_null
+from interlace.schedule.concurrency import Adaptive, Concurrency, none_as_null
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.placement import Device, cut, resolve
 from interlace.schedule.roles import ROLES, Granule, placed_roles, role_named, staged_roles
@@ -184,6 +184,22 @@ class Schedule(Config):
     def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
         """The devices of each instance of a role on a cluster. Raises UserError where they are not there."""
         return self.placement.instances(role, devices)
+
+    def moves_kv_cache(self, devices: tuple[Device, ...]) -> bool:
+        """Whether the KV cache of running sequences goes to the host and back, where another role has their device."""
+        held = {device for instance in self.instances("rollout", devices) for device in instance}
+        others = {
+            device
+            for role in ("reference", "critic", "actor")
+            for instance in self.instances(role, devices)
+            for device in instance
+        }
+        return bool(held & others) and self.switch == "when_ready" and self.kv_on_switch == "offload"
+
+    @property
+    def follows_kv_use(self) -> bool:
+        """Whether the number of running sequences follows how full an engine's KV cache is."""
+        return isinstance(self.concurrency, Adaptive)
 
     @property
     def steps_ahead(self) -> float:

@@ -2,6 +2,8 @@
 
 import ast
 import asyncio
+import json
+import os
 import re
 import subprocess
 import sys
@@ -88,3 +90,30 @@ def test_the_reward_tells_right_from_wrong_as_the_command_runs_it() -> None:
 
 def test_every_block_of_python_is_python() -> None:
     assert len([ast.parse(block) for block in blocks()]) >= 5
+
+
+def test_an_engine_of_ones_own_trains(tmp_path: Path) -> None:
+    settings = ["rollout=own_engine:Plain", "steps=2", "prompts_per_step=4", "samples_per_prompt=2", "minibatches=1"]
+    settings += ["warmup.steps=2", "sampling.max_new_tokens=6", "evaluation.num_prompts=2", "reward.workers=0"]
+    settings += ["algorithm.drop_zero_variance=false", f"model.cache_dir={tmp_path}"]
+    command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "train", "quickstart", *settings]
+    paths = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)])
+    result = subprocess.run(
+        [*command, "--name", "own"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in (tmp_path / "runs/own/metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and all(row["actor/logprob_gap"] < 1e-4 for row in rows), rows
+
+
+def test_that_engine_is_as_short_as_the_documents_say() -> None:
+    code = ast.parse((EXAMPLES / "own_engine.py").read_text(encoding="utf-8"))
+    classes = [node for node in code.body if isinstance(node, ast.ClassDef)]
+    lines = ast.unparse(ast.Module(body=list(classes), type_ignores=[])).splitlines()
+    assert len([line for line in lines if line.strip()]) < 25

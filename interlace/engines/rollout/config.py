@@ -1,4 +1,4 @@
-"""Settings of the native engine: the recipe's `rollout` section. Imports no torch."""
+"""Settings of rollout engines, a recipe's `rollout` section: what all have, and what each adds. Imports no torch."""
 
 from typing import Literal
 
@@ -9,18 +9,25 @@ from interlace.core.config import Config
 KVKind = Literal["slots", "pages"]
 
 
-class NativeConfig(Config):
-    """Sizes, and finer settings that change no sample where the engine reports that it is invariant.
+class EngineConfig(Config):
+    """Settings that every engine has."""
 
-    The switches at the end are there to measure and to test what they turn off.
-    """
-
+    engine: str = "native"
+    """A built-in (native, vllm, sglang), or your own as package.module:Class."""
     max_running: int = Field(default=64, ge=1)
     """Sequences that decode at once in one engine."""
     max_tokens: int = Field(default=65536, ge=1)
     """Tokens that one engine's KV cache holds."""
     max_batch_tokens: int = Field(default=2048, ge=1)
     """Tokens of one forward pass; longer prompts are run in chunks."""
+
+
+class NativeConfig(EngineConfig):
+    """Finer settings, which change no sample where the engine reports that it is invariant.
+
+    The switches at the end are there to measure and to test what they turn off.
+    """
+
     steps_per_schedule: int = Field(default=64, ge=1)
     """Decode steps between two looks at the queue, at most: they also end after some milliseconds, and with a sequence
     whose row another waits for."""
@@ -37,3 +44,27 @@ class NativeConfig(Config):
     """The whole forward pass in C++ where the model has the Llama shape; else the transformers model itself."""
     compile_kernels: bool = True
     """C++ kernels where there is a compiler; else torch operations."""
+
+
+class ServedConfig(EngineConfig):
+    """What serving engines of other projects take beside."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Devices that one engine spans: schedule.placement.rollout.devices_per_instance is the same. Not run here above
+    1."""
+
+
+class VLLMConfig(ServedConfig):
+    """What vLLM takes beside."""
+
+    engine: str = "vllm"
+    enforce_eager: bool | None = None
+    """No graphs and no compilation; None: so on a CPU alone."""
+
+
+class SGLangConfig(ServedConfig):
+    """What SGLang takes beside."""
+
+    engine: str = "sglang"
+    memory_share: float = Field(default=0.8, gt=0, le=1)
+    """Of a device, for weights and KV cache: a bound beside max_tokens."""

@@ -15,7 +15,14 @@ from interlace.engines.rollout.decode_loop import DecodeLoop
 from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.prepare_model import ServingConfig, num_retained, serve
-from interlace.engines.rollout.protocol import EngineMemory, EngineReport, StepOutput, SwitchMode, UpdateMode
+from interlace.engines.rollout.protocol import (
+    EngineMemory,
+    EngineReport,
+    StepOutput,
+    SwitchMode,
+    UpdateMode,
+    check_mode,
+)
 from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.saved_weights import SavedWeights
 from interlace.engines.rollout.scheduler import Scheduler
@@ -155,15 +162,15 @@ class NativeEngine:
     def update_weights(
         self, tensors: Mapping[str, Tensor], version: int, mode: UpdateMode, *, frozen: bool = False
     ) -> None:
-        _check_mode(mode)
+        check_mode(mode)
         self._weights.update(tensors, frozen=frozen)
         self._updated(version, mode)
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
-        _check_mode(mode)
+        check_mode(mode)
         saved = SavedWeights(folder)
         if saved.shapes.keys() <= self._weights.names:
-            self._weights.check(saved.shapes, lambda one, other: torch.equal(saved.read(one), saved.read(other)))
+            self._weights.check(saved)
             for name, tensor in saved:
                 self._weights.replace(name, tensor, frozen=False)
         else:  # transformers saves some architectures under other names: it knows the way back
@@ -234,11 +241,6 @@ class NativeEngine:
             finish_reason=reason,
             raw_logprobs=tuple(sequence.raw_logprobs),
         )
-
-
-def _check_mode(mode: str) -> None:
-    if mode not in ("keep", "recompute"):
-        raise UserError(f"unknown weight update mode {mode!r}. Known: keep, recompute.")
 
 
 def _load(

@@ -1,12 +1,32 @@
 """What the adapters of serving engines share: the book-keeping of live requests, and the plain verbs."""
 
-from collections.abc import Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import Completion, FinishReason, Metrics, Request
-from interlace.engines.rollout.protocol import EngineMemory, EngineReport
+from interlace.engines.rollout.protocol import (
+    EngineMemory,
+    EngineReport,
+    StepOutput,
+    SwitchMode,
+    UpdateMode,
+    check_mode,
+)
+from interlace.engines.rollout.saved_weights import GivenWeights, NamedWeights, SavedWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Generated: TypeAlias = tuple[str, Sequence[int], Sequence[float], FinishReason | None]
+"""A request's id, its new tokens, their log-probs, and how it ended; None where it goes on."""
+NO_LOGPROB = -9999.0
+"""What serving engines put where they have no log-prob, or one of minus infinity."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +53,10 @@ class LiveRequests:
         """Those of these ids that are live, each once; None: all, in order of submission."""
         return list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
 
+    def rows(self) -> list[tuple[str, Request, tuple[int, ...]]]:
+        """Lists each live request: its id, itself and all tokens it has got, those before a resumption too."""
+        return [(name, one.request, tuple(one.token_ids)) for name, one in self._live.items()]
+
     def add(self, request: Request) -> None:
         """Raises UserError for an empty prompt and for raw log-probs, ValueError where the id is live."""
         if request.id in self._live:
@@ -54,7 +78,13 @@ class LiveRequests:
         return len(progress.token_ids) - len(progress.request.generated_ids)
 
     def extend(self, name: str, token_ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
-        """Tokens came back."""
+        """Adds tokens that came back. Raises InterlaceError for a log-prob that is none."""
+        for token, logprob in zip(token_ids, logprobs, strict=True):
+            if not NO_LOGPROB < logprob < math.inf:  # false for NaN too
+                raise InterlaceError(
+                    f"request {name}: the engine gave {logprob} as the log-prob of token {token} that it sampled, which"
+                    " is what stands where it has none. Training on it would go wrong without a word."
+                )
         progress = self._live[name]
         progress.token_ids += token_ids
         progress.logprobs += logprobs
@@ -72,21 +102,117 @@ class LiveRequests:
         )
 
 
-class ExternalEngine:
-    """An adapter's part of the rollout protocol that is the same whichever engine serves."""
+class ExternalEngine(ABC):
+    """The rollout protocol over an engine that is fed requests and answers with tokens.
+
+    A subclass says what the next tokens are and how weights are replaced, and where requests are sent elsewhere, how.
+    """
 
     name: str
-    """As a report calls it."""
-    reason: str
+    """What a report calls it."""
+    reason: str = "this engine's bits may depend on what shares a batch"
     """Why samples depend on what shares their batch."""
+    notes: tuple[str, ...] = ()
+    """What a report adds."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int = 0) -> None:
+        """seed: of the sampling noise; see request_seed()."""
         self._live, self._seed, self._version = LiveRequests(), seed, 0
-        self._paused = False
+        self._paused = self._offloaded = False
+
+    def _send(self, request: Request) -> None:  # noqa: B027 - one that reads the live requests needs none
+        """Hands a request over. Raises UserError for one that cannot be served."""
+
+    @abstractmethod
+    def _advance(self) -> Iterable[Generated]:
+        """Yields what the live requests have got since the last call, waiting for at least one of them."""
+
+    def _drop(self, names: Sequence[str]) -> None:  # noqa: B027 - likewise
+        """Ends live requests; nothing more is yielded of them."""
+
+    @abstractmethod
+    def _swap(self, weights: NamedWeights) -> None:
+        """Replaces all weights, or none and raises UserError where they do not fit. Called between two steps."""
+
+    def _sleep(self) -> None:  # noqa: B027 - where there is nothing to free
+        """Frees the device; nothing is live then."""
+
+    def _wake(self) -> None:  # noqa: B027 - likewise
+        """Undoes _sleep()."""
 
     @property
     def version(self) -> int:
         return self._version
+
+    def submit(self, request: Request) -> None:
+        self._live.add(request)
+        try:
+            self._send(request)
+        except BaseException:  # refused, a prompt that is too long for one: it will get no answer
+            self._live.end(request.id, FinishReason.ABORTED)
+            raise
+
+    def step(self) -> StepOutput:
+        finished: list[Completion] = []
+        new_tokens = 0
+        if len(self._live) and not self._paused and not self._offloaded:
+            for name, token_ids, logprobs, ended in self._advance():
+                self._live.extend(name, token_ids, logprobs, self._version)
+                new_tokens += len(token_ids)
+                if ended is not None:
+                    finished.append(self._live.end(name, ended))
+        return StepOutput(finished=tuple(finished), num_running=len(self._live), num_new_tokens=new_tokens)
+
+    def interrupt(self) -> None:  # noqa: B027 - a step is short
+        """Does nothing: a step is one forward pass."""
+
+    def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
+        wanted = self._live.named(ids)
+        self._drop(wanted)
+        return tuple(self._live.end(name, FinishReason.ABORTED) for name in wanted)
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def update_weights(
+        self,
+        tensors: "Mapping[str, Tensor]",
+        version: int,
+        mode: UpdateMode,
+        *,
+        frozen: bool = False,  # noqa: ARG002 - the engine lays weights out its own way and so copies them
+    ) -> None:
+        self._replace(GivenWeights(tensors), version, mode)
+
+    def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
+        """Reads one tensor at a time."""
+        self._replace(SavedWeights(folder), version, mode)
+
+    def _replace(self, weights: NamedWeights, version: int, mode: UpdateMode) -> None:
+        check_mode(mode)
+        self._swap(weights)
+        self._version = version
+        if mode == "recompute":
+            for partial in self.abort():
+                self.submit(partial.resumed)
+
+    def onload(self) -> None:
+        if self._offloaded:
+            self._wake()
+            self._offloaded = False
+
+    def offload(self, kv: SwitchMode = "offload") -> None:  # noqa: ARG002 - there is one way
+        """The KV cache goes, whatever `kv` asks: what runs is computed anew after onload()."""
+        if self._offloaded:
+            return
+        partials = self.abort()
+        self._sleep()
+        self._offloaded = True
+        for partial in partials:
+            self.submit(partial.resumed)
 
     def memory(self) -> EngineMemory:
         return EngineMemory()
@@ -95,8 +221,7 @@ class ExternalEngine:
         return {"num_running": float(len(self._live))}
 
     def report(self) -> EngineReport:
-        notes = ("an update is not atomic", "bytes are not reported")
-        return EngineReport(invariant=False, reason=self.reason, attention=self.name, notes=notes)
+        return EngineReport(invariant=False, reason=self.reason, attention=self.name, notes=self.notes)
 
 
 def request_seed(seed: int, request: Request) -> int:
@@ -105,5 +230,8 @@ def request_seed(seed: int, request: Request) -> int:
 
 
 def finish_reason(name: str) -> FinishReason:
-    """Of a serving engine's 'stop', 'length' or 'abort'."""
-    return {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}.get(name, FinishReason.ABORTED)
+    """Returns what a serving engine's 'stop', 'length' or 'abort' stands for. Raises InterlaceError for another."""
+    known = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORTED}
+    if name not in known:
+        raise InterlaceError(f"the engine ended a request for the reason {name!r}, of which nothing is known.")
+    return known[name]

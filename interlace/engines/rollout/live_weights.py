@@ -1,11 +1,12 @@
 """Swapping the weights of a model that serves: all or none, and never with a second full copy of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from interlace.core.errors import UserError, nearest
+from interlace.engines.rollout.saved_weights import GivenWeights, NamedWeights
 from interlace.models.residence import Move, Residence
 
 _KEPT = "The update is refused as a whole; the old weights keep serving."
@@ -23,7 +24,7 @@ class LiveWeights:
         self._required = [name for name in dict.fromkeys(self._same_as.values()) if name in parameters]
         """Buffers may be left out: training does not change them."""
         self._borrowed: set[str] = set()
-        """First names of tensors whose memory came with an update: others may serve from it, so nobody writes to it."""
+        """First names of tensors whose memory came with an update: others may serve from it: it is not written to."""
         self.residence = Residence(next(model.parameters()).device, self.relocate)
 
     @property
@@ -45,10 +46,9 @@ class LiveWeights:
     def update(self, tensors: Mapping[str, Tensor], *, frozen: bool) -> None:
         """Replaces all tensors. UserError, and no change, for a missing or unknown name or another shape.
 
-        frozen: nobody writes to the given tensors again, so that those of the right kind are kept instead of copied.
+        frozen: the given tensors are never written to again, so that those of the right kind are kept, not copied.
         """
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        self.check(shapes, lambda one, other: torch.equal(tensors[one], tensors[other]))
+        self.check(GivenWeights(tensors))
         for name, tensor in tensors.items():
             self.replace(name, tensor, frozen=frozen)
 
@@ -65,21 +65,22 @@ class LiveWeights:
         else:
             held.detach().copy_(given)
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], equal: Callable[[str, str], bool]) -> None:
-        """Raises UserError for an update of tensors of these shapes that does not fit the model.
+    def tied(self, name: str) -> list[str]:
+        """Returns all names of one tensor, this one too."""
+        return [other for other, first in self._same_as.items() if first == self._same_as[name]]
 
-        equal: whether two of them hold the same numbers; asked of names that the model ties.
-        """
-        for name, shape in shapes.items():
+    def check(self, weights: NamedWeights) -> None:
+        """Raises UserError for an update that does not fit the model. Reads only tensors that the model ties."""
+        for name, shape in weights.shapes.items():
             if name not in self._tensors:
                 raise UserError(f"weight update: unknown name {name!r}.{nearest(name, self._tensors)} {_KEPT}")
             own = tuple(self._tensors[name].shape)
             if shape != own:
                 raise UserError(f"weight update: {name} has shape {shape}, the model's is {own}. {_KEPT}")
         given: dict[str, str] = {}
-        for name in shapes:
+        for name in weights.shapes:
             first = given.setdefault(self._same_as[name], name)
-            if first != name and not equal(first, name):
+            if first != name and not torch.equal(weights.read(first), weights.read(name)):
                 raise UserError(
                     f"weight update: {first} and {name} are one tensor in the engine's model and differ in the update:"
                     f" one model ties them and the other does not. {_KEPT} Load both with the same tie_word_embeddings."

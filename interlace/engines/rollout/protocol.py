@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
+from interlace.core.errors import UserError
 from interlace.core.types import Completion, Metrics, Request
 
 if TYPE_CHECKING:
@@ -15,6 +16,12 @@ UpdateMode = Literal["keep", "recompute"]
 
 SwitchMode = Literal["offload", "recompute"]
 """What becomes of it when the device changes hands: moved to the host and back, or computed anew."""
+
+
+def check_mode(mode: str) -> None:
+    """Raises UserError for what is no UpdateMode."""
+    if mode not in get_args(UpdateMode):
+        raise UserError(f"unknown weight update mode {mode!r}. Known: {', '.join(get_args(UpdateMode))}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +95,7 @@ class RolloutEngine(Protocol):
     ) -> None:
         """Swaps all weights or none: UserError for a missing name or a wrong shape leaves the old ones serving.
 
-        frozen: nobody writes to the tensors again, so that an engine may serve from them instead of copying them.
+        frozen: the tensors are never written to again, so that an engine may serve from them instead of copying them.
         """
         ...
 

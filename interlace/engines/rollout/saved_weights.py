@@ -1,13 +1,43 @@
-"""The weights in a Hugging Face folder, read one tensor at a time."""
+"""Weights by name: those in a Hugging Face folder, read one tensor at a time, and those that are at hand."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class NamedWeights(Protocol):
+    """Named tensors, of which the shapes are known before any is read."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, name: str) -> "Tensor":
+        """Returns one of them."""
+        ...
+
+    def __iter__(self) -> "Iterator[tuple[str, Tensor]]":
+        """Yields each with its name."""
+        ...
+
+
+class GivenWeights:
+    """Tensors that are at hand."""
+
+    def __init__(self, tensors: "Mapping[str, Tensor]") -> None:
+        self._tensors = tensors
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def read(self, name: str) -> "Tensor":
+        """See NamedWeights."""
+        return self._tensors[name]
+
+    def __iter__(self) -> "Iterator[tuple[str, Tensor]]":
+        yield from self._tensors.items()
 
 
 class SavedWeights:

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
+from interlace.engines.rollout.config import SGLangConfig, VLLMConfig
 from interlace.engines.rollout.external import LiveRequests, finish_reason, request_seed
 from interlace.engines.rollout.sglang import SGLangEngine
 from interlace.engines.rollout.vllm import VLLMEngine
@@ -61,12 +62,34 @@ def test_what_cannot_be_served_is_refused() -> None:
         live.add(request())
 
 
-@pytest.mark.parametrize(("library", "engine"), [("vllm", VLLMEngine), ("sglang", SGLangEngine)])
-def test_a_missing_library_is_named(
-    library: str, engine: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("logprob", [-9999.0, float("-inf"), float("nan"), float("inf")])
+def test_a_log_prob_that_is_none_is_an_error(logprob: float) -> None:
+    live = LiveRequests()
+    live.add(request())
+    with pytest.raises(InterlaceError, match=r"gave .* as the log-prob of token 5"):
+        live.extend("a#0#0#-1", [4, 5], [-1.0, logprob], version=0)
+
+
+def test_an_end_that_is_unknown_is_an_error() -> None:
+    with pytest.raises(InterlaceError, match="for the reason 'error'"):
+        finish_reason("error")
+
+
+@pytest.mark.parametrize(
+    ("library", "make"),
+    [
+        ("vllm", lambda: VLLMEngine("a model", VLLMConfig())),
+        ("sglang", lambda: SGLangEngine("a model", SGLangConfig())),
+    ],
+)
+def test_a_missing_library_is_named(library: str, make: Callable[[], object]) -> None:
     if importlib.util.find_spec(library) is not None:
         pytest.skip(f"{library} is installed")
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    with pytest.raises(UserError, match=f"pip install {library}"):
-        engine("a model")
+    with pytest.raises(UserError, match=library):
+        make()
+
+
+def test_a_core_in_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(UserError, match="VLLM_ENABLE_V1_MULTIPROCESSING=1: live tensors reach"):
+        VLLMEngine("a model", VLLMConfig())

@@ -3,13 +3,17 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import NO_GROUP, Completion, FinishReason, Request, SampleKey, SamplingParams
+from interlace.engines.rollout.config import SGLangConfig
 from interlace.engines.rollout.sglang import SGLangEngine
 
 BROKEN, HALF = 13, 14
@@ -79,10 +83,6 @@ class FakeEngine:
             self._flush()
         return True, "Success"
 
-    def update_weights_from_disk(self, folder: str) -> tuple[bool, str]:
-        self._flush()
-        return True, folder
-
     def release_memory_occupation(self) -> None:
         self._flush()
 
@@ -97,7 +97,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SGLangEngine:
     structs.PauseGenerationReqInput = structs.ContinueGenerationReqInput = SimpleNamespace  # type: ignore[attr-defined]
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    return SGLangEngine("a model")
+    return SGLangEngine("a model", SGLangConfig(), own_stops=[2])
 
 
 def request(index: int = 0, prompt: Sequence[int] = (1, 2), most: int = 60) -> Request:
@@ -121,7 +121,7 @@ def test_tokens_arrive_and_a_recomputing_update_tags_those_after_it(engine: SGLa
         engine.submit(request(index))
     for _ in range(3):
         engine.step()
-    engine.update_weights({}, 1, "recompute")
+    engine.update_weights({"a": torch.zeros(2)}, 1, "recompute")
     done = drain(engine)
     assert len(done) == 3
     for one in done:
@@ -154,13 +154,14 @@ def test_a_paused_engine_aborts_too(engine: SGLangEngine) -> None:
 
 
 @pytest.mark.parametrize("way", ["load", "offload"])
-def test_what_runs_goes_on_after_the_cache_went(engine: SGLangEngine, way: str) -> None:
+def test_what_runs_goes_on_after_the_cache_went(engine: SGLangEngine, way: str, tmp_path: Path) -> None:
     for index in range(2):
         engine.submit(request(index))
     for _ in range(2):
         engine.step()
     if way == "load":
-        engine.load("a folder", 1, "recompute")
+        save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+        engine.load(tmp_path, 1, "recompute")
     else:
         engine.offload()
         engine.onload()
@@ -174,5 +175,5 @@ def test_a_refused_update_leaves_the_engine_running(engine: SGLangEngine) -> Non
     engine.step()
     engine._engine.refuses = True
     with pytest.raises(RuntimeError, match="no such weight"):
-        engine.update_weights({}, 1, "keep")
+        engine.update_weights({"a": torch.zeros(2)}, 1, "keep")
     assert engine.version == 0 and len(drain(engine)) == 1

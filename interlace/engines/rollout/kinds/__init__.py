@@ -1,0 +1,114 @@
+"""Rollout engines by name, one file each: what a recipe's `rollout.engine` may be. None imports torch or its library
+before it is asked for an engine.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from interlace.core.errors import UserError
+from interlace.core.plugins import builtin_module, builtin_names, concrete_subclass, load_object
+from interlace.engines.rollout.config import EngineConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from interlace.engines.rollout.protocol import RolloutEngine
+    from interlace.models.config import ModelConfig
+    from interlace.models.loading import LoadedModel
+
+Feature: TypeAlias = Literal["raw_logprobs", "truncation", "kv_offload", "kv_use", "invariance"]
+"""What only some engines have: the model's own log-probs beside those sampled from; log-probs after top_p, top_k and
+min_p; a KV cache that survives a change of hands; the use of the KV cache step by step; a sample's bits independent of
+what shares its batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSite:
+    """Where an engine is made, and of what beside the loaded model."""
+
+    model: "ModelConfig"
+    """What the model was loaded from."""
+    devices: tuple[str, ...]
+    """As torch names them."""
+    seed: int
+    """Of the sampling noise."""
+    num_threads: int
+    """Of the host, for one engine."""
+
+
+class EngineKind(ABC):
+    """What a recipe's name of an engine stands for. A subclass says what its engines need and makes them."""
+
+    Config: ClassVar[type[EngineConfig]] = EngineConfig
+    lacks: ClassVar[Mapping[Feature, str]] = {}
+    """What its engines have not, each with the reason."""
+    remark: ClassVar[str] = ""
+    """What a list of engines adds to the name."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+
+    def num_devices(self, pool: str) -> int | None:  # noqa: ARG002 - some span as many of one pool as they are given
+        """Devices of a pool (cpu, cuda) that one instance computes on; None: as many as it has threads for."""
+        return 1
+
+    def absence(self, pool: str) -> str | None:  # noqa: ARG002 - some run anywhere
+        """Why it does not run on devices of a pool (cpu, cuda), and what to do; None: it runs."""
+        return None
+
+    def longest_in(self, max_tokens: int) -> int:
+        """Tokens of the longest sequence that a KV cache of so many tokens holds."""
+        return max_tokens
+
+    def check_model(self, model: "PretrainedConfig", pool: str) -> None:  # noqa: B027 - most take any model
+        """Raises UserError for a model that it cannot serve."""
+
+    @abstractmethod
+    def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
+        """Makes one engine, which takes the model over."""
+
+
+def engine_names() -> list[str]:
+    """The built-in engines, sorted. Imports none of them."""
+    import interlace.engines.rollout.kinds as package
+
+    return builtin_names(package)
+
+
+def engine_kind(spec: str) -> type[EngineKind]:
+    """A built-in by name, or a user's `package.module:Class`. Raises UserError where there is none."""
+    import interlace.engines.rollout.kinds as package
+
+    if ":" not in spec:
+        module = builtin_module("rollout engine", package, spec)
+        classes = [value for value in vars(module).values() if inspect.isclass(value)]
+        return next(one for one in classes if issubclass(one, EngineKind) and one.__module__ == module.__name__)
+    found = load_object("rollout engine", spec)
+    return concrete_subclass(f"rollout.engine {spec!r}", found, EngineKind)  # type: ignore[type-abstract]
+
+
+def parse_engine(data: object) -> object:
+    """An engine's settings from a recipe's `rollout`: the engine's name, or a mapping in which `engine` may stand.
+
+    Raises UserError for an unknown name or setting.
+    """
+    given = {"engine": data} if isinstance(data, str) else data
+    if not isinstance(given, Mapping):
+        return given
+    spec = given.get("engine", EngineConfig.model_fields["engine"].default)
+    if not isinstance(spec, str):
+        raise UserError(f"rollout.engine = {spec!r}: write a name.")
+    return engine_kind(spec).Config.parse(given, where=f"rollout, with engine {spec}")
+
+
+def create_kind(config: EngineConfig) -> EngineKind:
+    """The engine that settings are of. Raises UserError where the user's own class cannot be made."""
+    kind = engine_kind(config.engine)
+    try:
+        return kind(config)
+    except TypeError as error:
+        what = f"rollout.engine {config.engine!r} is made as {kind.__name__}(config)"
+        raise UserError(f"{what}, which fails: {error}.") from error

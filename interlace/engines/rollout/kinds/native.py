@@ -1,0 +1,37 @@
+"""`native`: the engine of this package."""
+
+from typing import TYPE_CHECKING
+
+from interlace.engines.rollout.config import NativeConfig
+from interlace.engines.rollout.kinds import EngineKind, EngineSite
+
+if TYPE_CHECKING:
+    from interlace.engines.rollout.protocol import RolloutEngine
+    from interlace.models.loading import LoadedModel
+
+
+class NativeKind(EngineKind):
+    """Serves any causal language model of transformers, in this process."""
+
+    Config = NativeConfig
+    config: NativeConfig
+    remark = "serves any causal language model of transformers"
+
+    def num_devices(self, pool: str) -> int | None:
+        return None if pool == "cpu" else 1
+
+    def longest_in(self, max_tokens: int) -> int:
+        from interlace.engines.rollout.kv_store import STORES
+
+        return STORES[self.config.kv].longest_in(max_tokens)
+
+    def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
+        from interlace.engines.rollout.engine import NativeEngine
+
+        return NativeEngine(
+            loaded.model.to(site.devices[0]),  # type: ignore[arg-type]  # transformers' own stub
+            config=self.config,
+            tokenizer=loaded.tokenizer,
+            seed=site.seed,
+            num_threads=site.num_threads,
+        )

@@ -1,0 +1,88 @@
+"""Whether the rollout engine that a recipe names can do what the recipe asks, known before anything starts."""
+
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import UserError
+from interlace.engines.rollout.kinds import EngineKind, Feature, create_kind
+from interlace.recipes.config import Recipe, algorithm_of
+from interlace.recipes.layout import num_used
+from interlace.schedule.placement import Device
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PretrainedConfig") -> None:
+    """Raises UserError where the engine is not installed, its instances span other numbers of devices than it computes
+    on, or settings ask for what it lacks.
+    """
+    kind = create_kind(recipe.rollout)
+    _check_span(recipe, kind, "rollout", devices)
+    if algorithm_of(recipe).needs.reference:
+        _check_span(recipe, kind, "reference", devices)
+    for pool in {device.pool for instance in _instances(recipe, "rollout", devices) for device in instance}:
+        if absence := kind.absence(pool):
+            raise UserError(f"rollout.engine = {recipe.rollout.engine!r} is not run here: {absence}")
+        kind.check_model(model, pool)
+    _check_features(recipe, kind, devices)
+
+
+def check_invariance(recipe: Recipe) -> None:
+    """Raises UserError where samples of the recipe's engine depend on what shares their batch."""
+    kind = create_kind(recipe.rollout)
+    if reason := kind.lacks.get("invariance"):
+        raise UserError(
+            f"rollout.engine = {recipe.rollout.engine!r} gives a sample other bits beside other samples ({reason}), so "
+            "that no two schedules give the same ones. Compare schedules with rollout.engine=native."
+        )
+
+
+def spanning_roles(recipe: Recipe, devices: tuple[Device, ...]) -> tuple[str, ...]:
+    """Names the roles of which an instance is placed on several devices. No engine was run here on several GPUs."""
+    return tuple(
+        role
+        for role in ("rollout", "reference")
+        if any(len(instance) > 1 for instance in _instances(recipe, role, devices))
+    )
+
+
+def _instances(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
+    return recipe.schedule.resolved.instances(role, devices)
+
+
+def _check_span(recipe: Recipe, kind: EngineKind, role: str, devices: tuple[Device, ...]) -> None:
+    """A device more would be locked and paid for, and do nothing."""
+    for instance in _instances(recipe, role, devices):
+        spanned = kind.num_devices(instance[0].pool) if role == "rollout" else None
+        used = spanned or num_used(recipe, instance)
+        if used != len(instance):
+            what = f"engine {recipe.rollout.engine!r} computes" if role == "rollout" else "its log-probs are computed"
+            how = " (cluster.threads_per_worker)" if spanned is None and instance[0].pool == "cpu" else ""
+            raise UserError(
+                f"schedule.placement.{role}: an instance has {len(instance)} devices (devices_per_instance), and {what}"
+                f" on {used}{how}. Set devices_per_instance to {used}, or take an engine that spans several, such as"
+                " vllm with rollout.tensor_parallel_size."
+            )
+
+
+def _check_features(recipe: Recipe, kind: EngineKind, devices: tuple[Device, ...]) -> None:
+    schedule = recipe.schedule.resolved
+    wanted: dict[Feature, str] = {}
+    if recipe.sampling.raw_logprobs:
+        wanted["raw_logprobs"] = "sampling.raw_logprobs=true asks for the model's own log-probs. Leave it off"
+    sampling = recipe.sampling
+    if sampling.top_p < 1 or sampling.top_k or sampling.min_p:
+        wanted["truncation"] = "sampling cuts tokens off. Leave top_p, top_k and min_p at their defaults"
+    if schedule.moves_kv_cache(devices):
+        wanted["kv_offload"] = (
+            "schedule.kv_on_switch=offload moves the KV cache of running sequences to the host while another role "
+            "computes. Set schedule.kv_on_switch=recompute (with on_update other than keep)"
+        )
+    if schedule.follows_kv_use:
+        wanted["kv_use"] = "schedule.concurrency=adaptive follows how full the KV cache is. Give a number"
+    for feature, asked in wanted.items():
+        if reason := kind.lacks.get(feature):
+            raise UserError(
+                f"rollout.engine = {recipe.rollout.engine!r} cannot do what is asked: {reason}, and {asked}, or take "
+                "rollout.engine=native."
+            )
