@@ -153,6 +153,21 @@ class Request:
         object.__setattr__(self, "id", f"{self.noise_key}#{self.owner.gid}")
 
     @property
+    def key(self) -> SampleKey:
+        """Its owner: a request is a row of the sample that it is for."""
+        return self.owner
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were generated of it before."""
+        return len(self.generated_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the context it was made with."""
+        return len(self.prompt_ids)
+
+    @property
     def noise_key(self) -> str:
         """With seed and position the key of the sampling noise."""
         first = f"{self.uid}#{self.attempt}#{self.owner.index}"
@@ -330,6 +345,16 @@ class Sample:
         """Tokens that the policy drew."""
         mask = self.loss_mask
         return self.num_tokens if mask is None else int(np.count_nonzero(mask))
+
+    @property
+    def uid(self) -> str:
+        """Name of the prompt."""
+        return self.prompt.uid
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt.token_ids)
 
     @property
     def num_total_tokens(self) -> int:

@@ -1,23 +1,21 @@
 """A greedy response beside each group, whose reward is the group's baseline."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from interlace.core.types import (
     GREEDY_INDEX,
     NO_BASELINE,
     Request,
-    RewardResult,
     Sample,
     SampleKey,
     SamplingParams,
     TerminalEvent,
 )
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.group import WorkerGroup
 from interlace.stages.admission import Admission
 from interlace.stages.map import OnFailed
 from interlace.stages.pool import EnginePool
+from interlace.stages.role_groups import RewardGroup
 from interlace.stages.stream import BASELINE, Stream
 from interlace.stages.turns import answered
 
@@ -29,7 +27,7 @@ class GreedyBaseline:
         self,
         cluster: Cluster,
         pool: EnginePool,
-        reward: WorkerGroup[Any],
+        reward: RewardGroup,
         admission: Admission,
         sampling: SamplingParams,
         on_failed: OnFailed,
@@ -66,7 +64,7 @@ class GreedyBaseline:
         )
         [response] = await self._pool.complete([request], who="greedy baseline")
         greedy = answered(SampleKey(gid, GREEDY_INDEX), prompt, response)
-        results: list[RewardResult] = await self._reward.with_cause("baseline").score([greedy])
+        results = await self._reward.with_cause("baseline").score([greedy])
         if self._admission.ticket(gid) is None:
             return
         keys = [SampleKey(gid, index) for index in range(self._admission.size_of(gid))]

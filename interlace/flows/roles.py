@@ -1,7 +1,6 @@
 """The roles of a policy run beside its actor: each turns one stream of samples into the next."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from interlace.algorithms.base import Needs
 from interlace.core.types import (
@@ -15,12 +14,12 @@ from interlace.core.types import (
 )
 from interlace.episodes.base import Episode
 from interlace.rewards.shaping import ShapingConfig, group_shaped
-from interlace.runtime.group import WorkerGroup
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
-from interlace.stages.map import Columns, Failure, OnFailed
+from interlace.stages.map import Columns, Compute, Failure, G, OnFailed
+from interlace.stages.role_groups import CriticGroup, RewardGroup, RolloutGroup
 from interlace.stages.stream import Stream
 
 
@@ -30,7 +29,7 @@ class RolloutRole:
     def __init__(
         self,
         stages: StageFactory,
-        engines: Sequence[WorkerGroup[Any]],
+        engines: Sequence[RolloutGroup],
         params: SamplingParams,
         admission: Admission,
         episode: Episode,
@@ -53,7 +52,7 @@ class RewardRole:
     def __init__(
         self,
         stages: StageFactory,
-        group: WorkerGroup[Any] | None,
+        group: RewardGroup | None,
         admission: Admission,
         shaping: ShapingConfig,
         *,
@@ -66,7 +65,7 @@ class RewardRole:
             stages.map_stage(
                 "reward",
                 [group],
-                operation="score",
+                operation=RewardGroup.score,
                 writes=("scored",) if shaping.length_weight else ("reward", "reward_parts"),
                 to_columns=self._columns,
                 on_failed=on_failed,
@@ -120,7 +119,7 @@ def _unexpected(key: SampleKey, reason: str) -> None:
 class ReferenceRole:
     """Log-probs of the reference policy, where they are needed."""
 
-    def __init__(self, stages: StageFactory, replicas: Sequence[WorkerGroup[Any]], operation: str) -> None:
+    def __init__(self, stages: StageFactory, replicas: Sequence[G], operation: Compute[G, FloatArray]) -> None:
         def columns(logprobs: FloatArray) -> Columns:
             return {"ref_logprobs": logprobs}
 
@@ -145,9 +144,7 @@ class ReferenceRole:
 class CriticRole:
     """A trained model that judges each token, where one is needed: a critic, or a process reward model."""
 
-    def __init__(
-        self, stages: StageFactory, group: WorkerGroup[Any] | None, needs: Needs, *, whole_batch: bool
-    ) -> None:
+    def __init__(self, stages: StageFactory, group: CriticGroup | None, needs: Needs, *, whole_batch: bool) -> None:
         column = "process_rewards" if needs.process_reward else "values"
 
         def columns(values: FloatArray) -> Columns:
@@ -158,7 +155,7 @@ class CriticRole:
             self._values = stages.map_stage(
                 "critic",
                 [group],
-                operation=column,
+                operation=CriticGroup.process_rewards if needs.process_reward else CriticGroup.values,
                 writes=(column,),
                 to_columns=columns,
                 on_failed=_unexpected,

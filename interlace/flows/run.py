@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
 from interlace.stages.map import Columns
+from interlace.stages.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RewardGroup, RolloutGroup
 from interlace.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
 
 
@@ -43,13 +44,13 @@ from interlace.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
 class RoleGroups:
     """The workers of a run. None or empty where the algorithm has no need of the role."""
 
-    rollout: Sequence[WorkerGroup[Any]]
-    actor: WorkerGroup[Any]
-    reward: WorkerGroup[Any] | None = None
+    rollout: Sequence[RolloutGroup]
+    actor: ActorGroup
+    reward: RewardGroup | None = None
     """None where the episode brings its own reward."""
-    reference: Sequence[WorkerGroup[Any]] = ()
+    reference: Sequence[ReferenceGroup] = ()
     """The actor's own group where the actor trains an adapter: the base under it is the reference."""
-    critic: WorkerGroup[Any] | None = None
+    critic: CriticGroup | None = None
     """Or the process reward model: no algorithm has both."""
     others: Mapping[str, Sequence[WorkerGroup[Any]]] = field(default_factory=dict)
     """Instances of the roles that a flow of its own uses, by role."""
@@ -61,12 +62,13 @@ class RoleGroups:
         def one(role: str) -> WorkerGroup[Any] | None:
             return next(iter(started.get(role, ())), None)
 
+        # The one place where a group gets the type of its role: what was launched for the role has its operations.
         return cls(
-            rollout=started["rollout"],
-            actor=started["actor"][0],
-            reward=one("reward"),
-            reference=started.get("reference", ()),
-            critic=one("critic"),
+            rollout=cast(Sequence[RolloutGroup], started["rollout"]),
+            actor=cast(ActorGroup, started["actor"][0]),
+            reward=cast(RewardGroup | None, one("reward")),
+            reference=cast(Sequence[ReferenceGroup], started.get("reference", ())),
+            critic=cast(CriticGroup | None, one("critic")),
             others={role: groups for role, groups in started.items() if role not in cls.__dataclass_fields__},
         )
 
@@ -153,20 +155,24 @@ class PolicyRun:
         self._baseline = self._greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
         self.reward = RewardRole(stages, groups.reward, self.admission, settings.shaping, on_failed=self._not_scored)
         self._num_not_scored, self._first_failure = 0, ""
-        self.reference = ReferenceRole(stages, groups.reference, "base_logprobs" if shares_base(groups) else "logprobs")
+        self.reference = (
+            ReferenceRole(stages, [groups.actor], ActorGroup.base_logprobs)
+            if shares_base(groups)
+            else ReferenceRole(stages, groups.reference, ReferenceGroup.logprobs)
+        )
         whole = algorithm.needs.batch_statistics
         self.critic = CriticRole(stages, groups.critic, algorithm.needs, whole_batch=whole)
         self.actor = stages.train_stage(
             "actor",
             groups.actor,
             whole_batch=whole,
-            recompute_proximal=algorithm.needs.proximal_logprobs,
+            proximal=groups.actor if algorithm.needs.proximal_logprobs else None,
         )
         self._batches = stages.batches(self.admission, self.rollout.pool, finish=self._with_batch_statistics)
         self._publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
 
-    def _greedy_baseline(self, reward: WorkerGroup[Any] | None, episode: Episode) -> GreedyBaseline:
+    def _greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
         if not isinstance(episode, SingleTurn):
             raise UserError(
                 "the algorithm compares samples with a greedy response to the same prompt, which "

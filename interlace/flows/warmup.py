@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from interlace.core.errors import InterlaceError
 from interlace.core.types import Sample
-from interlace.runtime.group import WorkerGroup
+from interlace.stages.role_groups import TrainedGroup
 
 FAILURES = 8
 """In a row, at the end of a warm-up, that make it useless."""
@@ -21,7 +21,7 @@ class ExampleSource(Protocol):
 
 
 async def supervised_warmup(
-    trainer: WorkerGroup[Any],
+    trainer: TrainedGroup,
     examples: ExampleSource,
     *,
     num_steps: int,

@@ -1,7 +1,6 @@
 """The roles of a run, joined and ready to start."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from interlace.algorithms import Algorithm
 from interlace.core.types import PromptSource, SamplingParams
@@ -10,8 +9,8 @@ from interlace.jobs.state import RunState
 from interlace.recipes.config import Recipe
 from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.group import WorkerGroup
 from interlace.stages.factory import LoopSizes, StageFactory
+from interlace.stages.role_groups import RolloutGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +22,7 @@ class Assembled:
     """The recipe's, ending where the model's responses end."""
 
 
-async def sampling_of(recipe: Recipe, engine: WorkerGroup[Any]) -> SamplingParams:
+async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
     """The recipe's, ending where the engine's model ends its responses too."""
     stops = dict.fromkeys((*recipe.sampling.stop_token_ids, *await engine.stop_token_ids()))
     return recipe.sampling.model_copy(update={"stop_token_ids": tuple(stops)})

@@ -1,14 +1,14 @@
 """Held-out accuracy: prompts that are never trained on, answered greedily and by samples, by the rollout engines."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from interlace.core.config import Config
 from interlace.core.types import NO_GROUP, Metrics, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.flows.run import PolicyRun
 from interlace.observe.step_line import brief
 from interlace.recipes.config import Recipe
-from interlace.runtime.group import WorkerGroup
+from interlace.stages.role_groups import RewardGroup
 from interlace.stages.turns import answered
 
 Scored: TypeAlias = tuple[Sample, RewardResult]
@@ -60,7 +60,7 @@ class Evaluator:
         sampling: SamplingParams,
         prompts: Sequence[Prompt],
         run: PolicyRun,
-        reward: WorkerGroup[Any] | None,
+        reward: RewardGroup | None,
     ) -> None:
         """sampling: as in training, but for the temperature. prompts: held-out.
 

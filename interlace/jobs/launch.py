@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.engines.train.config import TrainConfig, training_temperature
@@ -20,6 +20,7 @@ from interlace.runtime.group import WorkerGroup
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES, Role, place_in_flow, role_named
+from interlace.stages.role_groups import ActorGroup
 from interlace.workers.reward import RewardModelWorker, RewardWorker
 
 if TYPE_CHECKING:
@@ -141,22 +142,23 @@ def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
     return RoleWorker(worker_class=RewardWorker, factory=factory, on_host=True)
 
 
-async def launch_warmup(cluster: Cluster, recipe: Recipe) -> WorkerGroup[Any]:
+async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:
     """Starts the worker that is trained on examples, where the actor will be."""
     from interlace.workers.actor import ActorWorker
 
     worker = _around(ActorWorker, partial(make_warmup_engine, EngineSource(recipe=recipe, model=recipe.model)))
     spec = _spec(recipe, role_named("actor"), 0, cluster.place("actor")[0], worker)
-    return await cluster.launch(replace(spec, name="warmup"))
+    return cast(ActorGroup, await cluster.launch(replace(spec, name="warmup")))
 
 
-async def launch_second_actor(cluster: Cluster, sources: ModelSources, devices: tuple[Device, ...]) -> WorkerGroup[Any]:
+async def launch_second_actor(cluster: Cluster, sources: ModelSources, devices: tuple[Device, ...]) -> ActorGroup:
     """Starts another instance of the actor, on these devices: to measure what it makes of them."""
     from interlace.workers.actor import ActorWorker
 
     source = EngineSource(recipe=sources.recipe, model=sources.policy)
     worker = _around(ActorWorker, partial(make_actor_engine, source))
-    return await cluster.launch(_spec(sources.recipe, role_named("actor"), 1, devices, worker))
+    spec = _spec(sources.recipe, role_named("actor"), 1, devices, worker)
+    return cast(ActorGroup, await cluster.launch(spec))
 
 
 async def _launch_all(

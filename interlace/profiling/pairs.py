@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from interlace.core.profile import Interference
 from interlace.core.types import Request, Sample, SampleKey, SamplingParams
@@ -16,7 +15,8 @@ from interlace.profiling.fit import Call, timed
 from interlace.profiling.rollout import serve_all
 from interlace.profiling.training import train_call
 from interlace.recipes.config import Recipe
-from interlace.runtime.group import WorkerGroup
+from interlace.runtime.typed_group import TypedGroup
+from interlace.stages.role_groups import RolloutGroup
 
 ROUNDS = 5
 
@@ -26,7 +26,7 @@ class BusyWorker:
     """An instance and what it does over and over."""
 
     role: str
-    group: WorkerGroup[Any]
+    group: TypedGroup
     call: Call
 
     def may_work_beside(self, other: "BusyWorker") -> bool:
@@ -109,7 +109,7 @@ def _workers(
     yield BusyWorker(role="actor", group=groups.actor, call=train_call(groups.actor, samples, recipe))
 
 
-def _generate(engine: WorkerGroup[Any], samples: Sequence[Sample], sampling: SamplingParams) -> Call:
+def _generate(engine: RolloutGroup, samples: Sequence[Sample], sampling: SamplingParams) -> Call:
     """An engine's share of a step, as it is sampled there."""
     requests = [
         Request(

@@ -34,6 +34,7 @@ from interlace.runtime.cluster import Cluster
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES
 from interlace.schedule.schedule import Schedule
+from interlace.stages.role_groups import ActorGroup, CriticGroup, ReferenceGroup
 
 PARTS = ("samples", "rollout", "reward", "two devices", "reference", "critic", "actor", "side by side", "whole steps")
 """In the order in which they are measured."""
@@ -128,14 +129,16 @@ class _Measurement:
         if not self._groups.reference:
             return None
         budget_s = self._begin("reference")
-        return await measure_inference(self._groups.reference[0], "logprobs", self._samples, budget_s=budget_s)
+        return await measure_inference(
+            self._groups.reference[0], ReferenceGroup.logprobs, self._samples, budget_s=budget_s
+        )
 
     async def _critic(self, kept: float) -> TrainCosts | None:
         if not self._groups.critic:
             return None
         budget_s = self._begin("critic")
         needs = algorithm_of(self._recipe).needs
-        operation = "process_rewards" if needs.process_reward else "values"
+        operation = CriticGroup.process_rewards if needs.process_reward else CriticGroup.values
         critic, samples = self._groups.critic, self._samples
         costs = await measure_training(critic, operation, samples, self._recipe, budget_s=budget_s)
         return costs.model_copy(update={"efficiency": kept})
@@ -143,7 +146,7 @@ class _Measurement:
     async def _actor(self) -> TrainCosts:
         budget_s = self._begin("actor")
         actor, samples = self._groups.actor, self._samples
-        costs = await measure_training(actor, "logprobs", samples, self._recipe, budget_s=budget_s)
+        costs = await measure_training(actor, ActorGroup.logprobs, samples, self._recipe, budget_s=budget_s)
         return costs.model_copy(update={"export_s": await measure_export(actor)})
 
     async def _efficiency(self, sources: ModelSources) -> float:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from interlace.models.loading import empty_model
 from interlace.models.size import model_size
 from interlace.profiling.fit import Call, fit, medians
 from interlace.recipes.config import Recipe
-from interlace.runtime.group import WorkerGroup
+from interlace.stages.role_groups import ActorGroup, RolloutGroup
 from interlace.workers.rollout import MIN_CALL_S
 
 ROUNDS = 5
@@ -85,7 +84,7 @@ class Requests:
         return SamplingParams(max_new_tokens=steps, temperature=self._temperature)
 
 
-async def serve_all(engine: WorkerGroup[Any], requests: Sequence[Request]) -> tuple[list[Response], int]:
+async def serve_all(engine: RolloutGroup, requests: Sequence[Request]) -> tuple[list[Response], int]:
     """Serves requests to their ends, as the runtime does: call after call. Returns the number of calls too."""
     done: list[Response] = []
     num_calls = 1
@@ -100,7 +99,7 @@ async def serve_all(engine: WorkerGroup[Any], requests: Sequence[Request]) -> tu
 
 
 async def measure_rollout(
-    engine: WorkerGroup[Any], actor: WorkerGroup[Any], recipe: Recipe, samples: Sequence[Sample], *, budget_s: float
+    engine: RolloutGroup, actor: ActorGroup, recipe: Recipe, samples: Sequence[Sample], *, budget_s: float
 ) -> RolloutCosts:
     """Costs of one instance. samples: of the policy. budget_s: seconds for decoding; the rest is few calls more."""
     requests = Requests([sample.prompt for sample in samples], recipe.sampling.temperature)
@@ -191,7 +190,7 @@ def _row(measured: Measured, batches: Sequence[int]) -> list[float]:
     return [measured.num_calls, 1.0, cell.batch, cell.num_prompts * cell.prompt_tokens, read, *shares]
 
 
-async def _state(engine: WorkerGroup[Any], recipe: Recipe) -> dict[str, float]:
+async def _state(engine: RolloutGroup, recipe: Recipe) -> dict[str, float]:
     """Memory, and what it takes to leave the device and come back."""
     async with engine.hold("profile"):
         num_bytes = engine.loaded_bytes()
@@ -205,7 +204,7 @@ async def _state(engine: WorkerGroup[Any], recipe: Recipe) -> dict[str, float]:
     }
 
 
-async def _update_s(engine: WorkerGroup[Any], actor: WorkerGroup[Any]) -> float:
+async def _update_s(engine: RolloutGroup, actor: ActorGroup) -> float:
     bundle = await actor.export_weights(0, copy=True)
     [update_s] = await medians([lambda: engine.update_weights(bundle, "keep")], rounds=5, budget_s=5.0)
     return update_s

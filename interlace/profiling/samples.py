@@ -3,17 +3,17 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from interlace.core.profile import Lengths, RewardCosts
-from interlace.core.types import Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.core.types import Prompt, Request, Sample, SampleKey, SamplingParams
 from interlace.profiling.fit import Call, fit, intraclass_correlation, log_spread, medians, timed
 from interlace.profiling.rollout import serve_all
 from interlace.recipes.config import Recipe
 from interlace.rewards.base import RewardConfig
-from interlace.runtime.group import WorkerGroup
+from interlace.stages.role_groups import RewardGroup, RolloutGroup
 from interlace.stages.turns import answered
 
 Value = TypeVar("Value")
@@ -25,7 +25,7 @@ TIMED_ONE_BY_ONE = 48
 
 
 async def draw_samples(
-    engine: WorkerGroup[Any], prompts: Sequence[Prompt], sampling: SamplingParams, recipe: Recipe, *, budget_s: float
+    engine: RolloutGroup, prompts: Sequence[Prompt], sampling: SamplingParams, recipe: Recipe, *, budget_s: float
 ) -> list[Sample]:
     """Samples of whole steps, each of new prompts, until there are enough or time is up; one step at least."""
     found: list[Sample] = []
@@ -38,7 +38,7 @@ async def draw_samples(
 
 
 async def _draw_step(
-    engine: WorkerGroup[Any], prompts: Sequence[Prompt], first: int, sampling: SamplingParams, recipe: Recipe
+    engine: RolloutGroup, prompts: Sequence[Prompt], first: int, sampling: SamplingParams, recipe: Recipe
 ) -> list[Sample]:
     keys = [
         SampleKey(first + place, index) for place in range(len(prompts)) for index in range(recipe.samples_per_prompt)
@@ -76,10 +76,10 @@ def measure_lengths(samples: Sequence[Sample]) -> Lengths:
 
 
 async def measure_reward(
-    group: WorkerGroup[Any], samples: Sequence[Sample], reward: RewardConfig, *, budget_s: float
+    group: RewardGroup, samples: Sequence[Sample], reward: RewardConfig, *, budget_s: float
 ) -> RewardCosts:
     """Latencies of scoring and what comes with a call; how many answers are right, and how that differs by prompt."""
-    results: list[RewardResult] = await group.score(samples)
+    results = await group.score(samples)
     alone = [await timed(_score(group, samples[place : place + 1])) for place in _spread_out(len(samples))]
     some, count = samples[: max(1, len(samples) // 4)], len(samples)
     calls = [_score(group, some), _score(group, samples), lambda: _score_each(group, samples)]
@@ -110,12 +110,12 @@ def by_prompt(samples: Sequence[Sample], values: Sequence[Value]) -> list[list[V
     return list(found.values())
 
 
-async def _score_each(group: WorkerGroup[Any], samples: Sequence[Sample]) -> None:
+async def _score_each(group: RewardGroup, samples: Sequence[Sample]) -> None:
     """In calls that are under way at once, as a run makes them: what each takes of the way, not how long the way is."""
     await asyncio.gather(*(group.score([sample]) for sample in samples))
 
 
-def _score(group: WorkerGroup[Any], samples: Sequence[Sample]) -> Call:
+def _score(group: RewardGroup, samples: Sequence[Sample]) -> Call:
     return lambda: group.score(samples)
 
 

@@ -1,17 +1,20 @@
 """What training and inference cost, on samples of the recipe."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from interlace.core.profile import InferenceCosts, TrainCosts
-from interlace.core.types import Sample
+from interlace.core.types import FloatArray, Sample
 from interlace.profiling.fit import Call, fit, medians
 from interlace.recipes.config import Recipe
-from interlace.runtime.group import WorkerGroup
+from interlace.runtime.typed_group import TypedGroup
+from interlace.stages.map import Compute, G
+from interlace.stages.role_groups import ActorGroup, TrainedGroup
 
+Trained = TypeVar("Trained", bound=TrainedGroup)
 SHARES = (0.25, 0.5, 1.0)
 """Of a minibatch, that are timed: what comes once a call and what comes with each token are told apart."""
 NOTHING_KEPT = 0.5
@@ -37,11 +40,10 @@ def trainable(samples: Sequence[Sample]) -> list[Sample]:
 
 
 async def measure_inference(
-    group: WorkerGroup[Any], operation: str, samples: Sequence[Sample], *, budget_s: float
+    group: G, operation: Compute[G, FloatArray], samples: Sequence[Sample], *, budget_s: float
 ) -> InferenceCosts:
-    """operation: of the worker, takes samples. samples: of a step."""
-    compute = getattr(group, operation)
-    call_s, token_s = await _by_tokens(group, compute, samples, budget_s)
+    """Measures an operation of a group that stays as it is. samples: of a step."""
+    call_s, token_s = await _by_tokens(group, operation, samples, budget_s)
     onload_s, offload_s = await _switch(group)
     return InferenceCosts(
         state_bytes=group.loaded_bytes(), onload_s=onload_s, offload_s=offload_s, call_s=call_s, token_s=token_s
@@ -49,12 +51,17 @@ async def measure_inference(
 
 
 async def measure_training(
-    group: WorkerGroup[Any], operation: str, samples: Sequence[Sample], recipe: Recipe, *, budget_s: float
+    group: Trained,
+    operation: Compute[Trained, FloatArray],
+    samples: Sequence[Sample],
+    recipe: Recipe,
+    *,
+    budget_s: float,
 ) -> TrainCosts:
-    """operation: of inference. samples: of a step; a minibatch of them is trained on."""
+    """Measures training, and an operation of inference. samples: of a step; a minibatch of them is trained on."""
     ready = trainable(samples)
     minibatch = ready[: max(1, len(ready) // recipe.minibatches)]
-    inference_call_s, inference_token_s = await _by_tokens(group, getattr(group, operation), ready, budget_s / 4)
+    inference_call_s, inference_token_s = await _by_tokens(group, operation, ready, budget_s / 4)
     calls = [_train(group, part) for part in _parts(minibatch)]
     times = await medians(calls, rounds=7, budget_s=budget_s / 2)
     optimizer_s = await _optimizer_s(group, minibatch)
@@ -74,7 +81,7 @@ async def measure_training(
     )
 
 
-async def measure_export(group: WorkerGroup[Any]) -> float:
+async def measure_export(group: ActorGroup) -> float:
     """Seconds in which an actor gives all its weights."""
     [export_s] = await medians([lambda: group.export_weights(0, copy=True)], rounds=5, budget_s=5.0)
     return export_s
@@ -85,13 +92,13 @@ def efficiency(alone_s: float, on_two_s: float) -> float:
     return min(1.0, max(NOTHING_KEPT, alone_s / on_two_s / 2))
 
 
-def train_call(group: WorkerGroup[Any], samples: Sequence[Sample], recipe: Recipe) -> Call:
+def train_call(group: TrainedGroup, samples: Sequence[Sample], recipe: Recipe) -> Call:
     """One minibatch, as a step of the recipe trains it."""
     ready = trainable(samples)
     return _train(group, ready[: max(1, len(ready) // recipe.minibatches)])
 
 
-def _train(group: WorkerGroup[Any], samples: Sequence[Sample]) -> Call:
+def _train(group: TrainedGroup, samples: Sequence[Sample]) -> Call:
     async def train() -> None:
         async with group.hold("profile"):
             await group.accumulate(samples)
@@ -100,7 +107,7 @@ def _train(group: WorkerGroup[Any], samples: Sequence[Sample]) -> Call:
     return train
 
 
-async def _optimizer_s(group: WorkerGroup[Any], minibatch: Sequence[Sample]) -> float:
+async def _optimizer_s(group: TrainedGroup, minibatch: Sequence[Sample]) -> float:
     """Of the update alone, on a gradient that is there."""
     one = minibatch[:1]
     async with group.hold("profile"):
@@ -110,13 +117,13 @@ async def _optimizer_s(group: WorkerGroup[Any], minibatch: Sequence[Sample]) -> 
 
 
 async def _by_tokens(
-    group: WorkerGroup[Any], compute: Callable[[Sequence[Sample]], Any], samples: Sequence[Sample], budget_s: float
+    group: G, operation: Compute[G, FloatArray], samples: Sequence[Sample], budget_s: float
 ) -> tuple[float, float]:
     """(seconds a call, seconds a token) of an operation on samples."""
     parts = _parts(samples)
 
     def call(part: Sequence[Sample]) -> Call:
-        return lambda: compute(part)
+        return lambda: group.call(operation, part)
 
     async with group.hold("profile"):
         times = await medians([call(part) for part in parts], rounds=5, budget_s=budget_s)
@@ -124,7 +131,7 @@ async def _by_tokens(
     return float(call_s), float(token_s)
 
 
-async def _switch(group: WorkerGroup[Any]) -> tuple[float, float]:
+async def _switch(group: TypedGroup) -> tuple[float, float]:
     async with group.hold("profile"):
         offload_s, onload_s = await medians([group.unload, group.load], rounds=3, budget_s=5.0)
     return onload_s, offload_s

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from interlace.core.errors import HangError, RemoteError, StoppedError, WorkerDiedError
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import DeviceUse, Rank, WorkerGroup
 from interlace.runtime.timeline import Span, Timeline
+from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.watchdog import LoopWatch, Watchdog
 from interlace.runtime.worker import Rendezvous, Worker, WorkerContext
@@ -127,12 +128,13 @@ class Cluster(ABC):
             await _leave(spec.devices, ranks)
         return group
 
-    async def dismiss(self, group: WorkerGroup[Any]) -> None:
+    async def dismiss(self, group: TypedGroup) -> None:
         """Ends one group whose work is done."""
-        self._groups.remove(group)
-        self.lock.forget(group)
-        with self.waits.operation(who=group.name, what="close"):
-            await group.close()
+        mine = cast(WorkerGroup[Worker], group)  # what its callers see of one
+        self._groups.remove(mine)
+        self.lock.forget(mine)
+        with self.waits.operation(who=mine.name, what="close"):
+            await mine.close()
 
     @abstractmethod
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...

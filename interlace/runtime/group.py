@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
-from interlace.core.types import Sample
+from interlace.core.row import is_row
 from interlace.runtime.balance import RankLoad, deal
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.handle import Handle
 from interlace.runtime.timeline import Span, Timeline
+from interlace.runtime.typed_group import Driver
 from interlace.runtime.waits import WaitRegistry
 from interlace.runtime.worker import Operation, Worker, operation_of
 from interlace.schedule.placement import Device
@@ -61,10 +62,10 @@ class Services(Protocol):
     lock: DeviceLock
 
 
-def _load_of(item: Any) -> RankLoad:
-    if isinstance(item, Sample):  # train engines compute a prompt once for all its samples
-        return RankLoad(item.num_tokens, shared=len(item.prompt.token_ids), group=item.prompt.uid)
-    return RankLoad(int(getattr(item, "num_total_tokens", 1)))
+def _load_of(item: object) -> RankLoad:
+    if not is_row(item):
+        return RankLoad(1)
+    return RankLoad(item.num_tokens, shared=item.num_prompt_tokens, group=item.uid)
 
 
 @dataclass(slots=True)
@@ -79,31 +80,18 @@ class _Call:
     spans: list[Span] = field(default_factory=list)
 
 
-class Driver(Protocol):
-    """What keeps a group's devices over many calls, such as a rollout engine's loop, and gives them up when asked."""
-
-    @property
-    def unload_arguments(self) -> tuple[Any, ...]:
-        """What offload() of the worker is called with."""
-        ...
-
-    def ask_to_yield(self) -> None:
-        """Another group is ready for the devices."""
-        ...
-
-    def unloaded(self) -> None:
-        """The group's state has left the devices."""
-        ...
-
-
 class CausedGroup:
     """Operations of a group, for one cause."""
 
-    def __init__(self, caller: Callable[[str, str], Callable[..., Handle[Any]]], cause: str) -> None:
-        self._caller, self._cause = caller, cause
+    def __init__(self, group: "WorkerGroup[Any]", cause: str) -> None:
+        self._group, self._cause = group, cause
 
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
-        return self._caller(method, self._cause)
+        return self._group.called_for(method, self._cause)
+
+    async def inline(self, operation: Callable[..., Any], *args: Any) -> tuple[Any, Span]:
+        """As the group's, for this cause."""
+        return await self._group.inline(operation, *args, cause=self._cause)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,13 +155,18 @@ class WorkerGroup(Generic[W_co]):
         return len(self._ranks)
 
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
-        return self._caller(method, "")
+        return self.called_for(method, "")
+
+    def call(self, operation: Callable[..., Any], *args: Any) -> Handle[Any]:
+        """Calls the worker's operation of this function's name, as `group.operation(...)` does."""
+        return self.called_for(operation.__name__, "")(*args)
 
     def with_cause(self, cause: str) -> "CausedGroup":
-        """The group's operations, called for another cause than that of the hold they are in, if any."""
-        return CausedGroup(self._caller, cause)
+        """Gives the group's operations, called for another cause than that of the hold they are in, if any."""
+        return CausedGroup(self, cause)
 
-    def _caller(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
+    def called_for(self, method: str, cause: str) -> Callable[..., Handle[Any]]:
+        """Gives one operation, to be called for a cause."""
         how = self._declared(method)
 
         def call(*args: Any, **kwargs: Any) -> Handle[Any]:
@@ -193,18 +186,19 @@ class WorkerGroup(Generic[W_co]):
         self._operations[method] = how
         return how
 
-    async def inline(self, method: str, *args: Any, cause: str = "") -> tuple[Any, Span]:
-        """As `await group.method(*args)`, in the caller's own task, for one that has nothing to do until it is done.
+    async def inline(self, operation: Callable[..., Any], *args: Any, cause: str = "") -> tuple[Any, Span]:
+        """Awaits the operation in the caller's own task, for one that has nothing to do until it is done.
 
         cause: another than that of the hold it is in, if any. Returns the result, and the span of rank 0.
         """
-        how = self._declared(method)
-        call, coroutine = self._prepared(method, how, args, {}, cause)
+        method = operation.__name__
+        call, coroutine = self._prepared(method, self._declared(method), args, {}, cause)
         value = await coroutine
         return value, call.spans[0]
 
-    def notify(self, method: str, *args: Any) -> None:
+    def notify(self, operation: Callable[..., Any], *args: Any) -> None:
         """Runs a concurrent operation on all ranks beside whatever runs there."""
+        method = operation.__name__
         how = operation_of(self._class, method)
         if how is None or not how.concurrent:
             raise InterlaceError(

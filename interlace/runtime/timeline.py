@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from interlace.core.types import Response
+from interlace.core.types import SampleKey
 from interlace.runtime.clock import Clock
 from interlace.runtime.worker import Bin
 
@@ -41,8 +41,8 @@ class Span:
     """Of a step, as the operation declares it."""
     given: Sequence[Any] = ()
     """Its first argument, where that is a sequence: samples or requests, mostly."""
-    responses: Sequence[Response] = ()
-    """Of the sequences that left a rollout engine with it, finished or not; rank 0's."""
+    finished: Sequence[SampleKey] = ()
+    """Rows of the flow that it brought to an end, such as samples that were generated whole; rank 0's."""
 
     @property
     def role(self) -> str:

@@ -14,7 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from interlace.core.types import JSON, Completion, FinishReason, Request, Sample
+from interlace.core.row import is_row
+from interlace.core.types import JSON
 from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord
 from interlace.schedule.placement import Device
 
@@ -62,7 +63,7 @@ class TraceFile:
     def _append(self, records: Records) -> None:
         tracks = {span: self._draw(span, span.end_s) for span in sorted(records.spans, key=_start)}
         for span in (served.span for served in records.served):
-            if span.responses and span in tracks:
+            if span.finished and span in tracks:
                 self._arrows.generated(span, tracks[span])
         for served in records.served:
             self._counters.served(served)
@@ -162,9 +163,8 @@ class _Arrows:
     def generated(self, span: Span, track: _Track) -> None:
         """Remembers where groups come from."""
         inside_us = max(_us(span.start_s), round(_us(span.end_s) - 1.0, 3))
-        for response in span.responses:
-            if _is_sample(response.completion):
-                self._origins[response.completion.request.owner.gid] = (track, inside_us)
+        for key in span.finished:
+            self._origins[key.gid] = (track, inside_us)
         while len(self._origins) > MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
 
@@ -173,7 +173,7 @@ class _Arrows:
         if span.bin != "train":
             return
         here = f'{track.place},"ts":{_us(span.start_s)}'
-        for gid in dict.fromkeys(sample.key.gid for sample in span.given if isinstance(sample, Sample)):
+        for gid in dict.fromkeys(row.key.gid for row in span.given if is_row(row)):
             if origin := self._origins.get(gid):
                 self._number += 1
                 base = f'"name":"trained on","cat":"sample","id":{self._number}'
@@ -238,22 +238,13 @@ def _samples(given: Sequence[object]) -> str:
     return f',"samples":{json.dumps(names)}' if names else ""
 
 
-def _is_sample(done: Completion) -> bool:
-    """Whether it is a sample of the flow, and whole."""
-    request = done.request
-    return request.owner.gid >= 0 and request.owner.index >= 0 and done.finish_reason != FinishReason.ABORTED
-
-
 def _names_of(given: Sequence[object]) -> list[JSON]:
     """`uid [indices]` of each group, samples of no group (an evaluation's) by their uid."""
     groups: dict[str, list[int]] = {}
     for item in given:
-        if isinstance(item, Sample):
-            uid, index = item.prompt.uid, item.key.index
-        elif isinstance(item, Request):
-            uid, index = item.uid, item.owner.index
-        else:
+        if not is_row(item):
             continue
+        uid, index = item.uid, item.key.index
         if uid in groups:
             groups[uid].append(index)
         else:

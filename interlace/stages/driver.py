@@ -4,18 +4,18 @@ import asyncio
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from interlace.core.training import WeightBundle
 from interlace.core.types import Metrics, Progress, Request, Response
 from interlace.runtime.clock import Clock
-from interlace.runtime.group import WorkerGroup
 from interlace.runtime.timeline import Timeline
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.concurrency import EngineUse, create_limit
 from interlace.schedule.dispatch import Load
 from interlace.schedule.schedule import Schedule
 from interlace.stages.generation_meter import GenerationMeter
+from interlace.stages.role_groups import RolloutGroup
 
 ROUNDING_S = 1e-6
 """Of clocks."""
@@ -63,7 +63,7 @@ class EngineDriver:
 
     def __init__(
         self,
-        group: WorkerGroup[Any],
+        group: RolloutGroup,
         waits: WaitRegistry,
         clock: Clock,
         timeline: Timeline,
@@ -165,8 +165,7 @@ class EngineDriver:
             aborts, self._aborts = tuple(self._aborts), []
             self._serving = True
             self._meter.submit(submissions)
-            progress: Progress
-            progress, span = await self.group.inline("serve", submissions, aborts)
+            progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts)
             self._serving = False
             self.kv_use = progress.kv_use
             self._meter.end(span, progress, self.num_queued)
@@ -229,7 +228,7 @@ class EngineDriver:
 
     async def _swap(self, bundle: WeightBundle) -> None:
         self.group.version = bundle.version
-        mode = "recompute" if self._on_update == "recompute" else "keep"
+        mode: Literal["keep", "recompute"] = "recompute" if self._on_update == "recompute" else "keep"
         await self.group.with_cause("publication").update_weights(bundle, mode)
         if self._on_update == "recompute":
             self._meter.recompute()
@@ -248,7 +247,7 @@ class EngineDriver:
 
     async def _abort_all(self) -> None:
         call = self.group.abort()
-        partials: tuple[Response, ...] = await call
+        partials = await call
         self._meter.take_out(call.spans[0], partials)
         jobs = []
         for response in partials:
@@ -283,4 +282,4 @@ class EngineDriver:
     def _poke(self) -> None:
         self._wake.fire()
         if self._serving:
-            self.group.notify("interrupt")
+            self.group.notify(RolloutGroup.interrupt)

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from interlace.core.types import PromptSource, Sample, SampleGroup, SamplingParams
 from interlace.episodes.base import Episode
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.group import WorkerGroup
 from interlace.schedule.batcher import Batcher
 from interlace.schedule.gate import Gate
 from interlace.schedule.rounds import Rounds
@@ -17,9 +15,10 @@ from interlace.schedule.tail import Oversample, TailBatching
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batches
 from interlace.stages.generate import GenerateStage
-from interlace.stages.map import Columns, Failure, MapStage, OnFailed
+from interlace.stages.map import Columns, Compute, Failure, G, MapStage, OnFailed, R
 from interlace.stages.pool import EnginePool
 from interlace.stages.publish import Publisher
+from interlace.stages.role_groups import ActorGroup, RolloutGroup, TrainedGroup
 from interlace.stages.stream import SampleChannel
 from interlace.stages.train import TrainStage
 
@@ -98,7 +97,7 @@ class StageFactory:
         )
 
     def engine_pool(
-        self, engines: Sequence[WorkerGroup[Any]], params: SamplingParams, *, on_suspended: Callable[[], None]
+        self, engines: Sequence[RolloutGroup], params: SamplingParams, *, on_suspended: Callable[[], None]
     ) -> EnginePool:
         """The rollout engines. params: of most requests. on_suspended: see EnginePool."""
         pool = EnginePool(
@@ -130,13 +129,13 @@ class StageFactory:
     def map_stage(
         self,
         name: str,
-        replicas: Sequence[WorkerGroup[Any]],
+        replicas: Sequence[G],
         *,
-        operation: str,
+        operation: Compute[G, R],
         writes: Sequence[str],
-        to_columns: Callable[[Any], Columns | Failure],
+        to_columns: Callable[[R], Columns | Failure],
         on_failed: OnFailed,
-    ) -> MapStage:
+    ) -> MapStage[G, R]:
         """A stage that adds columns; its granule is the schedule's. Register stages from upstream to downstream."""
         stage = MapStage(
             name,
@@ -155,12 +154,12 @@ class StageFactory:
     def train_stage(
         self,
         name: str,
-        group: WorkerGroup[Any],
+        group: TrainedGroup,
         *,
         whole_batch: bool,
-        recompute_proximal: bool = False,
+        proximal: ActorGroup | None = None,
     ) -> TrainStage:
-        """A trained role."""
+        """A trained role. proximal: see TrainStage."""
         stage = TrainStage(
             group,
             granule=self._granule(name),
@@ -168,12 +167,12 @@ class StageFactory:
             minibatches=self.sizes.minibatches,
             in_order=self._schedule.batches_are_fixed,
             whole_batch=whole_batch,
-            recompute_proximal=recompute_proximal,
+            proximal=proximal,
         )
         self._flushes.append(stage.flush)
         return stage
 
-    def publisher(self, actor: WorkerGroup[Any], pool: EnginePool) -> Publisher:
+    def publisher(self, actor: ActorGroup, pool: EnginePool) -> Publisher:
         """Weights from actor to rollout."""
         return Publisher(actor, pool, self.gate, self._schedule, self._cluster.timeline)
 

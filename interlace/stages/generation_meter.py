@@ -1,17 +1,16 @@
 """What a rollout engine computes, seen from its driver: the goodput ledger asks how much of it was done before."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from interlace.core.types import FinishReason, Progress, Request, Response
-from interlace.runtime.group import WorkerGroup
 from interlace.runtime.timeline import EngineCall, Span, Timeline
+from interlace.runtime.typed_group import TypedGroup
 
 
 class GenerationMeter:
     """Counts tokens into one engine and out of it."""
 
-    def __init__(self, group: WorkerGroup[Any], timeline: Timeline) -> None:
+    def __init__(self, group: TypedGroup, timeline: Timeline) -> None:
         self._group, self._timeline = group, timeline
         self._cached_tokens = 0
         self._repeated_tokens = self._prompt_tokens = 0
@@ -32,10 +31,14 @@ class GenerationMeter:
 
     def take_out(self, span: Span, responses: Sequence[Response]) -> None:
         """Sequences left the engine with a call of it. span: as in end()."""
-        span.responses = responses
+        finished = []
         for response in responses:
             done = response.completion
             self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
+            owner = done.request.owner
+            if owner.gid >= 0 and owner.index >= 0 and done.finish_reason != FinishReason.ABORTED:
+                finished.append(owner)
+        span.finished = finished
 
     def drop(self, num_tokens: int) -> None:
         """Tokens of a sample that ended before it was finished."""

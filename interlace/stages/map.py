@@ -3,15 +3,20 @@
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Generic, TypeVar
 
 from interlace.core.types import Sample, SampleKey, TerminalEvent
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.group import WorkerGroup
+from interlace.runtime.handle import Handle
+from interlace.runtime.typed_group import TypedGroup
 from interlace.stages.stream import Stream
 
 Columns = dict[str, object]
 OnFailed = Callable[[SampleKey, str], None]
+G = TypeVar("G", bound=TypedGroup)
+R = TypeVar("R")
+Compute = Callable[[G, Sequence[Sample]], Handle[list[R]]]
+"""An operation of a group, by its function: `RewardGroup.score`."""
 
 
 class Failure:
@@ -21,7 +26,7 @@ class Failure:
         self.reason = reason
 
 
-class MapStage:
+class MapStage(Generic[G, R]):
     """Adds columns to rows, granule by granule; replicas share each granule evenly.
 
     Consumes: rows of the stream.
@@ -34,11 +39,11 @@ class MapStage:
         self,
         name: str,
         cluster: Cluster,
-        replicas: Sequence[WorkerGroup[Any]],
+        replicas: Sequence[G],
         *,
-        operation: str,
+        operation: Compute[G, R],
         writes: Sequence[str],
-        to_columns: Callable[[Any], Columns | Failure],
+        to_columns: Callable[[R], Columns | Failure],
         granule: int,
         on_failed: OnFailed,
     ) -> None:
@@ -53,7 +58,7 @@ class MapStage:
         self._attached = self._flush = False
         self._released: deque[int] = deque()
 
-    def attach(self, stream: Stream, *, given: Callable[[Sample], object] | None = None) -> Stream:
+    def attach(self, stream: Stream, *, given: Callable[[Sample], R | None] | None = None) -> Stream:
         """Starts the stage behind `stream`; returns the stream behind the stage.
 
         given: a row's result where it is known already and needs no call; else None.
@@ -75,7 +80,7 @@ class MapStage:
         self._cursor.changed.fire()
         return True
 
-    async def _serve(self, replica: WorkerGroup[Any]) -> None:
+    async def _serve(self, replica: G) -> None:
         while await self._granule_released(replica):
             async with replica.hold(self._name):
                 # Only now: while it waited for devices others may have taken all, or rows may have ended.
@@ -83,29 +88,30 @@ class MapStage:
                 results = await self._results(replica, rows)
             self._write(rows, results)
 
-    async def _serve_concurrently(self, replica: WorkerGroup[Any]) -> None:
+    async def _serve_concurrently(self, replica: G) -> None:
         name = f"{self._name} {replica.name}"
         while await self._granule_released(replica):
             rows = self._cursor.lease(self._released.popleft())
             self._cluster.spawn(self._serve_granule(replica, rows), name=name)
 
-    async def _serve_granule(self, replica: WorkerGroup[Any], rows: Sequence[Sample]) -> None:
+    async def _serve_granule(self, replica: G, rows: Sequence[Sample]) -> None:
         self._write(rows, await self._results(replica, rows, cause=self._name))
 
-    async def _results(self, replica: WorkerGroup[Any], rows: Sequence[Sample], cause: str = "") -> Sequence[Any]:
+    async def _results(self, replica: G, rows: Sequence[Sample], cause: str = "") -> Sequence[R]:
         """One result a row; only rows without a given one are part of the call."""
         if self._given is None:
-            computed, _ = await replica.inline(self._operation, rows, cause=cause) if rows else ([], None)
-            return computed
+            return await self._compute(replica, rows, cause) if rows else []
         found = [self._given(row) for row in rows]
         asked = [row for row, result in zip(rows, found, strict=True) if result is None]
-        if not asked:
-            return found
-        computed, _ = await replica.inline(self._operation, asked, cause=cause)
-        rest = iter(computed)
+        rest = iter(await self._compute(replica, asked, cause) if asked else ())
         return [next(rest) if result is None else result for result in found]
 
-    async def _granule_released(self, replica: WorkerGroup[Any]) -> bool:
+    async def _compute(self, replica: G, rows: Sequence[Sample], cause: str) -> list[R]:
+        group = replica.with_cause(cause) if cause else replica
+        results, _ = await group.inline(self._operation, rows)
+        return results
+
+    async def _granule_released(self, replica: G) -> bool:
         while not self._released:
             ready = self._cursor.num_ready
             if ready and (ready >= self._granule or self._flush or self._cursor.starved):
@@ -125,7 +131,7 @@ class MapStage:
         share = math.ceil(ready / len(self._replicas)) if self._replicas[0].devices else min(ready, self._granule)
         self._released.extend([min(share, ready - start) for start in range(0, ready, share)])
 
-    def _write(self, rows: Sequence[Sample], results: Sequence[Any]) -> None:
+    def _write(self, rows: Sequence[Sample], results: Sequence[R]) -> None:
         for row, result in zip(rows, results, strict=True):
             columns = self._to_columns(result)
             if row.key not in self._channel:

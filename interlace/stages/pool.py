@@ -5,12 +5,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from interlace.core.training import WeightBundle
 from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.runtime.cluster import Cluster
-from interlace.runtime.group import WorkerGroup
 from interlace.runtime.waits import Signal
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.lengths import LengthHistory
@@ -18,6 +16,7 @@ from interlace.schedule.roles import ROLES
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Migrate
 from interlace.stages.driver import Deliver, EngineDriver, Job
+from interlace.stages.role_groups import RolloutGroup
 
 FIRST = -math.inf
 """Order of requests from outside the flow: before samples that have not started, for a step boundary waits for them."""
@@ -29,7 +28,7 @@ def settle(future: "asyncio.Future[Response]", response: Response) -> None:
         future.set_result(response)
 
 
-def _shared_devices(cluster: Cluster, engines: Sequence[WorkerGroup[Any]]) -> frozenset[int]:
+def _shared_devices(cluster: Cluster, engines: Sequence[RolloutGroup]) -> frozenset[int]:
     """All devices of the engines, if another role may run on one of them; else none."""
     roles = [role.name for role in ROLES if role.name != "rollout"]
     others = {device.index for role in roles for devices in cluster.place(role) for device in devices}
@@ -49,7 +48,7 @@ class EnginePool:
     def __init__(
         self,
         cluster: Cluster,
-        engines: Sequence[WorkerGroup[Any]],
+        engines: Sequence[RolloutGroup],
         schedule: Schedule,
         *,
         samples_per_step: int,

@@ -1,13 +1,11 @@
 """Publication: new weights become a version, and the gate gives slots back."""
 
-from typing import Any
-
 from interlace.core.training import WeightBundle
-from interlace.runtime.group import WorkerGroup
 from interlace.runtime.timeline import Timeline
 from interlace.schedule.gate import Gate
 from interlace.schedule.schedule import Schedule
 from interlace.stages.pool import EnginePool
+from interlace.stages.role_groups import ActorGroup
 
 
 class Publisher:
@@ -19,9 +17,7 @@ class Publisher:
     Unblocked by the engines, which swap without anything of the flow.
     """
 
-    def __init__(
-        self, actor: WorkerGroup[Any], pool: EnginePool, gate: Gate, schedule: Schedule, timeline: Timeline
-    ) -> None:
+    def __init__(self, actor: ActorGroup, pool: EnginePool, gate: Gate, schedule: Schedule, timeline: Timeline) -> None:
         self._actor, self._pool, self._gate, self._timeline = actor, pool, gate, timeline
         timeline.version = gate.version
         self._sync_every = schedule.sync_every
@@ -47,7 +43,4 @@ class Publisher:
 
     async def _export(self, version: int) -> WeightBundle:
         # Where the trainer goes on before every engine has swapped, engines must not read weights that change.
-        bundle: WeightBundle = await self._actor.with_cause("publication").export_weights(
-            version, copy=not self._waits_for_swap
-        )
-        return bundle
+        return await self._actor.with_cause("publication").export_weights(version, copy=not self._waits_for_swap)

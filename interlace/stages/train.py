@@ -3,12 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from interlace.core.types import Sample
-from interlace.runtime.group import WorkerGroup
 from interlace.stages.batches import Batch
 from interlace.stages.minibatches import Minibatches, Part
+from interlace.stages.role_groups import ActorGroup, TrainedGroup
 
 
 class TrainStage:
@@ -25,25 +24,25 @@ class TrainStage:
 
     def __init__(
         self,
-        group: WorkerGroup[Any],
+        group: TrainedGroup,
         *,
         granule: int,
         samples_per_prompt: int,
         minibatches: int,
         in_order: bool,
         whole_batch: bool,
-        recompute_proximal: bool,
+        proximal: ActorGroup | None,
     ) -> None:
         """granule: samples it waits for before it asks for its devices.
 
         in_order: minibatches are cut in order of admission, else as groups are taken.
-        recompute_proximal: log-probs under the weights at the start of the step are computed before the first update,
-            so several minibatches need the whole batch.
+        proximal: the group that recomputes log-probs under the weights at the start of the step, before the first
+            update, so several minibatches need the whole batch; None where those of generation serve.
         """
-        self._group, self._recompute_proximal = group, recompute_proximal
+        self._group, self._proximal = group, proximal
         self._granule_groups = math.ceil(granule / samples_per_prompt)
         self._minibatches, self._in_order = minibatches, in_order
-        self._whole_batch = whole_batch or (recompute_proximal and minibatches > 1)
+        self._whole_batch = whole_batch or (proximal is not None and minibatches > 1)
         self.num_updates = 0
         """Steps of the optimizer that were begun."""
         self._flush = False
@@ -83,9 +82,9 @@ class TrainStage:
                     await self._group.optimizer_step()
 
     async def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
-        if not self._recompute_proximal or not samples:
+        if self._proximal is None or not samples:
             return samples
-        logprobs = await self._group.logprobs(samples)
+        logprobs = await self._proximal.logprobs(samples)
         return [replace(sample, proximal_logprobs=found) for sample, found in zip(samples, logprobs, strict=True)]
 
     async def _ready(self, batch: Batch, minibatches: Minibatches) -> list[Part]:

@@ -32,6 +32,10 @@ def run(request: pytest.FixtureRequest) -> Run:
     return go
 
 
+def wrok() -> None:
+    """No operation of any worker."""
+
+
 async def launch(
     cluster: Cluster, name: str, *, devices: tuple[int, ...] = (0,), ranks: int = 1, memory: int = 10, stage: int = 0
 ) -> WorkerGroup[Any]:
@@ -60,15 +64,15 @@ def test_a_call_returns_the_result_and_its_durations(run: Run) -> None:
 def test_a_call_in_the_caller_s_own_task_is_a_call_like_any_other(run: Run) -> None:
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, "a")
-        found, span = await group.inline("work", "x")
+        found, span = await group.inline(Recorder.work, "x")
         assert found == 0 and span.operation == "work" and span.devices == (0,)
         async with group.hold("held"):
-            found, span = await group.inline("later", 7)
+            found, span = await group.inline(Recorder.later, 7)
         assert found == 7 and span.cause == "held" and span.start_s <= span.end_s < math.inf
         with pytest.raises(RemoteError, match=r"a\[rank 0\].fails\(\) raised"):
-            await group.inline("fails")
+            await group.inline(Recorder.fails)
         with pytest.raises(AttributeError, match="Did you mean 'work'"):
-            await group.inline("wrok")
+            await group.inline(wrok)
 
     run(body)
 
@@ -111,7 +115,7 @@ def test_an_unknown_operation_names_the_nearest(run: Run) -> None:
         with pytest.raises(AttributeError, match="Did you mean 'work'"):
             group.wrk("x")
         with pytest.raises(InterlaceError, match="not declared concurrent"):
-            group.notify("work", "x")
+            group.notify(Recorder.work, "x")
 
     run(body)
 
@@ -251,7 +255,7 @@ def test_a_concurrent_operation_does_not_wait_for_the_running_one(run: Run) -> N
     async def body(cluster: Cluster) -> None:
         group = await launch(cluster, "a")
         running = group.later(1)
-        group.notify("nudge")
+        group.notify(Recorder.nudge)
         assert (await group.history())[0] == "nudge"
         await running
 

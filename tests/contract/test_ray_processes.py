@@ -104,7 +104,7 @@ def test_errors_cross_processes() -> None:
             await group.unspeakable()
         with pytest.raises(InterlaceError, match="cannot be sent to another process"):
             await group.sleeps(number for number in range(3))
-        group.notify("nudge")
+        group.notify(Resident.nudge)
         await asyncio.get_running_loop().create_future()
 
     with pytest.raises(RemoteError, match="nudged too hard"):

@@ -5,13 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from interlace.core.types import SampleKey
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
 
 @dataclass(frozen=True)
 class Item:
+    """A row that shares nothing with others."""
+
     value: int
-    num_total_tokens: int
+    num_tokens: int
+    key: SampleKey = SampleKey(0, 0)
+    uid: str = ""
+    num_prompt_tokens: int = 0
 
 
 class Recorder(Worker):

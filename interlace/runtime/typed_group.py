@@ -1,0 +1,80 @@
+"""What a worker group is to those who call it. Roles' own protocols add their operations, each giving a Handle."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, Self, TypeVar, TypeVarTuple
+
+from interlace.runtime.handle import Handle
+from interlace.runtime.timeline import Span
+from interlace.schedule.placement import Device
+
+Ts = TypeVarTuple("Ts")
+R = TypeVar("R")
+
+
+class Driver(Protocol):
+    """What keeps a group's devices over many calls, such as a rollout engine's loop, and gives them up when asked."""
+
+    @property
+    def unload_arguments(self) -> tuple[object, ...]:
+        """What offload() of the worker is called with."""
+        ...
+
+    def ask_to_yield(self) -> None:
+        """Another group is ready for the devices."""
+        ...
+
+    def unloaded(self) -> None:
+        """The group's state has left the devices."""
+        ...
+
+
+class TypedGroup(Protocol):
+    """A worker group beside its operations. An operation is named by its function, `ActorGroup.accumulate`.
+
+    Its arguments are given by place.
+    """
+
+    name: str
+    """`role` or `role/instance`."""
+    version: int | None
+    """Of the weights that its ranks serve or take in, where a driver says so."""
+    devices: tuple[Device, ...]
+    device_indices: tuple[int, ...]
+    """Numbers of its devices within the cluster."""
+
+    def with_cause(self, cause: str) -> Self:
+        """Gives the group's operations, and nothing else of it, to be called for this cause."""
+        ...
+
+    def call(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts) -> Handle[R]:
+        """Calls the operation of this name."""
+        ...
+
+    async def inline(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts) -> tuple[R, Span]:
+        """Awaits the operation in the caller's own task. Returns its result, and the span of rank 0."""
+        ...
+
+    def notify(self, operation: Callable[[Self, *Ts], Handle[None]], *args: *Ts) -> None:
+        """Runs a concurrent operation beside whatever runs, and waits for nothing."""
+        ...
+
+    def hold(self, cause: str = "") -> AbstractAsyncContextManager[None]:
+        """Keeps the group's devices, state loaded, over several calls of this task."""
+        ...
+
+    def driven_by(self, driver: Driver) -> None:
+        """Names what is asked for the group's devices."""
+        ...
+
+    async def load(self) -> None:
+        """Brings the state onto the devices."""
+        ...
+
+    async def unload(self) -> None:
+        """Moves the state off the devices."""
+        ...
+
+    def loaded_bytes(self) -> int:
+        """What the state needs on each device, as last measured."""
+        ...
