@@ -62,7 +62,7 @@ def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "R
 
     derived = check_recipe(settings)
     if not derived.num_heldout_prompts:
-        raise UserError("the recipe's task holds out no prompts to evaluate on: set its heldout_size.")
+        raise UserError("the recipe's task holds out no prompts to evaluate on: set task.files.heldout_size.")
     return settings
 
 

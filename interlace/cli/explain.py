@@ -1,11 +1,12 @@
 """What a word of a schedule means: a field, one of its values, another system's word, or a preset."""
 
+import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlace.core.errors import UserError, nearest
+from interlace.core.errors import UserError
 from interlace.core.yaml_text import parse_yaml, to_yaml
 
 if TYPE_CHECKING:
@@ -33,7 +34,13 @@ def explanation(word: str) -> str:
         return "\n\n".join("\n".join(_field(owner, words)) for owner in owners)
     values = [value for entry in words.fields.values() for value in entry.values if value.isidentifier()]
     known = {*preset_names(), *words.fields, *words.aliases, *values}
-    raise UserError(f"nothing is called {word!r}.{nearest(name, known)}")
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise UserError(
+        f"nothing is called {word!r}.{hint} Explained are the fields of a schedule "
+        f"({', '.join(sorted(words.fields))}), their values, presets (`interlace presets`), and what other systems "
+        "call these."
+    )
 
 
 def _field(name: str, words: "Vocabulary") -> Iterator[str]:

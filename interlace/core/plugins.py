@@ -49,9 +49,14 @@ def load_object(kind: str, spec: str) -> object:
         raised = f"{type(error).__name__}: {error}"
         raise UserError(f"{kind} {spec!r}: cannot import {module_name!r}: {_line(error)} raises {raised}.") from error
     if not hasattr(module, attribute):
-        names = [name for name in dir(module) if not name.startswith("__")]
+        names = [name for name, value in vars(module).items() if _is_own(name, value, module)]
         raise UserError(f"{kind} {spec!r}: module {module_name!r} has no {attribute!r}.{nearest(attribute, names)}")
     return getattr(module, attribute)
+
+
+def _is_own(name: str, value: object, module: ModuleType) -> bool:
+    """Whether a module defines what it holds under a name, so that the name may be meant."""
+    return not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
 
 
 def _line(error: BaseException) -> str:

@@ -35,6 +35,8 @@ class FileSource(Config):
     heldout_size: int = Field(default=0, ge=0)
     """Without a held-out file: how many distinct prompts of `train` are kept back, chosen by a keyed shuffle."""
     prompt_column: str = "prompt"
+    """Text, or a chat: a list of messages with role and content, which ends with the one to respond to. Where there is
+    no column `prompt`, a column `messages` is read."""
     answer_column: str = "answer"
 
     @model_validator(mode="after")
@@ -48,13 +50,15 @@ class PromptFormat(Config):
     """How a row becomes the text of a prompt."""
 
     template: str = "{prompt}"
-    """Braces name `prompt` or a column of the row's metadata; a list's items are written one after another."""
+    """Braces name `prompt` or a column of the row's metadata; a list's items are written one after another. Of a chat
+    the last message is filled in and written."""
     replace: dict[str, str] = Field(default_factory=dict)
     """What to write instead of parts of a filled-in value, in order; the template's own text stays as it is."""
     join: str = ""
     """Stands between the items of a list."""
     system: str | None = None
-    """System message; without a chat template it stands before the prompt, a blank line between."""
+    """System message; without a chat template it stands before the prompt, a blank line between. A chat that has its
+    own keeps that."""
     chat_template: bool = True
     """Apply the tokenizer's chat template where it has one."""
 

@@ -1,13 +1,17 @@
 """Rows from JSON Lines and Parquet files. Every mistake is named by file and line."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.types import JSON
+from interlace.data.chat import Messages, read_messages
 from interlace.data.config import FileSource
 from interlace.data.rows import Row, Split
+
+CHAT_COLUMN = "messages"
+"""Read where the column `prompt` is not there; and the metadata under which a reward finds a chat's messages."""
 
 
 def file_rows(source: FileSource, split: Split) -> list[Row]:
@@ -34,23 +38,33 @@ def file_rows(source: FileSource, split: Split) -> list[Row]:
 
 def _row(source: FileSource, split: Split, path: Path, number: int, values: Mapping[str, JSON]) -> Row:
     origin = f"{path}:{number}"
-    prompt, answer = (_column(values, name, origin) for name in (source.prompt_column, source.answer_column))
-    if not isinstance(prompt, str):
+    name = source.prompt_column
+    if name == FileSource.model_fields["prompt_column"].default and name not in values and CHAT_COLUMN in values:
+        name = CHAT_COLUMN
+    prompt, answer = _column(values, name, origin), _column(values, source.answer_column, origin)
+    messages: Messages = ()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        messages = read_messages(prompt, f"{origin}: column {name!r}")
+    elif not isinstance(prompt, str):
         raise UserError(
-            f"{origin}: column {source.prompt_column!r} is {_kind(prompt)}, it must be text: of a chat, the question "
-            "alone, which the tokenizer's chat template is put around."
+            f"{origin}: column {name!r} is {_kind(prompt)}, it must be text, or a chat: a list of messages such as "
+            "{role: user, content: text}."
         )
     if not isinstance(answer, str | int | float):
         raise UserError(f"{origin}: column {source.answer_column!r} is {_kind(answer)}, it must be text or a number.")
     if answer != answer:  # noqa: PLR0124  # what tables put where there is no number
         raise UserError(f"{origin}: column {source.answer_column!r} is NaN, it must be text or a number.")
-    used = (source.prompt_column, source.answer_column)
+    used = (name, source.answer_column)
+    metadata = {key: value for key, value in values.items() if key not in used}
+    if messages:
+        metadata[CHAT_COLUMN] = prompt
     return Row(
         uid=f"{split}/{path.name}:{number}",
         origin=origin,
-        prompt=prompt,
+        prompt=messages[-1].content if messages else str(prompt),
+        messages=messages,
         answer=answer if isinstance(answer, str) else json.dumps(answer),  # `true` stays that, not Python's word
-        metadata={name: value for name, value in values.items() if name not in used},
+        metadata=metadata,
     )
 
 

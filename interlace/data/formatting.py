@@ -9,6 +9,7 @@ import numpy as np
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.types import JSON, Prompt
+from interlace.data.chat import Message, as_text, with_last
 from interlace.data.config import PromptFormat
 from interlace.data.rows import Row
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def render(row: Row, style: PromptFormat) -> str:
-    """The prompt's text, without chat template.
+    """Returns the question as the template writes it; of a chat, its last message's.
 
     Raises UserError where the template names what the row has not, or asks for a format of its own.
     """
@@ -60,13 +61,15 @@ def _fill(value: JSON, style: PromptFormat) -> str:
 
 
 def to_prompts(
-    rows: Sequence[Row], texts: Sequence[str], style: PromptFormat, tokenizer: "PreTrainedTokenizerBase"
+    rows: Sequence[Row], questions: Sequence[str], style: PromptFormat, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[Prompt]:
-    """Tokenizes rendered rows. texts: one a row. Raises UserError where a prompt has no tokens, or is no text."""
+    """Tokenizes rendered rows. questions: one a row. Raises UserError where a prompt has no tokens, or is no text."""
     if not rows:
         return []
     chat = style.chat_template and bool(tokenizer.chat_template)
-    dressed = [_dress(text, style, tokenizer if chat else None) for text in texts]
+    dressed = [
+        _dress(row, question, style, tokenizer if chat else None) for row, question in zip(rows, questions, strict=True)
+    ]
     for row, text in zip(rows, dressed, strict=True):
         _check_characters(row, text)
     # A chat template writes the special tokens itself.
@@ -75,9 +78,20 @@ def to_prompts(
         if not tokens:
             raise UserError(f"{row.origin}: the prompt is empty.")
     return [
-        Prompt(uid=row.uid, token_ids=np.array(tokens, np.int32), text=text, answer=row.answer, metadata=row.metadata)
-        for row, text, tokens in zip(rows, texts, ids, strict=True)
+        Prompt(
+            uid=row.uid,
+            token_ids=np.array(tokens, np.int32),
+            text=shown_text(row, question),
+            answer=row.answer,
+            metadata=row.metadata,
+        )
+        for row, question, tokens in zip(rows, questions, ids, strict=True)
     ]
+
+
+def shown_text(row: Row, question: str) -> str:
+    """Returns what a person and a reward see of a prompt: the question, of a chat with what went before it."""
+    return as_text(with_last(row.messages, question)) if row.messages else question
 
 
 def _with_specials(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
@@ -97,19 +111,28 @@ def _check_characters(row: Row, text: str) -> None:
         raise UserError(f"{row.origin}: the prompt holds {text[error.start]!r}, half of a character.") from None
 
 
-def _dress(text: str, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase | None") -> str:
+def _dress(row: Row, question: str, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase | None") -> str:
+    """Returns the text that is tokenized. tokenizer: the one whose chat template is applied; None applies none."""
+    messages = with_last(row.messages, question) if row.messages else (Message(role="user", content=question),)
     if tokenizer is None:
-        return text if style.system is None else f"{style.system}\n\n{text}"
-    messages = [{"role": "user", "content": text}]
-    if style.system is not None:
-        messages.insert(0, {"role": "system", "content": style.system})
+        if len(messages) > 1:
+            raise UserError(
+                f"{row.origin}: the prompt is a chat of {len(messages)} messages, which only a chat template can put "
+                "together, and "
+                + ("the tokenizer has none" if style.chat_template else "task.format.chat_template=false")
+                + ". Take an instruct model or its tokenizer (model.tokenizer), or prompts of plain text."
+            )
+        return question if style.system is None else f"{style.system}\n\n{question}"
+    if style.system is not None and messages[0].role != "system":
+        messages = (Message(role="system", content=style.system), *messages)
     from jinja2 import TemplateError  # what transformers renders with
 
+    written = [{"role": message.role, "content": message.content} for message in messages]
     try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        return str(tokenizer.apply_chat_template(written, add_generation_prompt=True, tokenize=False))
     except TemplateError as error:
-        asked = " with task.format.system" if style.system is not None else ""
+        roles = ", ".join(message.role for message in messages)
         raise UserError(
-            f"the tokenizer's chat template cannot be applied{asked}: {error}. Change that, or set "
-            "task.format.chat_template=false."
+            f"{row.origin}: the tokenizer's chat template cannot be applied to messages of {roles}: {error}. Change "
+            "the messages or task.format.system, or set task.format.chat_template=false."
         ) from None

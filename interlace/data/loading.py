@@ -10,7 +10,7 @@ from interlace.core.random import permutation
 from interlace.core.types import Prompt
 from interlace.data.config import DataConfig, FileSource, PromptFormat, ReasoningGymSource
 from interlace.data.files import file_rows
-from interlace.data.formatting import render, to_prompts
+from interlace.data.formatting import render, shown_text, to_prompts
 from interlace.data.procedural import procedural_rows
 from interlace.data.rows import Row
 
@@ -32,7 +32,12 @@ class PromptSet:
 @dataclass(frozen=True, slots=True)
 class _Rendered:
     row: Row
-    text: str
+    question: str
+
+    @property
+    def text(self) -> str:
+        """What two prompts must differ in."""
+        return shown_text(self.row, self.question)
 
 
 def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> PromptSet:
@@ -53,7 +58,7 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> Pr
 
 
 def _prompts(items: list[_Rendered], style: PromptFormat, tokenizer: "PreTrainedTokenizerBase") -> tuple[Prompt, ...]:
-    return tuple(to_prompts([item.row for item in items], [item.text for item in items], style, tokenizer))
+    return tuple(to_prompts([item.row for item in items], [item.question for item in items], style, tokenizer))
 
 
 def _procedural(source: ReasoningGymSource, style: PromptFormat) -> tuple[list[_Rendered], list[_Rendered]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from interlace.core.types import JSON
+from interlace.data.chat import Messages
 
 Split = Literal["train", "heldout"]
 
@@ -18,5 +19,8 @@ class Row:
     origin: str
     """Where it stands, for messages: `file:line`, or the data set's name and index."""
     prompt: str
+    """The question; of a chat, the last message's content."""
+    messages: Messages = ()
+    """The chat, its last message included; empty where the prompt is plain text."""
     answer: str
     metadata: Mapping[str, JSON] = field(default_factory=dict)

@@ -141,7 +141,8 @@ def _check_reach(kind: str, name: str) -> None:
     except OSError as error:
         raise UserError(
             f"{kind} {name!r}: there is no such folder here, and {constants.ENDPOINT}, where it would be a model's id, "
-            f"cannot be reached ({error}). Give the path of a folder."
+            f"cannot be reached ({error}). Give the path of a folder; a model that was fetched before is read with "
+            "HF_HUB_OFFLINE=1 in the environment."
         ) from None
 
 

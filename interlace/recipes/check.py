@@ -136,13 +136,19 @@ def _check_evaluation(recipe: Recipe, num_heldout: int) -> None:
     wanted = recipe.evaluation.num_prompts
     if wanted is not None and wanted > num_heldout:
         raise UserError(
-            f"evaluation.num_prompts={wanted}, but the task holds out {num_heldout} prompts. Lower it, or raise the "
-            "task's heldout_size."
+            f"evaluation.num_prompts={wanted}, but the task holds out {num_heldout} prompts. Lower it, or raise "
+            f"{_heldout_size(recipe)}."
         )
     if recipe.eval_every and not num_heldout:
         raise UserError(
-            f"eval_every={recipe.eval_every}, but the task holds out no prompts. Set its heldout_size, or eval_every=0."
+            f"eval_every={recipe.eval_every}, but the task holds out no prompts. Set {_heldout_size(recipe)}, or "
+            "eval_every=0."
         )
+
+
+def _heldout_size(recipe: Recipe) -> str:
+    """Returns the key that says how many prompts are held out."""
+    return f"task.{'files' if recipe.task.files else 'reasoning_gym'}.heldout_size"
 
 
 def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedTokenizerBase") -> None:

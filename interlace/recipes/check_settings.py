@@ -82,7 +82,7 @@ def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
 def _check_minibatches(recipe: Recipe) -> None:
     prompts, minibatches = recipe.prompts_per_step, recipe.minibatches
     if prompts % minibatches:
-        fitting = [count for count in range(1, prompts + 1) if prompts % count == 0]
+        fitting = [count for count in range(1, min(prompts, 1024) + 1) if prompts % count == 0]
         raise UserError(
             f"prompts_per_step={prompts} cannot be cut into minibatches={minibatches} of equal size. "
             f"Set minibatches to one of {', '.join(map(str, fitting))}, "

@@ -67,7 +67,11 @@ def _value(override: str) -> Any:
     try:
         return parse_yaml(text)
     except yaml.YAMLError:
-        raise UserError(f"the value of the override {override!r} is not YAML: put text in quotes. {FORM}") from None
+        key = override.partition("=")[0]
+        raise UserError(
+            f"the value of the override {override!r} is not YAML: put text in quotes, within those of the shell: "
+            f"'{key}=\"{text}\"'. {FORM}"
+        ) from None
 
 
 def _elsewhere(error: ValidationError) -> Iterator[str]:

@@ -70,10 +70,47 @@ def test_each_mistake_names_file_and_line(tmp_path: Path) -> None:
     assert "set.jsonl:1: column 'answer' is null" in refusal(write(tmp_path, '{"prompt": "1", "answer": null}'))
     assert "set.jsonl:1: column 'answer' is NaN" in refusal(write(tmp_path, '{"prompt": "1", "answer": NaN}'))
     assert "set.jsonl:1: column 'prompt' is a int" in refusal(write(tmp_path, '{"prompt": 1, "answer": "1"}'))
-    chat = '{"prompt": [{"role": "user", "content": "1+1"}], "answer": "2"}'
-    assert "set.jsonl:1: column 'prompt' is a list, it must be text: of a chat, the question alone" in refusal(
-        write(tmp_path, chat)
-    )
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2+2?"},
+]
+
+
+@pytest.mark.parametrize("column", ["prompt", "messages"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_chat_is_read_with_its_history(tmp_path: Path, column: str, kind: str) -> None:
+    values = {column: CHAT, "answer": "4", "level": "easy"}
+    path = tmp_path / f"set.{kind}"
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist([values]), path)
+    else:
+        write(tmp_path, json.dumps(values))
+    (row,) = file_rows(FileSource(train=str(path)), "train")
+    assert [(message.role, message.content) for message in row.messages] == [
+        (message["role"], message["content"]) for message in CHAT
+    ]
+    assert (row.prompt, row.answer, row.metadata) == ("2+2?", "4", {"level": "easy", "messages": CHAT})
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        ([], "is an empty list"),
+        (["1+1?"], "message 1 is '1+1?': write {role: user, content: text}"),
+        ([{"role": "human", "content": "?"}], "message 1 has the role 'human'; the roles are system, user"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "message 1 has a content of type list"),
+        (CHAT[:3], "ends with a message of the assistant"),
+        (CHAT[:1], "ends with the system message"),
+    ],
+)
+def test_what_is_no_chat_is_named(tmp_path: Path, messages: object, sentence: str) -> None:
+    said = refusal(write(tmp_path, json.dumps({"prompt": messages, "answer": "2"})))
+    assert said.startswith(f"{tmp_path / 'set.jsonl'}:1: column 'prompt'") and sentence in said
 
 
 def test_text_that_is_not_utf8_is_named_too(tmp_path: Path) -> None:

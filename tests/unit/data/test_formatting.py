@@ -6,6 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
+from interlace.data.chat import Message
 from interlace.data.config import PromptFormat
 from interlace.data.formatting import render, to_prompts
 from interlace.data.rows import Row
@@ -71,7 +72,7 @@ def test_the_chat_template_is_applied_where_there_is_one() -> None:
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('No system role') }}", "{% for m in messages %}{{ m }"])
 def test_a_chat_template_that_fails_says_why(template: str) -> None:
-    with pytest.raises(UserError, match=r"cannot be applied with task.format.system: (No system|unexpected)"):
+    with pytest.raises(UserError, match=r"cannot be applied to messages of system, user: (No system|unexpected)"):
         dressed(PromptFormat(system="Be brief."), template=template)
 
 
@@ -92,3 +93,37 @@ def test_an_empty_prompt_is_an_error() -> None:
 def test_half_a_character_is_an_error_that_names_the_row() -> None:
     with pytest.raises(UserError, match=r"set.jsonl:1: the prompt holds '\\ud83d'"):
         to_prompts([row()], ["so \ud83d"], PromptFormat(), build_tokenizer(256))
+
+
+def chat_row(*messages: tuple[str, str]) -> Row:
+    chat = tuple(Message(role=role, content=content) for role, content in messages)
+    return Row(uid="set/1", origin="set.jsonl:1", prompt=chat[-1].content, messages=chat, answer="a")
+
+
+def chat_prompt(row: Row, style: PromptFormat, template: str | None = TEMPLATE) -> tuple[str, str]:
+    """(what the model sees, what a reward sees)."""
+    tokenizer: PreTrainedTokenizerBase = build_tokenizer(256)
+    tokenizer.chat_template = template
+    (prompt,) = to_prompts([row], [render(row, style)], style, tokenizer)
+    return str(tokenizer.decode(prompt.token_ids)), prompt.text
+
+
+def test_a_chat_goes_through_the_template_with_its_history() -> None:
+    row = chat_row(("system", "Be brief."), ("user", "1+1?"), ("assistant", "2"), ("user", "2+2?"))
+    seen, text = chat_prompt(row, PromptFormat(template="{prompt} Think.", system="Unused."))
+    assert seen == "[system]Be brief.[user]1+1?[assistant]2[user]2+2? Think.[assistant]"
+    assert text == "system: Be brief.\n\nuser: 1+1?\n\nassistant: 2\n\nuser: 2+2? Think."
+
+
+def test_a_chat_of_one_message_is_what_its_text_would_be() -> None:
+    plain, style = row(), PromptFormat(system="Be brief.")
+    for template in (TEMPLATE, None):
+        assert chat_prompt(chat_row(("user", "Sort.")), style, template) == chat_prompt(plain, style, template)
+
+
+def test_a_chat_without_a_chat_template_is_refused() -> None:
+    row = chat_row(("user", "1"), ("assistant", "2"), ("user", "3"))
+    with pytest.raises(UserError, match=r"set.jsonl:1: the prompt is a chat of 3 messages, .* the tokenizer has none"):
+        chat_prompt(row, PromptFormat(), template=None)
+    with pytest.raises(UserError, match=r"task\.format\.chat_template=false"):
+        chat_prompt(row, PromptFormat(chat_template=False))

@@ -1,5 +1,6 @@
 """Both splits of a source: disjoint by text, distinct, the same every time."""
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -114,3 +115,17 @@ def test_a_config_has_one_source(tmp_path: Path) -> None:
         DataConfig.parse({"files": {**files, "heldout": "b.jsonl", "heldout_size": 3}})
     with pytest.raises(UserError, match=r"unknown key 'files.trian'.*Did you mean 'train'"):
         DataConfig.parse({"files": {"trian": "a.jsonl"}})
+
+
+def test_chats_that_end_alike_are_two_prompts(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    def chat(first: str) -> list[dict[str, str]]:
+        says = zip(("user", "assistant", "user"), (first, "Yes.", "And now?"), strict=True)
+        return [{"role": role, "content": content} for role, content in says]
+
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({"messages": chat(text), "answer": "1"}) + "\n" for text in "abcabc"))
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    found = load(tokenizer, files={"train": str(file), "heldout_size": 1})
+    train, heldout = texts(found)
+    assert len(heldout) == 1 and len(train) == 4 and len(set(train)) == 2 and not set(train) & set(heldout)

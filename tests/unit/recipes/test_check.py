@@ -165,8 +165,14 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
         (["task.reasoning_gym.name=number_sortin"], "unknown reasoning_gym dataset 'number_sortin'"),
         (["task.format.template={x: 1}"], r"task\.format\.template = "),
         (["task.format.template='{x}'"], "has no column 'x'"),
-        (["evaluation.num_prompts=7"], "evaluation.num_prompts=7, but the task holds out 6"),
-        (["eval_every=1", "task.reasoning_gym.heldout_size=0"], "eval_every=1, but the task holds out no prompts"),
+        (
+            ["evaluation.num_prompts=7"],
+            "the task holds out 6 .* or raise task.reasoning_gym.heldout_size",
+        ),
+        (
+            ["eval_every=1", "task.reasoning_gym.heldout_size=0"],
+            r"out no prompts\. Set task\.reasoning_gym\.heldout",
+        ),
         (["warmup.steps=1", "warmup.demonstrations.style=sorting"], "unknown demonstration style 'sorting'"),
         (["sampling.max_new_tokens=2000"], "more than the model's context of 1024"),
         (["rollout.max_tokens=10"], "is 14; with rollout.max_tokens=10 .* KV cache holds 0 for one.* to 16 or more"),

@@ -138,6 +138,7 @@ def test_any_recipe_survives_being_written_and_read(
         ("=3", ["cannot read the override '=3'", "key=value"]),
         ("a b=3", ["cannot read the override 'a b=3'"]),
         ("steps=[1", ["'steps=[1' is not YAML", "quotes"]),
+        ("task.format.template={a} {b}", ["quotes", """'task.format.template="{a} {b}"'"""]),
         ("stepss=3", ["unknown key 'stepss'", "Did you mean 'steps'?"]),
         ("optimizer.lrr=3", ["unknown key 'optimizer.lrr'", "Did you mean 'lr'?"]),
         ("lr=3", ["unknown key 'lr'", "optimizer.lr"]),
