@@ -10,9 +10,17 @@ Generation and scoring are left out, and so are TRL's data loading and logging.
   neither of the others does; tokens a second count it eight times for all of them.
 - `trl`: the loss of TRL's GRPOTrainer on its padded batch, backward, the same optimizer step (where TRL is installed).
 
-The three take turns, so a ratio compares neighbours in time. Ratios are of CPU seconds on one thread.
+`--case tree` measures another thing: samples whose eight branches of 64 tokens follow 256 that they share, a prompt
+and a first turn.
 
-    python benchmarks/train_step.py [--size tiny|small] [--rounds 7] [--json train_step.json]
+- `alone`: each branch as a sample that has all its tokens to itself, as it would be without a tree; the shared turn is
+  trained in the first of each eight.
+- `tree`: the same tokens as trees, each token once.
+
+Contenders take turns, so a ratio compares neighbours in time. Ratios are of CPU seconds on one thread; the last two
+columns are the lowest and the highest of them over the rounds.
+
+    python benchmarks/train_step.py [--case single|tree] [--size tiny|small] [--rounds 7] [--json train_step.json]
 """
 
 import argparse
@@ -22,8 +30,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +40,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from interlace.algorithms import create_algorithm
-from interlace.core.types import Prompt, Sample, SampleKey, Segment
+from interlace.core.types import PROMPT, Prompt, Sample, SampleKey, Segment
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine
 
 if TYPE_CHECKING:
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
 SAMPLES, GROUP, PROMPT_TOKENS, MEDIAN, LONGEST = 64, 8, 16, 64, 512
 MICROBATCH_TOKENS, TRL_MICROBATCH = 4096, 16
 VOCABULARY = 512
+TREES, BRANCHES, SHARED, BRANCH_TOKENS = 4, 8, 256, 64
 SIZES = {"tiny": (128, 4), "small": (384, 8)}
 """Hidden size and layers: 0.8 and 14 million parameters."""
 
@@ -56,8 +65,10 @@ class Row:
     cpu_s: float
     """Median over the rounds."""
     tokens_per_cpu_s: float
-    relative_to_bare: float
-    """Median over the rounds of (bare's seconds a token / this one's)."""
+    relative: float
+    """Median over the rounds of (the first contender's seconds / this one's), on the same tokens."""
+    relative_low: float
+    relative_high: float
 
 
 def build(size: str) -> PreTrainedModel:
@@ -108,6 +119,50 @@ def make_samples(lengths: list[int]) -> list[Sample]:
         )
         for index, length in enumerate(lengths)
     ]
+
+
+def make_trees() -> list[Sample]:
+    """Each a turn that eight branches continue; prompts differ."""
+    draw = np.random.default_rng(0)
+
+    def segment(parent: int, count: int) -> Segment:
+        token_ids = draw.integers(2, VOCABULARY, count).astype(np.int32)
+        return Segment(parent=parent, token_ids=token_ids, logprobs=np.full(count, -np.log(VOCABULARY), np.float32))
+
+    trees = []
+    for gid in range(TREES):
+        token_ids = draw.integers(2, VOCABULARY, PROMPT_TOKENS).astype(np.int32)
+        segments = [segment(PROMPT, SHARED - PROMPT_TOKENS), *[segment(0, BRANCH_TOKENS) for _ in range(BRANCHES)]]
+        trees.append(
+            Sample(
+                key=SampleKey(gid, 0),
+                prompt=Prompt(uid=str(gid), token_ids=token_ids, text="", answer=""),
+                segments=tuple(segments),
+                advantages=np.full(sum(len(each.token_ids) for each in segments), draw.normal(), np.float32),
+            )
+        )
+    return trees
+
+
+def branches_alone(tree: Sample) -> list[Sample]:
+    """Each branch as a sample that shares nothing: their prompts differ in a token."""
+    shared, *leaves = tree.segments
+    found = []
+    for index, leaf in enumerate(leaves):
+        token_ids = tree.prompt.token_ids.copy()
+        token_ids[0] = 2 + index
+        first = shared if index == 0 else replace(shared, sampled=np.zeros(len(shared.token_ids), np.bool_))
+        assert tree.advantages is not None
+        found.append(
+            replace(
+                tree,
+                key=SampleKey(tree.key.gid, index),
+                prompt=replace(tree.prompt, uid=f"{tree.prompt.uid}/{index}", token_ids=token_ids),
+                segments=(first, leaf),
+                advantages=tree.advantages[: len(shared.token_ids) + len(leaf.token_ids)],
+            )
+        )
+    return found
 
 
 def bare_update(size: str, num_tokens: int) -> Callable[[], None]:
@@ -206,12 +261,26 @@ def trl_trainer(size: str) -> "GRPOTrainer":
 
 
 def measure(size: str, kind: str, rounds: int) -> list[Row]:
-    """All contenders in turns, one unmeasured round first."""
+    """The contenders of one case."""
+    if kind == "tree":
+        trees = make_trees()
+        branches = [branch for tree in trees for branch in branches_alone(tree)]
+        num_tokens = sum(sample.num_total_tokens for sample in branches)
+        return compare(
+            size, kind, num_tokens, {"alone": our_update(size, branches), "tree": our_update(size, trees)}, rounds
+        )
     samples = make_samples(response_lengths(kind))
     num_tokens = sum(sample.num_total_tokens for sample in samples)
     contenders = {"bare": bare_update(size, num_tokens), "interlace": our_update(size, samples)}
     if importlib.util.find_spec("trl"):
         contenders["trl"] = trl_update(size, samples)
+    return compare(size, kind, num_tokens, contenders, rounds)
+
+
+def compare(
+    size: str, kind: str, num_tokens: int, contenders: Mapping[str, Callable[[], None]], rounds: int
+) -> list[Row]:
+    """All contenders in turns, one unmeasured round first. The first is what the others are compared with."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds + 1):
         for name, update in contenders.items():
@@ -220,7 +289,7 @@ def measure(size: str, kind: str, rounds: int) -> list[Row]:
             seconds[name].append(time.process_time() - start)
     rows = []
     for name, taken in seconds.items():
-        ratios = [bare / own for bare, own in zip(seconds["bare"][1:], taken[1:], strict=True)]
+        ratios = [first / own for first, own in zip(next(iter(seconds.values()))[1:], taken[1:], strict=True)]
         cpu_s = statistics.median(taken[1:])
         rows.append(
             Row(
@@ -230,25 +299,30 @@ def measure(size: str, kind: str, rounds: int) -> list[Row]:
                 tokens=num_tokens,
                 cpu_s=round(cpu_s, 4),
                 tokens_per_cpu_s=round(num_tokens / cpu_s, 1),
-                relative_to_bare=round(statistics.median(ratios), 3),
+                relative=round(statistics.median(ratios), 3),
+                relative_low=round(min(ratios), 3),
+                relative_high=round(max(ratios), 3),
             )
         )
     return rows
 
 
 def main() -> None:
-    """Runs both length distributions and prints the table."""
+    """Runs a case and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=["single", "tree"], default="single")
     parser.add_argument("--size", choices=list(SIZES), default="tiny")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, default=None, help="also write the rows there")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [row for kind in ("uniform", "longtail") for row in measure(arguments.size, kind, arguments.rounds)]
-    print(f"{'lengths':10}{'contender':12}{'tokens':>8}{'CPU s':>9}{'tokens/CPU s':>14}{'of bare':>9}")
+    kinds = ("tree",) if arguments.case == "tree" else ("uniform", "longtail")
+    rows = [row for kind in kinds for row in measure(arguments.size, kind, arguments.rounds)]
+    ratio = f"of {rows[0].contender}"
+    print(f"{'lengths':10}{'contender':12}{'tokens':>8}{'CPU s':>9}{'tokens/CPU s':>14}{ratio:>9}{'low':>7}{'high':>7}")
     for row in rows:
-        figures = f"{row.tokens:8}{row.cpu_s:9.3f}{row.tokens_per_cpu_s:14.0f}{row.relative_to_bare:9.2f}"
-        print(f"{row.lengths:10}{row.contender:12}{figures}")
+        figures = f"{row.tokens:8}{row.cpu_s:9.3f}{row.tokens_per_cpu_s:14.0f}{row.relative:9.2f}"
+        print(f"{row.lengths:10}{row.contender:12}{figures}{row.relative_low:7.2f}{row.relative_high:7.2f}")
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
 

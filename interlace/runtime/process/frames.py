@@ -98,9 +98,10 @@ def with_buffers(dump: Callable[[OnBuffer], bytes]) -> Pickled:
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
-        if raw.nbytes >= BESIDE_BYTES:
-            beside.append(raw)
-        return raw.nbytes < BESIDE_BYTES
+        if raw.nbytes < BESIDE_BYTES:
+            return True
+        beside.append(raw)
+        return False
 
     return dump(in_band), beside
 
