@@ -58,6 +58,11 @@ def _row(step: int, ended: EndedSample) -> Mapping[str, object]:
         "version_max": max(sample.versions.values, default=None),
         "event": ended.event,
     }
+    if len(sample.segments) > 1:
+        row["segments"] = [
+            {"parent": segment.parent, "kind": segment.kind, "num_tokens": len(segment.token_ids)}
+            for segment in sample.segments
+        ]
     if sample.scored is not None:
         row["scored"] = sample.scored.reward  # without what its group's comparison of lengths added
     return {**row, "reason": ended.reason} if ended.reason else row

@@ -158,6 +158,31 @@ def test_ppo_passes_over_tokens_that_are_not_trained() -> None:
     assert not with_tool[~mask].any()
 
 
+@pytest.mark.parametrize("name", ["ppo", "grpo", "rloo", "reinforce_pp", "prime", "dr_grpo"])
+def test_a_tree_has_the_advantages_of_its_tokens_in_a_row(name: str) -> None:
+    """Time goes along segments in the order in which they came to be, whatever they continue."""
+    algorithm, group = create_algorithm(name, {}), scored_group()
+    row = with_mask(group.samples[2], np.array([True, False, True, True, True]))
+    whole = row.segments[0]
+    parts = [slice(0, 1), slice(1, 2), slice(2, 4), slice(4, 5)]
+    segments = [
+        Segment(
+            parent=parent,
+            token_ids=whole.token_ids[part],
+            logprobs=whole.logprobs[part],
+            sampled=np.zeros(1, np.bool_) if part.start == 1 else None,
+        )
+        for parent, part in zip((-1, 0, 1, 0), parts, strict=True)
+    ]
+    tree = replace(row, segments=tuple(segments))
+    found = [
+        algorithm.advantages(replace(group, samples=(*group.samples[:2], own, group.samples[3]))).advantages
+        for own in (row, tree)
+    ]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_reinforce_pp_whitens_returns_over_the_batch() -> None:
     algorithm, group = create_algorithm("reinforce_pp", {"gamma": 0.5}), scored_group()
     assert algorithm.needs.batch_statistics

@@ -1,7 +1,7 @@
 """A transcript holds what was asked, answered and made of it."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +60,18 @@ def test_one_object_a_sample_in_order_of_admission(tmp_path: Path) -> None:
     }
     assert read[2]["reason"] == "timed out"
     assert (read[2]["reward"], read[2]["version_min"], read[2]["num_tokens"]) == (None, None, 0)
+
+
+def test_a_conversation_shows_its_segments(tmp_path: Path) -> None:
+    whole = ended(0, 0, TerminalEvent.TRAINED, (3, 3))
+    tool = Segment(parent=0, token_ids=np.array([7], np.int32), sampled=np.zeros(1, np.bool_), kind="tool")
+    whole = replace(whole, sample=replace(whole.sample, segments=(*whole.sample.segments, tool)))
+    (row,) = map(json.loads, write_transcripts(tmp_path, 1, [whole]).read_text().splitlines())
+    assert row["token_ids"] == [0, 1, 7] and row["num_tokens"] == 3
+    assert row["segments"] == [
+        {"parent": -1, "kind": "response", "num_tokens": 2},
+        {"parent": 0, "kind": "tool", "num_tokens": 1},
+    ]
 
 
 def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from interlace.core.training import LossInputs, LossOutputs
+from interlace.core.training import Aggregation, LossInputs, LossOutputs
 from interlace.core.types import PROMPT, Prompt, Sample, SampleKey, Segment
 from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, attention
 from interlace.engines.train.packing import collate
@@ -137,6 +137,24 @@ def test_of_two_turns_with_a_tool_between_the_policys_own_tokens_are_trained() -
     )
     engine = LogprobEngine(tiny_model(), config=TrainConfig())
     assert (engine.logprobs([two_turns])[0] == engine.logprobs([straight])[0]).all(), "a chain is one sequence"
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"])
+def test_a_tree_is_one_sample_to_a_loss(aggregation: Aggregation) -> None:
+    samples = [sample for sample in tree_samples([*COMB, (0, [(0, 3, "all")])]) if sample.num_tokens]
+    config = TrainConfig(aggregation=aggregation)
+    engine = TrainEngine(tiny_model(), loss=weighted, optimizer=OptimizerConfig(), config=config)
+    losses = [
+        -torch.from_numpy(sample.advantages)[trained(sample)] * own[trained(sample)]
+        for sample, own in zip(samples, [logprobs_alone(tiny_model(), sample) for sample in samples], strict=True)
+    ]
+    expected = {
+        "token_mean": torch.cat(losses).mean(),
+        "seq_mean_token_mean": torch.stack([own.mean() for own in losses]).mean(),
+        "seq_mean_token_sum": torch.stack([own.sum() for own in losses]).mean(),
+    }[aggregation]
+    engine.accumulate(samples)
+    assert engine.optimizer_step()["actor/loss"] == pytest.approx(float(expected.detach()), abs=1e-4)
 
 
 def test_a_history_that_branches_share_is_trained_once() -> None:
