@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from interlace.core.training import Aggregation, LossInputs, LossOutputs
+from interlace.core.training import Aggregation, LossInputs, LossOutputs, UpdateConfig
 from interlace.core.types import PROMPT, Prompt, Sample, SampleKey, Segment
 from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, attention
 from interlace.engines.train.packing import collate
@@ -142,7 +142,7 @@ def test_of_two_turns_with_a_tool_between_the_policys_own_tokens_are_trained() -
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"])
 def test_a_tree_is_one_sample_to_a_loss(aggregation: Aggregation) -> None:
     samples = [sample for sample in tree_samples([*COMB, (0, [(0, 3, "all")])]) if sample.num_tokens]
-    config = TrainConfig(aggregation=aggregation)
+    config = TrainConfig(update=UpdateConfig(aggregation=aggregation))
     engine = TrainEngine(tiny_model(), loss=weighted, optimizer=OptimizerConfig(), config=config)
     losses = [
         -torch.from_numpy(sample.advantages)[trained(sample)] * own[trained(sample)]
