@@ -164,7 +164,7 @@ def test_each_process_is_traced_beside_what_runs_there() -> None:
         processes, running = await group.process(), group.sleeps(0.5)
         for process in cluster.processes:
             await process.call("start_trace", (PidTracer,), {})
-        assert not running.done()
+        assert not running.task.done()
         traces = [(await process.call("stop_trace", (), {})).value for process in cluster.processes]
         assert {int(trace) for trace in traces} == set(processes)
         await running
