@@ -69,7 +69,7 @@ def _fresh(
     """held: keeps the run's lock."""
     from interlace.cli.derived import derived_numbers
     from interlace.observe.run_folder import RunFolder, default_name
-    from interlace.observe.run_lock import RunLock
+    from interlace.observe.run_lock import open_run
     from interlace.observe.tables import derived_numbers_table
     from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe
@@ -77,16 +77,11 @@ def _fresh(
     settings = load_recipe(spec, overrides)
     check_settings(settings)
     name = default_name(ROOT, Path(spec).stem) if target.name is None else target.name
-    replaced = RunFolder.named(ROOT, name)
+    RunFolder.named(ROOT, name)  # refuses what cannot name one
     from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
 
     derived = check_recipe(settings)
-    is_locked = target.overwrite and replaced.config.exists()
-    if is_locked:
-        held.enter_context(RunLock(replaced))  # before anything of it is deleted
-    folder = RunFolder.create(ROOT, name, overwrite=target.overwrite)
-    if not is_locked:
-        held.enter_context(RunLock(folder))
+    folder = open_run(ROOT, name, overwrite=target.overwrite, held=held)
     console.print(derived_numbers_table(derived_numbers(settings, derived)))
     if settings.prompts_per_step > derived.num_train_prompts:
         console.print(
@@ -149,17 +144,13 @@ def _run(recipe: "Recipe", folder: "RunFolder", *, resume: bool, quiet: bool, co
             if isinstance(error, OSError) and is_full_disk(error):
                 full = f"the disk of {folder.path} is full, so the run could not write on. Make room first."
                 raise DiskFullError(f"{full} {_how_to_go_on(folder)}") from error
-            if isinstance(error, UserError) and not resume and not _has_trained(folder):
+            if isinstance(error, UserError) and not resume and not folder.has_trained:
                 # A mistake that only the workers could see: nothing was trained, so nothing is left behind.
                 shutil.rmtree(folder.path)
             elif not (isinstance(error, UserError) and resume) or is_full_disk(error):
                 # What a resumed run refuses, the same command would be refused again.
                 error.add_note(_how_to_go_on(folder))
             raise
-
-
-def _has_trained(folder: "RunFolder") -> bool:
-    return folder.metrics.exists() and folder.metrics.stat().st_size > 0
 
 
 def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console: Console) -> None:

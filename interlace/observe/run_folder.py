@@ -88,6 +88,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def has_trained(self) -> bool:
+        """Whether any step was logged."""
+        return self.metrics.exists() and self.metrics.stat().st_size > 0
+
+    @property
     def evaluations(self) -> Path:
         return self.path / "evaluations.jsonl"
 

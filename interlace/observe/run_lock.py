@@ -4,6 +4,7 @@ import json
 import os
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -79,3 +80,18 @@ class RunLock:
             return f"process {int(holder['pid'])} on {holder['host']}"
         except (OSError, ValueError, TypeError, KeyError):  # it has only just begun
             return "another process"
+
+
+def open_run(root: Path, name: str, *, overwrite: bool, held: ExitStack) -> RunFolder:
+    """Makes a new run's folder, and keeps its lock in `held`. Raises UserError as RunFolder.create() and RunLock do.
+
+    A run that is replaced is locked before anything of it is deleted.
+    """
+    replaced = RunFolder.named(root, name)
+    is_locked = overwrite and replaced.config.exists()
+    if is_locked:
+        held.enter_context(RunLock(replaced))
+    folder = RunFolder.create(root, name, overwrite=overwrite)
+    if not is_locked:
+        held.enter_context(RunLock(folder))
+    return folder

@@ -22,7 +22,7 @@ from interlace.core.types import JSON, RewardResult
 from interlace.models.config import ModelConfig, by_path
 from interlace.rewards.shaping import TASK, ShapingConfig
 
-HIDDEN = ("base", "classifier", "pool", "process", "scorer", "shaping")
+HIDDEN = ("base", "classifier", "given", "pool", "process", "scorer", "shaping")
 """Modules of this folder that are no rewards."""
 
 Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
