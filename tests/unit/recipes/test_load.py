@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.core.errors import UserError
+from interlace.engines.rollout.config import NativeConfig
 from interlace.observe.run_folder import RunFolder
 from interlace.recipes.config import Recipe
 from interlace.recipes.load import load_recipe, override_key, recipe_names
@@ -184,3 +185,21 @@ def test_an_unknown_recipe_is_met_with_the_nearest_one() -> None:
 
 def test_the_key_of_an_override() -> None:
     assert override_key("task.format.template=a=b") == "task.format.template"
+
+
+def test_sections_that_a_run_of_the_version_before_wrote_are_read(path: str) -> None:
+    """Keys that have come since take the values that held when there was none."""
+    Path(path).write_text(
+        TEXT
+        + "rollout: {max_running: 128, max_tokens: 8192, max_batch_tokens: 2048}\n"
+        + "actor: {ranks: null, reshard: true, gradient_checkpointing: true, liger: false, lora: null}\n"
+        + "critic: {ranks: null, reshard: true, gradient_checkpointing: false, value_clip: 0.4, success_reward: 0.5}\n"
+        + "tokens_per_microbatch: 4096\n"
+    )
+    aggregation = ["algorithm.aggregation=seq_mean_token_mean", "algorithm.skip_minibatch_ratio=2"]
+    recipe = load_recipe(path, aggregation)
+    assert recipe.rollout == NativeConfig(max_running=128, max_tokens=8192)
+    assert recipe.actor.gradient_checkpointing and recipe.critic.value_clip == 0.4
+    assert recipe.tokens_per_microbatch == 4096
+    assert recipe.algorithm.settings.aggregation == "seq_mean_token_mean"
+    assert recipe.algorithm.settings.skip_minibatch_ratio == 2
