@@ -1,4 +1,4 @@
-"""What an episode is: a coroutine whose model calls are requests to the engine pool."""
+"""Episodes: coroutines whose model calls are requests to the engine pool."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -37,11 +37,11 @@ class Outcome:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named components of the reward, each shown as its own metric."""
     text: str | None = None
-    """What is scored and shown; None: the text of the last turn."""
+    """Text that is scored and shown; None: the text of the last turn."""
 
 
 class Session(Protocol):
-    """What an episode has of the run. All that goes through it is recorded."""
+    """Access of an episode to its run. All that goes through a session is recorded."""
 
     @property
     def params(self) -> SamplingParams:

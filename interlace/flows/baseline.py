@@ -32,25 +32,25 @@ class GreedyBaseline:
         sampling: SamplingParams,
         on_failed: OnFailed,
     ) -> None:
-        """on_failed: told of each sample that ends because its baseline could not be scored."""
+        """on_failed: called with each sample that ends because its baseline could not be scored."""
         self._on_failed = on_failed
         self._cluster, self._pool, self._reward, self._admission = cluster, pool, reward, admission
         self._params = sampling.model_copy(update={"temperature": 0.0})
         self._rewards: dict[int, float] = {}
 
     def admitted(self, wave: Sequence[Sample]) -> None:
-        """Starts one for each group of a wave. Those of groups that were dropped are nobody's any more."""
+        """Starts a baseline for each group of a wave. Baselines of dropped groups are not used any more."""
         self._rewards = {gid: reward for gid, reward in self._rewards.items() if self._admission.ticket(gid)}
         for sample in wave:
             if sample.key.index == 0:
                 self._cluster.spawn(self._measure(sample), name=f"baseline {sample.key.gid}")
 
     def attach(self, stream: Stream) -> Stream:
-        """The stream behind the baselines."""
+        """Returns the stream behind the baselines."""
         return stream.plus(BASELINE)
 
     def take(self, gid: int) -> float:
-        """The baseline of a group whose samples have passed. Asked for once."""
+        """Returns the baseline of a group whose samples have passed. Asked for once."""
         return self._rewards.pop(gid)
 
     async def _measure(self, sample: Sample) -> None:

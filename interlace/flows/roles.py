@@ -58,7 +58,7 @@ class RewardRole:
         *,
         on_failed: OnFailed,
     ) -> None:
-        """on_failed: told of each sample that could not be scored, with the reason."""
+        """on_failed: called with each sample that could not be scored, and the reason."""
         self._admission, self._shaping = admission, shaping
         self.num_scored, self._on_failed = 0, on_failed
         self._stage = (

@@ -1,4 +1,4 @@
-"""What the policy flow is written against: the roles of one run, joined by a channel."""
+"""Interface of the policy flow: the roles of one run, joined by a channel."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -85,7 +85,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What one step brought."""
+    """Result of one step."""
 
     step: int
     """Steps done, this one included: the first is 1."""
@@ -97,10 +97,10 @@ class StepResult:
 
 
 class StepObserver(Protocol):
-    """Told at each step boundary, after the publication and before the gate opens."""
+    """Observer of each step boundary, after the publication and before the gate opens."""
 
     async def on_step(self, result: StepResult) -> bool:
-        """False ends the run here."""
+        """Takes in a step's result; returning False ends the run here."""
         ...
 
 
@@ -110,14 +110,14 @@ class LoopSettings:
 
     sampling: SamplingParams
     shaping: ShapingConfig = ShapingConfig()
-    """What of it depends on a whole group is added here; the rest where samples are scored."""
+    """Shaping of rewards: the parts that need a whole group are added here; the rest where samples are scored."""
 
 
 SINGLE_TURN = SingleTurn()
 
 
 def shares_base(groups: RoleGroups) -> bool:
-    """Whether the reference is the base of the actor's adapter."""
+    """Says whether the reference is the base of the actor's adapter."""
     return any(group is groups.actor for group in groups.reference)
 
 
@@ -256,7 +256,7 @@ class PolicyRun:
         return samples.plus(ADVANTAGES_DONE)
 
     async def batches(self, groups: Stream) -> AsyncIterator[Batch]:
-        """One batch a step."""
+        """Yields one batch a step."""
         GroupStage("batches", self.admission, min_samples=1, on_group=self._batches.complete).attach(groups)
         self._cluster.spawn(self._batches.watch(), name="batcher")
         self._watch_stalls()  # not before: a stage that is not attached has nothing to let go
@@ -271,7 +271,7 @@ class PolicyRun:
                 break
 
     async def publish(self, batch: Batch) -> None:
-        """Ends the step: its samples are trained, maybe a new version is made, the observer is told, the gate opens."""
+        """Ends the step: samples are trained, a new version may be made, the observer is called, the gate opens."""
         for group in batch.groups:
             for sample in group.samples:
                 self._channel.end(sample.key, TerminalEvent.TRAINED)
@@ -294,7 +294,7 @@ class PolicyRun:
 
     @property
     def scoring(self) -> str:
-        """How scoring has gone so far in this process, for people."""
+        """Account of scoring so far in this process, for people."""
         scored, failed = self.reward.num_scored, self._num_not_scored
         first = f", the first of them by {brief(self._first_failure)}" if failed else ""
         return f"{scored} samples scored, {failed} failed{first}"
@@ -330,7 +330,7 @@ class PolicyRun:
         return 2 if self._algorithm.is_group_relative else 1
 
     def ledger(self) -> Ledger:
-        """Where the device-seconds went until now, from the start on."""
+        """Returns the ledger of device-seconds from the start until now."""
         return self._meter.finish()
 
     @property

@@ -32,13 +32,15 @@ class StepMeter:
         self._ledger = Ledger()
 
     def start(self) -> None:
-        """A step begins here."""
+        """Notes that a step begins here."""
         self._start_s = self._book_boundary()
 
     def measure(
         self, batch: Batch, version: int, ended: Sequence[tuple[Sample, TerminalEvent]], num_in_flight: int
     ) -> Metrics:
-        """All metrics of a step that ends now, which closes its books. ended: samples that ended since the last one.
+        """Returns all metrics of a step that ends now, and closes its ledger.
+
+        ended: samples that ended since the last step.
 
         num_in_flight: samples that were admitted and have not ended.
 
@@ -83,12 +85,12 @@ class StepMeter:
         self._evaluated = True
 
     def finish(self) -> Ledger:
-        """The books of the run until now: startup, steps, and what lay between them."""
+        """Returns the ledger of the run until now: startup, steps, and what lay between them."""
         self._book_boundary()
         return self._ledger
 
     def _book_boundary(self) -> float:
-        """Books what lay between two steps, and returns when it ended."""
+        """Adds what lay between two steps to the ledger, and returns when it ended, in seconds."""
         books, records = self._ledger_builder, self._cluster.timeline.take()
         ledger = books.between(records, evaluated=self._evaluated) if self._num_steps else books.startup(records)
         self._ledger, self._evaluated = self._ledger.plus(ledger), False

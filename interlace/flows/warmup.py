@@ -13,10 +13,10 @@ FAILURES = 8
 
 
 class ExampleSource(Protocol):
-    """Where examples come from."""
+    """Source of examples."""
 
     def batch(self, step: int) -> Sequence[Sample]:
-        """The examples of a step, as samples with their answer as the response."""
+        """Returns the examples of a step, as samples with their answer as the response."""
         ...
 
 
@@ -28,7 +28,7 @@ async def supervised_warmup(
     folder: Path,
     on_step: Callable[[int], None],
 ) -> None:
-    """Trains for `num_steps` optimizer steps and writes the model to `folder`. on_step: told how many are done."""
+    """Trains for `num_steps` optimizer steps and writes the model to `folder`. on_step: called with the steps done."""
     async with trainer.hold("warm-up"):
         for step in range(num_steps):
             await trainer.accumulate(examples.batch(step))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class RankLoad(NamedTuple):
-    """What an item asks of the rank that it is dealt to."""
+    """Load that an item puts on the rank it is dealt to."""
 
     own: int
     shared: int = 0
@@ -40,7 +40,7 @@ def deal(loads: Sequence[RankLoad], num_ranks: int) -> list[list[int]]:
 
 
 class _Rank:
-    """What one rank has."""
+    """Items of one rank, and their load."""
 
     def __init__(self, loads: Sequence[RankLoad], items: Iterable[int]) -> None:
         self._loads, self._num_of = loads, Counter[Hashable]()
@@ -50,12 +50,12 @@ class _Rank:
             self.add(item)
 
     def gain(self, item: int) -> int:
-        """By which its total would grow with an item more."""
+        """Returns by how much the rank's total would grow with one more item."""
         own, shared, group = self._loads[item]
         return own if self._num_of[group] else own + shared
 
     def loss(self, item: int) -> int:
-        """By which it would shrink without one of its own."""
+        """Returns by how much the rank's total would shrink without one of its items."""
         own, shared, group = self._loads[item]
         return own if self._num_of[group] > 1 else own + shared
 
@@ -97,7 +97,7 @@ class _Partition:
         return self.totals[0] - self.totals[-1]
 
     def merged(self, other: "_Partition") -> "_Partition":
-        """The fullest rank of one with the emptiest of the other, and so on."""
+        """Merges the fullest rank of one with the emptiest of the other, and so on."""
         pairs = zip(self.totals, self.items, reversed(other.totals), reversed(other.items), strict=True)
         ranks = sorted(((total + more, own + others) for total, own, more, others in pairs), key=lambda rank: -rank[0])
         return _Partition(tuple(total for total, _ in ranks), tuple(items for _, items in ranks))

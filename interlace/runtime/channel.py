@@ -53,7 +53,7 @@ class Channel(Generic[K, R]):
         may_open: says whether a row may still be opened without anything else having to happen first; None: until
         the channel is closed.
 
-        on_end: told of each row that ends, with its event; None as event where all readers acknowledged it.
+        on_end: called with each row that ends and its event; the event is None where all readers acknowledged the row.
         """
         self.name = name
         self._waits = waits
@@ -65,7 +65,7 @@ class Channel(Generic[K, R]):
         self._columns = (*(field.name for field in fields), *marks)
         self._bits = {column: 1 << place for place, column in enumerate(self._columns)}
         self._masks: dict[tuple[str, ...], int] = {}
-        """Of the sets of columns asked for so far: few, and each again with every row."""
+        """Bit mask of each set of columns asked for so far: few sets, and each again with every row."""
         self._rows: dict[K, R] = {}
         self._have: dict[K, int] = {}
         self._unread: dict[K, int] = {}
@@ -82,12 +82,12 @@ class Channel(Generic[K, R]):
 
     @property
     def closed(self) -> bool:
-        """Whether no row will be opened any more."""
+        """True if no further row will be opened."""
         return self._closed
 
     @property
     def may_open(self) -> bool:
-        """Whether a row may still be opened without anything else having to happen first."""
+        """True if a row may still be opened without anything else having to happen first."""
         return not self._closed if self._may_open is None else self._may_open()
 
     def subscribe(self, name: str, needs: Sequence[str], calls: "ReaderCalls[R] | None" = None) -> "Cursor[K, R]":
@@ -105,7 +105,7 @@ class Channel(Generic[K, R]):
         return cursor
 
     def __contains__(self, key: K) -> bool:
-        """Whether the row is open."""
+        """Says whether the row is open."""
         return key in self._rows
 
     def open(self, key: K, record: R, columns: Sequence[str]) -> None:
@@ -149,11 +149,11 @@ class Channel(Generic[K, R]):
         return True
 
     def end_unwritten(self, key: K, column: str, event: TerminalEvent) -> bool:
-        """As end(), but only a row whose `column` is not there yet."""
+        """Ends a row as end() does, but only where its `column` is not there yet."""
         return key in self._rows and not self._have[key] & self._mask((column,)) and self.end(key, event)
 
     def close(self) -> None:
-        """End of stream: readers end once they have had every open row."""
+        """Ends the stream: readers end once they have had every open row."""
         self._closed = True
         self.wake()
 
@@ -168,7 +168,7 @@ class Channel(Generic[K, R]):
             await self._room.wait(who=who, what=f"room in channel {self.name}")
 
     def record(self, key: K) -> R:
-        """A row as it stands. KeyError where it has ended."""
+        """Returns a row as it stands. KeyError where the row has ended."""
         return self._rows[key]
 
     async def feed(self, rows: AsyncIterable[tuple[K, R]], columns: Sequence[str]) -> None:
@@ -240,11 +240,11 @@ class ReaderCalls(Protocol[R_contra]):
     """A reader that only counts: called at each row, in the middle of the put or end that brought it about."""
 
     def row_ready(self, row: R_contra) -> None:
-        """A row has the columns that the reader needs; leased, it is never queued."""
+        """Notes that a row has the columns that the reader needs; a leased row is never queued."""
         ...
 
     def row_ended(self, row: R_contra, event: TerminalEvent) -> None:
-        """A row that the reader had not acknowledged ended."""
+        """Notes that a row ended which the reader had not acknowledged."""
         ...
 
 
@@ -319,7 +319,7 @@ class Cursor(Generic[K, R]):
             self.acknowledge([key])
 
     def acknowledge(self, keys: Sequence[K]) -> None:
-        """Done with leased rows. Keys that ended meanwhile are ignored."""
+        """Gives leased rows back as done. Keys that ended meanwhile are ignored."""
         for key in keys:
             if self._leased.pop(key, _ABSENT) is None:
                 self._channel._acknowledged(key, self.bit)
@@ -328,7 +328,7 @@ class Cursor(Generic[K, R]):
         self._above[key] = None
 
     def _offer(self, key: K) -> None:
-        """The row has all that this reader needs."""
+        """Offers the row, which has all that this reader needs."""
         del self._above[key]
         if self._calls:
             self._leased[key] = None

@@ -1,4 +1,4 @@
-"""Where time comes from. Everything in the runtime asks the clock, so it also runs on a virtual one."""
+"""Clocks: the source of time. Everything in the runtime asks its clock, and so also runs on a virtual one."""
 
 import asyncio
 from typing import Protocol
@@ -8,7 +8,7 @@ class Clock(Protocol):
     """Seconds since some start; only differences mean something."""
 
     def now(self) -> float:
-        """Safe to call from any thread."""
+        """Returns seconds; safe to call from any thread."""
         ...
 
     async def sleep(self, seconds: float) -> None: ...

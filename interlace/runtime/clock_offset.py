@@ -1,4 +1,4 @@
-"""What another process's clock says, in this process's time."""
+"""Conversion of another process's clock to this process's time."""
 
 import math
 
@@ -18,7 +18,7 @@ class ClockOffset:
         self._low_s, self._high_s, self._known_s = -math.inf, math.inf, 0.0
 
     def exchanged(self, *, sent_s: float, start_there_s: float, end_there_s: float, received_s: float) -> None:
-        """A message was sent, worked on there from start to end, and its reply received."""
+        """Narrows the bounds by a message: sent, worked on there from start to end, and its reply received."""
         drift_s = DRIFT * max(0.0, received_s - self._known_s)
         during_s = DRIFT * (received_s - sent_s)
         low_s, high_s = end_there_s - received_s - during_s, start_there_s - sent_s + during_s
@@ -37,9 +37,9 @@ class ClockOffset:
 
     @property
     def error_s(self) -> float:
-        """How far off it may be."""
+        """Largest error of `offset_s`, in seconds."""
         return (self._high_s - self._low_s) / 2
 
     def here(self, there_s: float) -> float:
-        """An instant of the other clock on this one."""
+        """Returns an instant of the other clock on this one."""
         return there_s - self.offset_s

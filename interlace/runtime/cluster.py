@@ -1,4 +1,4 @@
-"""What runs workers: three back ends, one contract."""
+"""Clusters, which run workers: three back ends, one contract."""
 
 import asyncio
 import math
@@ -37,9 +37,9 @@ class WorkerSpec:
     devices: tuple[Device, ...] = ()
     num_ranks: int = 1
     used_devices: int | None = None
-    """Devices of each rank that it computes on, the first ones; None: all. The ledger books no others for its work."""
+    """Devices that each rank computes on, the first ones; None: all. The ledger counts no others for its work."""
     working_bytes: int = 0
-    """Of each of its devices, what an operation needs beside the state: activations, logits, gathered layers."""
+    """Bytes that an operation needs on each device beside the state: activations, logits, gathered layers."""
     stage: int = 0
     preemptible: bool = False
 
@@ -52,7 +52,7 @@ class WorkerProcess(Rank, Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the process is still there."""
+        """True if the process is still there."""
         ...
 
     async def death(self) -> WorkerDiedError | None:
@@ -74,22 +74,22 @@ class Cluster(ABC):
         self.watchdog = Watchdog(self.clock, self.waits, hang_after_s=hang_after_s)
         self._groups: list[WorkerGroup[Worker]] = []
         self._after_workers = AsyncExitStack()
-        """What ends once all groups have, the last that was added first: ranks without a group, what workers share."""
+        """Resources that end after all groups, last added first: ranks without a group, what workers share."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.hurries = False
-        """Whether the run ends without waiting for what goes on: it hangs, or was stopped."""
+        """True if the run ends without waiting for running operations: the run hangs, or was stopped."""
         self.loop_limit_s: Callable[[], float] = lambda: hang_after_s
         """How long the event loop may stand still, asked on another thread."""
         self.processes: list[WorkerProcess] = []
-        """Of workers that have one of their own; added as they start."""
+        """Processes of the workers that have a process of their own; added as they start."""
 
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
-        """The devices of each instance of a role. Raises UserError where the placement names what is not there."""
+        """Returns the devices of each instance of a role. Raises UserError where the placement names a missing one."""
         return self._schedule.placement.instances(role, self.devices)
 
     async def start(self, name: str, worker_class: type[W], *args: object, on: str) -> WorkerGroup[W]:
-        """One worker of your own, made as `worker_class(context, *args)`.
+        """Starts one worker of your own, made as `worker_class(context, *args)`.
 
         on: its devices, as a placement names them: `all`, `0`, `50-100%`. Raises as launch() does.
         """
@@ -140,7 +140,7 @@ class Cluster(ABC):
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank: ...
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous | None:  # noqa: ARG002 - for clusters of processes
-        """Where the ranks of a group meet."""
+        """Returns the place where the ranks of a group meet."""
         return None
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":
@@ -185,7 +185,7 @@ class Cluster(ABC):
             yield
             await self._turn()
 
-    async def _turn(self) -> None:  # noqa: B027 - on a virtual clock nobody waits
+    async def _turn(self) -> None:  # noqa: B027 - a virtual clock has no waiting
         """Waits until a result may be taken in, where they come one at a time."""
 
     def fail(self, error: BaseException) -> None:
@@ -208,7 +208,7 @@ class Cluster(ABC):
             self.hurries = True
             raise
         except RemoteError as error:
-            # Whoever works with one that died fails too, and may be heard first.
+            # The peers of a process that died fail too, and their errors may arrive first.
             for process in self.processes:
                 if death := await process.death():
                     raise death from error

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from interlace.runtime.timeline import EngineCall
 
 UNDERFILLED_SHARE = 0.5
-"""Of the best tokens/s: a batch that decodes at less does not use the device."""
+"""Share of the best tokens/s: a batch that decodes at less does not use the device."""
 MIN_CALLS = 3
-"""Of a batch size, before its tokens/s may be the best."""
+"""Calls of a batch size that are measured before its tokens/s may be the best."""
 
 
 class DecodeCurve:
@@ -37,12 +37,12 @@ class DecodeCurve:
         self._too_small = None
 
     def tokens_per_s(self, batch: int) -> float | None:
-        """At batches of about this size; None where there was none."""
+        """Returns tokens/s at batches of about this size; None where there was none."""
         seen = self._seen.get(batch.bit_length())
         return seen.tokens_per_s if seen else None
 
     def is_underfilled(self, batch: int) -> bool:
-        """Whether a batch decodes at less than the share of the best; no where nothing is known of it."""
+        """Says whether a batch decodes at less than the share of the best; False where nothing is known of its size."""
         if self._too_small is None:
             best = max([seen.tokens_per_s for seen in self._seen.values() if seen.num_calls >= MIN_CALLS], default=0.0)
             self._too_small = {

@@ -1,4 +1,4 @@
-"""Who may compute on which device, with what is loaded there: lock -> onload -> run -> offload, done by the runtime."""
+"""Lock on devices and on what is loaded there: lock -> onload -> run -> offload, done by the runtime."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ from interlace.schedule.placement import Device
 
 
 class Tenant(Protocol):
-    """Whoever computes on devices: a worker group."""
+    """A holder of devices: a worker group, which computes on them."""
 
     name: str
     stage: int
@@ -30,7 +30,7 @@ class Tenant(Protocol):
         ...
 
     def loaded_bytes(self) -> int:
-        """What its state needs on each of its devices."""
+        """Bytes that the tenant's state needs on each of its devices."""
         ...
 
     async def load(self) -> None: ...
@@ -38,7 +38,7 @@ class Tenant(Protocol):
     async def unload(self) -> None: ...
 
     def ask_to_yield(self) -> None:
-        """Another tenant is ready: hand the devices over soon."""
+        """Asks to hand the devices over soon: another tenant is ready."""
         ...
 
 
@@ -86,7 +86,7 @@ class DeviceLock:
 
     @asynccontextmanager
     async def hold(self, tenant: Tenant) -> AsyncIterator[None]:
-        """All devices of a tenant, loaded and exclusively its own."""
+        """Holds all devices of a tenant, loaded and exclusively its own."""
         claim = Claim(
             owner=tenant.name, devices=tenant.device_indices, stage=tenant.stage, preemptible=tenant.preemptible
         )
@@ -109,7 +109,7 @@ class DeviceLock:
             self._pump()
 
     def is_wanted(self, devices: Container[int]) -> bool:
-        """Whether a claim waits for one of these."""
+        """Says whether a claim waits for one of these devices."""
         return any(device in devices for claim in self._arbiter.waiting() for device in claim.devices)
 
     def take_holds(self) -> Sequence[Hold]:
@@ -119,12 +119,12 @@ class DeviceLock:
         return holds
 
     def forget(self, tenant: Tenant) -> None:
-        """A tenant that ends leaves the ledger without being unloaded."""
+        """Removes a tenant that ends from the ledger without unloading its state."""
         for device in tenant.device_indices:
             self._residents[device].pop(tenant.name, None)
 
     def loaded_bytes(self, device: int) -> int:
-        """The ledger: what is loaded on a device now."""
+        """Returns the bytes loaded on a device now, by the ledger."""
         return sum(tenant.loaded_bytes() for tenant in self._residents[device].values())
 
     async def _acquire(self, claim: Claim) -> None:

@@ -1,4 +1,4 @@
-"""Where the device-seconds went: the timeline's spans and the lock's claims, put into the ledger's bins."""
+"""Ledger of device-seconds: the timeline's spans and the lock's claims, put into bins."""
 
 import math
 from bisect import bisect_left, bisect_right
@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Disjoint intervals in order that cover the same points."""
+    """Returns disjoint intervals in order that cover the same points."""
     merged: list[Interval] = []
     reach = -math.inf
     for low, high in sorted(intervals):
@@ -30,7 +30,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[Interval]:
-    """What of the first is not covered by the second; both disjoint and in order."""
+    """Returns the parts of the first not covered by the second; both disjoint and in order."""
     left: list[Interval] = []
     place = 0
     for low, high in intervals:
@@ -50,7 +50,7 @@ def without(intervals: Sequence[Interval], taken: Sequence[Interval]) -> list[In
 
 
 def common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
-    """What both cover; both disjoint and in order."""
+    """Returns the intervals that both cover; both disjoint and in order."""
     return without(first, without(first, second))
 
 
@@ -71,7 +71,7 @@ def fill(window: Interval, layers: Sequence[tuple[str, Iterable[Interval]]]) -> 
 
 
 class LedgerBuilder:
-    """Closes the books over one stretch of a run after the other, so that each device-second is in one of them."""
+    """Builder of one ledger for each stretch of a run; each device-second is in exactly one of them."""
 
     def __init__(self, lock: DeviceLock, num_devices: int, rollout_devices: Iterable[int]) -> None:
         """rollout_devices: those that an engine may generate on."""
@@ -83,22 +83,22 @@ class LedgerBuilder:
         self._lost_share = 0.0
 
     def startup(self, records: Records) -> Ledger:
-        """Everything until now, before the first step."""
+        """Returns the ledger of everything until now, before the first step."""
         self._note_calls(records)
         window = self._next_window(records)
         return Ledger(seconds=sum_bins([fill(window, [("startup", [window])])] * self._num_devices))
 
     def step(self, records: Records, num_trained_tokens: int, num_lost_tokens: int) -> Ledger:
-        """A step that ends now: response tokens of samples that ended in it, trained and otherwise."""
+        """Returns the ledger of a step that ends now, given response tokens of its ended samples, trained and lost."""
         self._note_calls(records)
         lost, self._num_dropped_tokens = num_lost_tokens + self._num_dropped_tokens, 0
         self._lost_share = lost / (lost + num_trained_tokens) if lost else 0.0
         return self._close(records)
 
     def between(self, records: Records, *, evaluated: bool) -> Ledger:
-        """What lies between two steps; of what was generated there the last step's share is lost.
+        """Returns the ledger between two steps; the last step's lost share applies to what was generated there.
 
-        evaluated: whether held-out prompts were answered; then nothing that engines did in it counts as generation.
+        evaluated: whether held-out prompts were answered; then nothing that engines did meanwhile counts as generation.
         """
         self._note_calls(records)
         ledger = self._close(records)
@@ -162,7 +162,7 @@ class LedgerBuilder:
 
 
 def sum_bins(devices: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sum over devices."""
+    """Sums seconds over devices."""
     total = dict.fromkeys(BINS, 0.0)
     for seconds in devices:
         for name, value in seconds.items():
@@ -183,7 +183,7 @@ def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[I
 def _waits(
     holds: Sequence[Hold], computing: Sequence[Mapping[str, Sequence[Interval]]]
 ) -> dict[int, Sequence[Interval]]:
-    """By the id() of each hold of several devices: when any of them computes."""
+    """Maps the id() of each hold of several devices to the times when any of them computes."""
     shared = [hold for hold in holds if len(hold.devices) > 1]
     if not shared:
         return {}
@@ -192,7 +192,7 @@ def _waits(
 
 
 def _waited_for(hold: Hold, busy: Sequence[Sequence[Interval]]) -> list[Interval]:
-    """While a group holds its devices: when any of them computes. Those that do not then wait for it.
+    """Returns when any device of a group computes while the group holds them. The other devices wait then.
 
     busy: when something ran, of each device; disjoint and in order.
     """
@@ -203,7 +203,7 @@ def _waited_for(hold: Hold, busy: Sequence[Sequence[Interval]]) -> list[Interval
 
 
 def _touching(intervals: Sequence[Interval], window: Interval) -> Sequence[Interval]:
-    """Of disjoint ones in order, those that share time with a window."""
+    """Returns the intervals that share time with a window; the given ones are disjoint and in order."""
     first = bisect_right(intervals, window[0], key=itemgetter(1))
     return intervals[first : bisect_left(intervals, window[1], key=itemgetter(0))]
 

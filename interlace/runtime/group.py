@@ -26,7 +26,7 @@ SWITCH = Operation(bin="switch", phase="switch")
 
 
 class RankResult(NamedTuple):
-    """What an operation gave, and when it ran where the worker lives, in the run clock's seconds."""
+    """Result of an operation, and when the operation ran at the worker, in the run clock's seconds."""
 
     value: Any
     start_s: float
@@ -34,7 +34,7 @@ class RankResult(NamedTuple):
 
 
 class Rank(Protocol):
-    """Where one worker object lives: a thread, an actor, or a coroutine on a virtual clock."""
+    """Home of one worker object: a thread, an actor, or a coroutine on a virtual clock."""
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """Runs an operation after those called before. Raises RemoteError."""
@@ -48,13 +48,13 @@ class Rank(Protocol):
 
 
 def turn_of(worker: object, method: str, turn: asyncio.Lock) -> AbstractAsyncContextManager[None]:
-    """What a coroutine operation runs under: those on the device take turns, the others overlap."""
+    """Returns the context of a coroutine operation: operations on the device take turns, others overlap."""
     how = operation_of(type(worker), method)
     return turn if how is None or how.on_device else _NO_TURN
 
 
 class Services(Protocol):
-    """What a cluster gives to its groups."""
+    """Services that a cluster gives to its groups."""
 
     clock: Clock
     timeline: Timeline
@@ -90,7 +90,7 @@ class CausedGroup:
         return self._group.called_for(method, self._cause)
 
     async def inline(self, operation: Callable[..., Any], *args: Any) -> tuple[Any, Span]:
-        """As the group's, for this cause."""
+        """Runs the group's inline() for this cause."""
         return await self._group.inline(operation, *args, cause=self._cause)
 
 
@@ -135,11 +135,11 @@ class WorkerGroup(Generic[W_co]):
         """Numbers of its devices within the cluster."""
         self.working_bytes = use.working_bytes
         self.version: int | None = None
-        """Of the weights that its ranks serve or take in, where a driver says so: what its spans are marked with."""
+        """Version of the weights that the ranks serve or take in, where a driver says so; marks the group's spans."""
         self._class, self._ranks, self._services = worker_class, tuple(ranks), services
         self._rank_devices = [self.device_indices[number :: len(ranks)][: use.used] for number in range(len(ranks))]
         self._operations: dict[str, Operation] = {}
-        """Those called so far, as declared."""
+        """Operations called so far, as declared."""
         self._holder: asyncio.Task[Any] | None = None
         self._memory = 0
         self._cause = ""
@@ -292,12 +292,12 @@ class WorkerGroup(Generic[W_co]):
         return order, [([items[i] for i in indices], *args[1:]) for indices in order]
 
     async def load(self) -> None:
-        """Called by the device lock."""
+        """Loads the state onto the devices; called by the device lock."""
         await self._switch("onload", ())
         await self.measure_memory()
 
     async def unload(self) -> None:
-        """Called by the device lock."""
+        """Takes the state off the devices; called by the device lock."""
         await self._switch("offload", self._driver.unload_arguments if self._driver else ())
         if self._driver:
             self._driver.unloaded()
@@ -311,11 +311,11 @@ class WorkerGroup(Generic[W_co]):
         self._memory = max(await self._on_ranks(_Call("memory_bytes", how, (), {}, "memory ledger")))
 
     def loaded_bytes(self) -> int:
-        """What the group's state needs on each of its devices, as last measured."""
+        """Returns the bytes that the group's state needs on each device, as last measured."""
         return self._memory
 
     def ask_to_yield(self) -> None:
-        """Called by the device lock where another group is ready."""
+        """Asks the driver to yield; called by the device lock where another group is ready."""
         if self._driver:
             self._driver.ask_to_yield()
 

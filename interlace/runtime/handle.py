@@ -24,7 +24,7 @@ class Handle(Generic[T]):
         return self.task.__await__()
 
     async def wait(self, timeout_s: float) -> T:
-        """The result, or InterlaceError once `timeout_s` have passed; the operation itself goes on."""
+        """Returns the result; InterlaceError once `timeout_s` have passed, while the operation itself goes on."""
         done, _ = await asyncio.wait({self.task}, timeout=timeout_s)
         if not done:
             raise InterlaceError(

@@ -1,4 +1,4 @@
-"""What computers a cluster has, and which of their devices a run uses."""
+"""Computers of a cluster, and the devices of them that a run uses."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Machine:
     gpu_bytes: tuple[int, ...] = ()
     """Memory of each GPU."""
     name: str = ""
-    """As its cluster calls it."""
+    """Name of the machine in its cluster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +29,11 @@ class DeviceSlot:
     device: Device
     machine: str
     local_name: str
-    """As torch names it there: `cuda:1` may be the cluster's ninth GPU."""
+    """Name of the device in torch on its machine: `cuda:1` may be the cluster's ninth GPU."""
 
 
 def find_slots(spec: str, machines: Sequence[Machine]) -> tuple[DeviceSlot, ...]:
-    """The devices of `auto`, or of counts by kind such as `cpu:2` or `cuda:1,cpu:4`; a kind without a count means all.
+    """Finds the devices of `auto`, or of counts by kind (`cpu:2`, `cuda:1,cpu:4`); a kind without a count means all.
 
     auto takes every GPU, or where there is none one device for each CPU core. More CPU devices than cores are allowed:
     they share them. Raises UserError for a spec that cannot be read or devices that are not there.

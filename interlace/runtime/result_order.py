@@ -16,13 +16,13 @@ class ResultOrder:
     """
 
     MAX_TURNS = 1000
-    """Turns of the event loop after which a result goes through all the same: somebody may be busy for good."""
+    """Turns of the event loop after which a result goes through all the same: a task may be busy for good."""
 
     def __init__(self, on_rest: Callable[[], None] = lambda: None) -> None:
-        """Made on a running event loop. on_rest: told once results have passed and all they set off is at rest."""
+        """Made on a running event loop. on_rest: called once results have passed and all they set off is at rest."""
         self._loop, self._on_rest = asyncio.get_running_loop(), on_rest
         # The callbacks that are ready. asyncio does not say otherwise whether there are any; of a loop that keeps them
-        # elsewhere nobody knows whether it rests, and a result then waits for one turn only.
+        # elsewhere it is unknown whether it rests, and a result then waits for one turn only.
         self._ready: Sequence[object] | None = getattr(self._loop, "_ready", None)
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._num_turns, self._is_looking = 0, False
@@ -46,7 +46,7 @@ class ResultOrder:
                     self._on_rest()
                 return
             turn = self._waiting.popleft()
-            if not turn.done():  # whoever waited may be gone
+            if not turn.done():  # the waiting task may be gone
                 turn.set_result(None)
         self._loop.call_soon(self._look)
 
@@ -59,13 +59,13 @@ class OrderedRank:
         self._rank, self._result_order = rank, result_order
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """As the rank's own. An error waits for nobody: the run ends with it."""
+        """Calls the rank; the result waits for its turn. An error does not wait: the run ends with it."""
         ran = await self._rank.call(method, args, kwargs)
         await self._result_order.wait_turn()
         return ran
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """As the rank's own."""
+        """Calls the rank at once."""
         self._rank.call_now(method, args)
 
     async def close(self) -> None:

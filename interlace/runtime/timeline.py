@@ -1,7 +1,7 @@
-"""Every operation on every device is a span with a cause. Kept until the books of its step are closed.
+"""Timeline: every operation on every device is a span with a cause, kept until the ledger of its step is closed.
 
-The goodput ledger asks for the spans of each step (`Timeline.take`). Whoever wants more of them is a `Recorder`, which
-gets the same records at the same moment: nothing is done for it while the step goes on.
+The goodput ledger asks for the spans of each step (`Timeline.take`). Any further use of them is a `Recorder`, which
+gets the same records at the same moment: a recorder costs nothing while the step goes on.
 """
 
 import math
@@ -30,15 +30,15 @@ class Span:
     rank: int
     operation: str
     cause: str
-    """Why it ran: `generate`, `train`, `publication`, `switch`, a stage's name; empty where nobody said."""
+    """Reason of the span: `generate`, `train`, `publication`, `switch`, a stage's name; empty where none was given."""
     step: int
     """In training when it was called; the first is 1, and 0 comes before."""
     version: int
-    """Of the weights that an engine serves or takes in; elsewhere the version that was current."""
+    """Version of the weights that an engine serves or takes in; elsewhere the version that was current."""
     bin: Bin | None = None
-    """Of the ledger, as the operation declares it; None off the devices."""
+    """Bin of the ledger, as the operation declares it; None off the devices."""
     phase: str = ""
-    """Of a step, as the operation declares it."""
+    """Phase of a step, as the operation declares it."""
     given: Sequence[Any] = ()
     """Its first argument, where that is a sequence: samples or requests, mostly."""
     finished: Sequence[SampleKey] = ()
@@ -52,18 +52,18 @@ class Span:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class EngineCall:
-    """What one call of a rollout engine computed."""
+    """Work that one call of a rollout engine computed."""
 
     span: Span
-    """Of rank 0."""
+    """Span of rank 0."""
     devices: tuple[int, ...]
-    """Of all its ranks."""
+    """Devices of all ranks."""
     batch: int
     """Sequences that decoded together."""
     num_new_tokens: int
-    """Drawn."""
+    """Tokens drawn."""
     num_prompt_tokens: int
-    """Of sequences that began with this call."""
+    """Prompt tokens of sequences that began with this call."""
     num_repeated_tokens: int
     """Computed before and now again: of sequences that were taken out and resubmitted, or whose cache was dropped."""
     num_running: int = 0
@@ -71,7 +71,7 @@ class EngineCall:
     num_queued: int = 0
     """Requests that wait for the engine, before it and inside."""
     num_waiting: int = 0
-    """Of these, inside."""
+    """Queued requests that wait inside the engine."""
     num_preemptions: int = 0
     """Sequences that lost their cells of the KV cache in it."""
     kv_use: float = 0.0
@@ -87,7 +87,7 @@ class StepRecord:
     start_s: float
     end_s: float
     counts: Mapping[str, float]
-    """What is drawn over time: staleness, samples in flight."""
+    """Values that are drawn over time: staleness, samples in flight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,9 +95,9 @@ class Records:
     """All of one stretch of a run."""
 
     spans: Sequence[Span]
-    """Those that ended in it, in the order in which they ended."""
+    """Spans that ended in the stretch, in the order in which they ended."""
     running: Sequence[Span]
-    """Those that go on."""
+    """Spans that go on."""
     served: Sequence[EngineCall]
     steps: Sequence[StepRecord]
     num_dropped_tokens: int
@@ -114,11 +114,11 @@ class Recorder(Protocol):
     """Keeps what the ledger has no need of once a step is over."""
 
     def keep(self, records: Records) -> None:
-        """Called for one stretch after the other, without a gap."""
+        """Takes in one stretch after the other, without a gap."""
         ...
 
     def close(self, records: Records) -> None:
-        """The last stretch; what is still running in it will not be told of again."""
+        """Takes in the last stretch; what is still running then is not reported again."""
         ...
 
 
@@ -126,10 +126,10 @@ class NoRecorder:
     """Keeps nothing."""
 
     def keep(self, records: Records) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def close(self, records: Records) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
 
 class KeepAll:
@@ -153,9 +153,9 @@ class Timeline:
 
     clock: Clock
     step: int = 0
-    """What spans that begin now are marked with; told by the loop."""
+    """Step that new spans are marked with; set by the loop."""
     version: int = 0
-    """As step: current now; told at each publication."""
+    """Current version of the weights, which marks new spans; set at each publication."""
     _recorder: Recorder = field(default_factory=NoRecorder)
     _spans: list[Span] = field(default_factory=list)
     _running: dict[Span, None] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Timeline:
     _num_dropped_tokens: int = 0
 
     def begin(self, span: Span) -> None:
-        """An operation was called."""
+        """Notes that an operation was called."""
         self._running[span] = None
 
     def end(self, span: Span, start_s: float, end_s: float) -> None:
@@ -174,7 +174,7 @@ class Timeline:
         self._spans.append(span)
 
     def serve(self, served: EngineCall) -> None:
-        """A call of a rollout engine ended."""
+        """Notes that a call of a rollout engine ended."""
         self._served.append(served)
 
     def drop_tokens(self, count: int) -> None:
@@ -182,7 +182,7 @@ class Timeline:
         self._num_dropped_tokens += count
 
     def end_step(self, record: StepRecord) -> None:
-        """A step ended."""
+        """Notes that a step ended."""
         self._steps.append(record)
 
     def take(self) -> Records:
@@ -193,7 +193,7 @@ class Timeline:
 
     @contextmanager
     def recorded_by(self, recorder: Recorder) -> Iterator[None]:
-        """A recorder gets what happens inside, and what was not taken before."""
+        """Gives a recorder what happens inside, and what was not taken before."""
         before, self._recorder = self._recorder, recorder
         try:
             yield
@@ -226,7 +226,7 @@ D = TypeVar("D", bound=OnDevices)
 
 
 def by_device(entries: Iterable[D], num_devices: int) -> list[list[D]]:
-    """Of each device, what took place there, in order."""
+    """Returns the entries of each device, in order."""
     found: list[list[D]] = [[] for _ in range(num_devices)]
     for entry in entries:
         for device in entry.devices:
@@ -235,7 +235,7 @@ def by_device(entries: Iterable[D], num_devices: int) -> list[list[D]]:
 
 
 def busy_seconds(spans: Iterable[Span], start_s: float, end_s: float) -> float:
-    """Length of the union of the spans' intervals within [start_s, end_s]."""
+    """Returns the length of the union of the spans' intervals within [start_s, end_s]."""
     intervals = sorted([(span.start_s, span.end_s) for span in spans])
     total, reach = 0.0, start_s
     for low, end in intervals:

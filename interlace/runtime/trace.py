@@ -119,7 +119,7 @@ class TraceFile:
 
 
 class _When(NamedTuple):
-    """Of a slice."""
+    """Begin and end of a slice."""
 
     start_us: float
     end_us: float

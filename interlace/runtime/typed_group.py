@@ -1,4 +1,4 @@
-"""What a worker group is to those who call it. Roles' own protocols add their operations, each giving a Handle."""
+"""Worker group as its callers see it. Roles' own protocols add their operations, each giving a Handle."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -13,19 +13,19 @@ R = TypeVar("R")
 
 
 class Driver(Protocol):
-    """What keeps a group's devices over many calls, such as a rollout engine's loop, and gives them up when asked."""
+    """A holder of a group's devices over many calls, such as a rollout engine's loop; yields them when asked."""
 
     @property
     def unload_arguments(self) -> tuple[object, ...]:
-        """What offload() of the worker is called with."""
+        """Returns the arguments for the worker's offload()."""
         ...
 
     def ask_to_yield(self) -> None:
-        """Another group is ready for the devices."""
+        """Asks for the devices: another group is ready."""
         ...
 
     def unloaded(self) -> None:
-        """The group's state has left the devices."""
+        """Notes that the group's state has left the devices."""
         ...
 
 
@@ -38,7 +38,7 @@ class TypedGroup(Protocol):
     name: str
     """`role` or `role/instance`."""
     version: int | None
-    """Of the weights that its ranks serve or take in, where a driver says so."""
+    """Version of the weights that the ranks serve or take in, where a driver says so."""
     devices: tuple[Device, ...]
     device_indices: tuple[int, ...]
     """Numbers of its devices within the cluster."""
@@ -76,5 +76,5 @@ class TypedGroup(Protocol):
         ...
 
     def loaded_bytes(self) -> int:
-        """What the state needs on each device, as last measured."""
+        """Returns the bytes that the state needs on each device, as last measured."""
         ...

@@ -42,13 +42,13 @@ class WaitRegistry:
         return len(self._operations)
 
     def begin(self, who: str, what: str, since_s: float) -> int:
-        """Something goes on outside the controller from now on. Returns what end() wants to know."""
+        """Notes that something goes on outside the controller from now on. Returns the token for end()."""
         self._next += 1
         self._operations[self._next] = (who, what, since_s)
         return self._next
 
     def end(self, token: int) -> None:
-        """It is over."""
+        """Ends what begin() gave the token for."""
         del self._operations[token]
         self.progress += 1
 
@@ -70,7 +70,7 @@ class WaitRegistry:
         return f"{who} {'runs' if self._operations else 'waits for'} {what} since {self.clock.now() - since_s:.0f} s"
 
     def graph(self) -> str:
-        """The wait-for graph as lines, oldest first."""
+        """Returns the wait-for graph as lines, oldest first."""
         now = self.clock.now()
         running = [f"  {who} runs {what} since {now - at_s:.1f} s" for who, what, at_s in self._operations.values()]
         waiting = [f"  {who} waits for {what} since {now - at_s:.1f} s" for who, what, at_s in self._waits.values()]
@@ -85,7 +85,7 @@ class Signal:
         self._futures: list[asyncio.Future[None]] = []
 
     def wait(self, *, who: str, what: str) -> Coroutine[Any, Any, None]:
-        """Until the next fire()."""
+        """Waits until the next fire()."""
         future = asyncio.get_running_loop().create_future()
         self._futures.append(future)
         return self._waits.wait_for(future, who=who, what=what)

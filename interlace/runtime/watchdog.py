@@ -14,10 +14,10 @@ from interlace.runtime.waits import WaitRegistry
 
 
 class Watchdog:
-    """Sees a stall: no operation runs and nothing ended since the last look.
+    """A watch for stalls: no operation runs and nothing ended since the last look.
 
     A stall first asks those registered, in order, to move something (resume what is suspended, flush a partial
-    granule). If nobody can, it is a bug and the run ends. So does an operation that runs on for too long.
+    granule). If none can, the stall is a bug and the run ends. So does an operation that runs on for too long.
     """
 
     LOOK_EVERY_S = 0.25
@@ -28,11 +28,11 @@ class Watchdog:
         self.num_stalls = 0
 
     def on_stall(self, resolver: Callable[[], bool]) -> None:
-        """Registers somebody who may move something at a stall; True where it did."""
+        """Registers a resolver, which may move something at a stall and returns True where it did."""
         self._resolvers.append(resolver)
 
     def resolve_or_raise(self) -> bool:
-        """At a stall: asks the resolvers in order until one moved something. HangError where none did."""
+        """Asks the resolvers in order, at a stall, until one moved something. HangError where none did."""
         if not self._resolved():
             raise HangError(f"nothing can go on; this is a bug.\n{self._waits.graph()}")
         return True
@@ -48,7 +48,7 @@ class Watchdog:
         return found
 
     async def run(self) -> None:
-        """Looks now and then, for what at_rest() was not told of, for ever. Raises HangError."""
+        """Looks now and then, for ever, for stalls that at_rest() was not called for. Raises HangError."""
         seen, since, quiet_looks = -1, self._clock.now(), 0
         while True:
             await self._clock.sleep(self.LOOK_EVERY_S)
@@ -74,12 +74,12 @@ class LoopWatch:
     """
 
     EXIT_CODE = 3
-    """Of a process whose loop could not be freed."""
+    """Exit status of a process whose loop could not be freed."""
     GRACE_S = 3.0
     _BEAT_S = 0.25
 
     def __init__(self, waits: WaitRegistry, *, limit_s: Callable[[], float], on_blocked: Callable[[Exception], None]):
-        """limit_s: how long the loop may stand still, asked now and then. on_blocked: told on it, if it goes on."""
+        """limit_s: how long the loop may stand still, asked now and then. on_blocked: called on it, if it goes on."""
         self._waits, self._limit_s, self._on_blocked = waits, limit_s, on_blocked
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()

@@ -1,4 +1,4 @@
-"""What a worker is: a plain class around one thing, whose operations are its public methods."""
+"""Workers: plain classes around one thing, whose operations are their public methods."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -87,23 +87,23 @@ def operation_of(worker_class: type, name: str) -> Operation | None:
 
 
 RAISED = (Exception, SystemExit, asyncio.CancelledError)
-"""What an operation may raise, raised again where it was called. One that exits must not take its thread along."""
+"""Exceptions of an operation that are raised again at its caller. An operation that exits must not end its thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendezvous:
-    """Where the ranks of a group meet for torch.distributed: `init_process_group(init_method=place.url, ...)`."""
+    """Meeting place of a group's ranks for torch.distributed: `init_process_group(init_method=place.url, ...)`."""
 
     url: str
     """`file://PATH` in a folder of the user's own, where all ranks are on one machine; else `tcp://HOST:PORT`, the
     address of rank 0's node and a port that was free there when the group was started."""
     secret: str = ""
-    """What the names in the store begin with: without it nothing there can be read or replaced."""
+    """Prefix of the names in the store: without it nothing there can be read or replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerContext:
-    """What a rank is told of its place."""
+    """Place of a rank, as the rank itself sees it."""
 
     group: str
     rank: int
@@ -111,7 +111,7 @@ class WorkerContext:
     devices: tuple[str, ...]
     """Names of the devices it may compute on, e.g. ('cuda:0',); empty for a worker that needs none."""
     rendezvous: Rendezvous | None = None
-    """Of a group of several processes; None where ranks are threads, or alone."""
+    """Meeting place of a group of several processes; None where ranks are threads, or alone."""
 
 
 class Tracer(Protocol):
@@ -155,7 +155,7 @@ class Worker:
 
     @operation(on_device=False)
     def memory_bytes(self) -> int:
-        """What the loaded state needs of each of its devices."""
+        """Returns the bytes that the loaded state needs on each device."""
         return 0
 
     @operation(on_device=False)

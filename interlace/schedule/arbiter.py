@@ -18,7 +18,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What follows from the claims as they stand."""
+    """Decision that follows from the claims as they stand."""
 
     granted: tuple[Claim, ...]
     yields: tuple[str, ...]
@@ -73,7 +73,7 @@ class Arbiter:
         return Decision(granted=tuple(granted), yields=tuple(dict.fromkeys(yields)))
 
     def holder(self, device: int) -> str | None:
-        """Who computes on a device."""
+        """Returns the holder that computes on a device."""
         claim = self._holders[device]
         return claim.owner if claim else None
 

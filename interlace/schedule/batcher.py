@@ -10,7 +10,7 @@ from interlace.schedule.gate import Gate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ticket:
-    """What the rules need to know of an admitted group."""
+    """Facts of an admitted group that the rules need."""
 
     gid: int
     step: int
@@ -38,22 +38,22 @@ class Batcher:
         return self._num_ready
 
     def admit(self, ticket: Ticket) -> None:
-        """A group passed the gate."""
+        """Notes that a group passed the gate."""
         self._outstanding[ticket.deadline] = self._outstanding.get(ticket.deadline, 0) + 1
         self._of_step[ticket.step] = self._of_step.get(ticket.step, 0) + 1
 
     def drop(self, ticket: Ticket) -> None:
-        """An admitted group that is not ready ended untrained."""
+        """Removes an admitted group that is not ready and ended untrained."""
         self._leave(ticket)
 
     def ready(self, ticket: Ticket) -> None:
-        """A group is complete and may be taken."""
+        """Notes that a group is complete and may be taken."""
         self._arrivals += 1
         self._num_ready += 1
         self._ready.setdefault(self._queue_of(ticket), deque()).append((self._arrivals, ticket))
 
     def take(self, need: int, step: int) -> list[Ticket]:
-        """Up to `need` groups for `step`, counted as consumed."""
+        """Takes up to `need` groups for `step`, counted as consumed."""
         taken: list[Ticket] = []
         while len(taken) < need and (place := self._allowed_queue(step)) is not None:
             ticket = self._ready[place].popleft()[1]
@@ -66,19 +66,19 @@ class Batcher:
         return taken
 
     def slack(self, version: int) -> int:
-        """How many groups that are not due by `version` may be taken before those that are."""
+        """Counts the groups not due by `version` that may be taken before those that are."""
         due = sum(count for deadline, count in self._outstanding.items() if deadline <= version)
         return self._gate.slots_through(version) - due
 
     def urgent(self) -> int | None:
-        """The earliest deadline at which no slack is left: what is due by then must not be held back any longer."""
+        """Returns the earliest deadline without slack: what is due by then must not be held back any longer."""
         return next((due for due in sorted(self._outstanding) if self.slack(due) <= 0), None)
 
     def _queue_of(self, ticket: Ticket) -> int:
         return ticket.step if self._mode == "step" else ticket.deadline
 
     def num_outstanding(self, step: int) -> int:
-        """Admitted groups, ready or not, that could still be taken for a step."""
+        """Counts admitted groups, ready or not, that could still be taken for a step."""
         return self._of_step.get(step, 0) if self._mode == "step" else sum(self._outstanding.values())
 
     def _leave(self, ticket: Ticket) -> None:

@@ -41,12 +41,12 @@ class Adaptive(Config):
 
 
 class EngineUse(NamedTuple):
-    """What an engine reports when a call of it ends. A tuple: one is made for every call."""
+    """Report of an engine when a call ends. A tuple: one is made for every call."""
 
     num_here: int
     """Sequences it has, running or waiting in it."""
     num_waiting: int
-    """Of these, those that wait: it has a limit of its own."""
+    """Sequences of these that wait: the engine has a limit of its own."""
     num_finished: int
     """Sequences that ended in the call."""
     kv_use: float
@@ -54,7 +54,7 @@ class EngineUse(NamedTuple):
     num_preemptions: int
     """Sequences that lost their cells in the call."""
     is_binding: bool
-    """Whether more are ready than the limit lets in."""
+    """True if more sequences are ready than the limit lets in."""
 
 
 class ConcurrencyLimit(Protocol):
@@ -67,7 +67,7 @@ class ConcurrencyLimit(Protocol):
 
     @property
     def adapts(self) -> bool:
-        """Whether it has to observe anything."""
+        """True if the limit has to observe anything."""
         ...
 
     def observe(self, use: EngineUse) -> None:
@@ -75,7 +75,7 @@ class ConcurrencyLimit(Protocol):
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """What there is to log of it."""
+        """Metrics to log about the limit."""
         ...
 
 
@@ -92,7 +92,7 @@ class FixedLimit:
         return self._value
 
     def observe(self, use: EngineUse) -> None:
-        """Nothing follows."""
+        """Does nothing: nothing follows."""
 
     def metrics(self) -> Mapping[str, float]:
         return {}
@@ -101,8 +101,8 @@ class FixedLimit:
 class AdaptiveLimit:
     """Additive-increase, multiplicative-decrease on KV use, as prime-rl's controller does it for all its engines.
 
-    A limit that is lowered takes nobody out: it is kept as sequences end. What prime-rl does above 90 % of the cache,
-    to cancel the youngest, the engine does itself: it preempts, and that is what a cut answers.
+    A lowered limit takes no sequence out: it takes effect as sequences end. Above 90 % of the cache prime-rl cancels
+    the youngest; here the engine itself preempts, and that is what a cut answers.
     """
 
     adapts = True
@@ -144,14 +144,14 @@ class AdaptiveLimit:
 
 
 def create_limit(setting: "Concurrency") -> ConcurrencyLimit:
-    """One engine's; each has its own."""
+    """Makes one engine's limit; each has its own."""
     if isinstance(setting, Adaptive):
         return AdaptiveLimit(setting)
     return FixedLimit(math.inf if setting is None else setting)
 
 
 def none_as_null(value: object) -> object:
-    """`none` is what the documentation calls it, null what YAML does."""
+    """Reads `none`, the documentation's word, as YAML's null."""
     return None if value == "none" else value
 
 

@@ -20,7 +20,7 @@ _PLAIN: Mapping[str, object] = {
     "rollout_budget": None,
     "concurrency": None,
 }
-"""What the variants start from; sync_every, batching and the way of publication stay the schedule's own."""
+"""Settings that the variants start from; sync_every, batching and publication stay the schedule's own."""
 _STREAM: Mapping[str, object] = {role.name: "sample" for role in staged_roles()}
 _VARIANTS: Mapping[str, Mapping[str, object]] = {
     "colocated": {},

@@ -25,7 +25,7 @@ class Gate:
         self.returned = 0
 
     def restore(self, admitted: int) -> None:
-        """Where a run is resumed: groups were numbered up to here. What was not trained on is as good as returned."""
+        """Resumes a run whose groups were numbered up to `admitted`. Groups not trained on count as returned."""
         self.admitted, self.returned = admitted, admitted - self.consumed
 
     @property

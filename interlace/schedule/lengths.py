@@ -15,7 +15,7 @@ class LengthHistory:
         self._responses = self._response_tokens = self._prompt_tokens = 0
 
     def observe(self, uid: str, prompt_tokens: int, response_tokens: int) -> None:
-        """A response ended."""
+        """Notes the length of a response that ended."""
         count, total = self._of_prompt.get(uid, (0, 0))
         self._of_prompt[uid] = (count + 1, total + response_tokens)
         self._responses += 1
@@ -23,7 +23,7 @@ class LengthHistory:
         self._prompt_tokens += prompt_tokens
 
     def expect(self, uid: str, prompt_tokens: int) -> float:
-        """Response tokens to expect."""
+        """Returns the response tokens to expect."""
         if uid in self._of_prompt:
             count, total = self._of_prompt[uid]
             return total / count

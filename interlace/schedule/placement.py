@@ -20,12 +20,12 @@ class Device:
 
     @property
     def name(self) -> str:
-        """As torch and people write it."""
+        """Name of the device, as torch and people write it."""
         return f"{self.pool}:{self.pool_index}"
 
 
 def resolve(spec: str, devices: tuple[Device, ...], *, role: str) -> tuple[Device, ...]:
-    """The devices that a placement names, in order. Without a pool, the first device's pool is meant.
+    """Returns the devices that a placement names, in order. Without a pool, the first device's pool is meant.
 
     role: for the message. Raises UserError for a device that is not there or a spec that cannot be read.
     """
@@ -71,7 +71,7 @@ def _share(low: int, high: int, spec: str, size: int, role: str) -> range:
 
 
 def _bound(percent: int, size: int) -> int:
-    """Where a share begins or ends: rounded, and off the ends, so that shares that meet there are never empty.
+    """Returns where a share begins or ends: rounded, and off the ends, so that meeting shares are never empty.
 
     The same at both sides of a meeting point: 0-75% and 75-100% neither overlap nor leave a device out.
     """

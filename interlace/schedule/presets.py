@@ -14,7 +14,7 @@ preset_names, preset_path = _PRESETS.names, _PRESETS.path
 
 
 def load_schedule(name: str, changes: Mapping[str, object] | None = None) -> Schedule:
-    """A preset with some fields changed; nested mappings of one kind are merged. Raises UserError naming the key."""
+    """Returns a preset with some fields changed; nested mappings of one kind are merged. UserError names the key."""
     data = _PRESETS.read(name) or {}
     if not isinstance(data, dict):
         raise UserError(f"schedule {name!r} holds a {type(data).__name__}, not fields of a schedule.")

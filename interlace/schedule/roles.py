@@ -19,7 +19,7 @@ class Role:
     name: str
     """The key of its placement and granule in a schedule, and of its section in a recipe, where it has one."""
     one_instance: bool = False
-    """Whether one instance spans all devices of its placement; else each device has an instance of its own, unless the
+    """True if one instance spans all devices of its placement; else each device has an instance of its own, unless the
     placement says `devices_per_instance`."""
     devices: str = "all"
     """Placement where a schedule names none. Unused where `beside` is set."""
@@ -28,15 +28,15 @@ class Role:
     granule: Granule | None = "step"
     """Samples its stage waits for where a schedule says nothing; None: its stage waits for none."""
     needs_device: bool = True
-    """Whether it computes on devices in every recipe; else it may run on the host."""
+    """True if the role computes on devices in every recipe; else it may run on the host."""
     preemptible: bool = False
-    """Whether it gives its devices up before its work is done, where another role is ready."""
+    """True if the role gives its devices up before its work is done, where another role is ready."""
     worker: str = ""
     """Class of its worker as `package.module:Class`, made as `Class(context, settings)` with the recipe's section of
     the role's name, None where there is none. Empty: jobs/launch.py makes its worker around an engine."""
 
     def group_name(self, instance: int) -> str:
-        """The name of one instance's group."""
+        """Returns the name of one instance's group."""
         return f"{self.name}/{instance}" if self.needs_device or not self.one_instance else self.name
 
 
@@ -51,7 +51,7 @@ ROLES: tuple[Role, ...] = (
 
 
 def role_named(name: str) -> Role:
-    """The entry of a role. Raises UserError naming the nearest."""
+    """Returns the entry of a role. Raises UserError naming the nearest."""
     for role in ROLES:
         if role.name == name:
             return role
@@ -59,7 +59,7 @@ def role_named(name: str) -> Role:
 
 
 def place_in_flow(name: str) -> int:
-    """How far downstream a role is, counted from 0."""
+    """Returns how far downstream a role is, counted from 0."""
     return ROLES.index(role_named(name))
 
 

@@ -17,7 +17,7 @@ class Launch:
 
 
 class Rounds:
-    """What a step launches, what of it is accepted, and what becomes of the prompts that were too slow.
+    """Rounds of a run: what a step launches, what of it is accepted, and what becomes of prompts that were too slow.
 
     A group is accepted once `samples_per_prompt` of its samples are generated; a round is full with `prompts_per_step`
     places that are accepted or stay empty. Needs a synchronous schedule: a round is a step.
@@ -31,7 +31,7 @@ class Rounds:
         self._waiting: deque[tuple[Prompt, int]] = deque()
         self._number = 0
         self.is_open = False
-        """Whether a round goes on."""
+        """True while a round goes on."""
         self._generated: dict[int, int] = {}
         self._accepted: dict[int, None] = {}
         self._num_empty = 0
@@ -43,12 +43,12 @@ class Rounds:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no prompt is left for another round."""
+        """True if no prompt is left for another round."""
         return self._source.exhausted and not self._waiting
 
     @property
     def is_full(self) -> bool:
-        """Whether enough groups are accepted: the others are surplus."""
+        """True if enough groups are accepted: the others are surplus."""
         return len(self._accepted) + self._num_empty == self._prompts_per_step
 
     def begin(self) -> list[Launch]:

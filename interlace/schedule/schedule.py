@@ -28,7 +28,7 @@ def _devices(value: Any) -> Any:
 
 
 class RolePlacement(Config):
-    """Where a role runs."""
+    """Devices on which a role runs."""
 
     devices: Annotated[str, BeforeValidator(_devices)] = "all"
     devices_per_instance: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
@@ -62,13 +62,13 @@ class Placement(Config):
     """Role -> devices. Shared devices take turns, disjoint ones form a pipeline, any mix is a hybrid."""
 
     def of(self, role: str) -> RolePlacement:
-        """What a role's placement is; of a role without one, the devices of the role beside which it is."""
+        """Returns a role's placement; a role without one has the devices of the role that it runs beside."""
         entry = role_named(role)
         own: RolePlacement | None = getattr(self, role)
         return own or RolePlacement(devices=self.of(entry.beside).devices)
 
     def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
-        """The devices of each instance of a role on a cluster. Raises UserError where they are not there."""
+        """Returns the devices of each instance of a role on a cluster. UserError where they are not there."""
         where, one_instance = self.of(role), role_named(role).one_instance
         size = where.devices_per_instance or ("all" if one_instance else 1)
         found = cut(resolve(where.devices, devices, role=role), None if size == "all" else size, role=role)
@@ -82,7 +82,7 @@ class Placement(Config):
 
 
 def _placement(value: Any) -> Any:
-    """One value for every role, but for those that are beside another."""
+    """Reads one value as that of every role, but for roles that are beside another."""
     return {role.name: value for role in ROLES if not role.beside} if _is_one(value) else value
 
 
@@ -91,13 +91,13 @@ class Granularity(Config):
     """Stage -> granule."""
 
     def of(self, stage: str) -> Granule:
-        """The granule of a role's stage."""
+        """Returns the granule of a role's stage."""
         granule: Granule = getattr(self, stage)
         return granule
 
 
 def _granularity(value: Any) -> Any:
-    """One value for every stage."""
+    """Reads one value as that of every stage."""
     return dict.fromkeys(Granularity.model_fields, value) if _is_one(value) else value
 
 
@@ -117,9 +117,9 @@ class Schedule(Config):
     on_straggler: Literal["hold", "drop", "requeue"] = "hold"
     """When waiting for a group is all that keeps its deadline: wait, drop it as stale, or start its prompt again."""
     publish: Literal["blocking", "background"] = "blocking"
-    """Whether the loop waits for the transfer of new weights."""
+    """Way of publication: the loop waits for the transfer of new weights (blocking), or goes on (background)."""
     on_update: Literal["drain", "abort_resume", "keep", "recompute"] = "drain"
-    """What becomes of sequences in flight when weights change."""
+    """Treatment of sequences in flight when weights change."""
     weight_update: Literal["all_at_once", "rolling"] = "all_at_once"
     """rolling: each engine swaps when it can, so engines may serve different versions."""
     rollout_budget: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(none_as_null)] = None
@@ -128,11 +128,11 @@ class Schedule(Config):
     dispatch: str = "round_robin"
     """Which engine gets which request: a policy of schedule/dispatch."""
     tail: Tail = NoTail()
-    """What is done about the long tail of responses."""
+    """Policy for the long tail of responses."""
     switch: Literal["when_idle", "when_ready"] = "when_idle"
     """When a shared device changes hands: when rollout has nothing left, or as soon as another stage is ready."""
     kv_on_switch: Literal["offload", "recompute"] = "offload"
-    """KV cache of sequences that run when their device changes hands: moved to the host, or computed anew."""
+    """KV cache of sequences that run when their device changes hands: moved to the host, or computed again."""
     min_hold: float = Field(default=0.0, ge=0)
     """Seconds that rollout keeps a shared device at least, with `when_ready`."""
     concurrency: Concurrency = None
@@ -182,11 +182,11 @@ class Schedule(Config):
         return self.max_staleness if self.pipeline_depth is None else self.pipeline_depth
 
     def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
-        """The devices of each instance of a role on a cluster. Raises UserError where they are not there."""
+        """Returns the devices of each instance of a role on a cluster. UserError where they are not there."""
         return self.placement.instances(role, devices)
 
     def moves_kv_cache(self, devices: tuple[Device, ...]) -> bool:
-        """Whether the KV cache of running sequences goes to the host and back, where another role has their device."""
+        """Says whether running sequences' KV cache goes to the host and back, where another role has their device."""
         held = {device for instance in self.instances("rollout", devices) for device in instance}
         others = {
             device
@@ -198,7 +198,7 @@ class Schedule(Config):
 
     @property
     def follows_kv_use(self) -> bool:
-        """Whether the number of running sequences follows how full an engine's KV cache is."""
+        """True if the number of running sequences follows how full an engine's KV cache is."""
         return isinstance(self.concurrency, Adaptive)
 
     @property
@@ -208,15 +208,15 @@ class Schedule(Config):
 
     @property
     def batches_are_fixed(self) -> bool:
-        """Whether admission alone says which groups a batch has."""
+        """True if admission alone says which groups a batch has."""
         return self.batching == "step" or (self.max_staleness == 0 and self.sync_every == 1)
 
     def num_versions(self, num_steps: int) -> int:
-        """Publications in so many steps."""
+        """Returns the number of publications in `num_steps` steps."""
         return num_steps // self.sync_every
 
     def granule_samples(self, stage: str, *, prompts_per_step: int, samples_per_prompt: int) -> int:
-        """The granule of a stage, in samples."""
+        """Returns the granule of a stage, in samples."""
         granule = self.granularity.of(stage)
         named = {"step": prompts_per_step * samples_per_prompt, "group": samples_per_prompt, "sample": 1}
         return named[granule] if isinstance(granule, str) else int(granule)

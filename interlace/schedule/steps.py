@@ -19,10 +19,10 @@ from interlace.schedule.gate import Gate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taken:
-    """What a batch took."""
+    """Tickets and empty places that a batch took."""
 
     tickets: list[Ticket]
-    """Of groups."""
+    """Tickets of groups."""
     num_empty: int
     """Places without a group."""
 

@@ -1,4 +1,4 @@
-"""What is done about the long tail of responses: settings of each policy."""
+"""Policies for the long tail of responses: the settings of each."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias, get_args
@@ -42,12 +42,12 @@ class Migrate(Config):
 
     kind: Literal["migrate"] = "migrate"
     remaining_share: float = Field(default=0.2, gt=0, lt=1)
-    """Of a step's samples: with fewer unfinished, they are moved."""
+    """Share of a step's samples: with fewer unfinished, they are moved."""
     batch: int = Field(default=48, ge=1)
     """Sequences that one engine decodes with flat latency."""
     kv_share: float = Field(default=0.1, gt=0, le=1)
-    """Of an engine's KV cache that they may hold then: each step reads it beside the weights, so long contexts are
-    slower together, however few they are."""
+    """Share of an engine's KV cache that they may hold then: each step reads it beside the weights, so long contexts
+    are slower together, however few they are."""
 
 
 AnyTail: TypeAlias = NoTail | Oversample | TailBatching | Migrate

@@ -1,4 +1,4 @@
-"""What the words of a schedule mean, and what to write for the words of other systems. The data is vocabulary.yaml."""
+"""Vocabulary of schedules: meanings, and what to write for other systems' words. The data is vocabulary.yaml."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ class FieldMeaning(Config):
     default: str | None = None
     """In words, where the value itself says little."""
     counts_versions: bool = False
-    """Whether it is a staleness, which other systems count in several units."""
+    """True if the setting is a staleness, which other systems count in several units."""
 
 
 class Alias(Config):
@@ -33,7 +33,7 @@ class Alias(Config):
     here: str
     """The setting that says it here, from the recipe's root."""
     convert: str
-    """What to write for a value of it."""
+    """Conversion: what to write for a value of the word."""
 
 
 class Vocabulary(Config):
@@ -47,7 +47,7 @@ class Vocabulary(Config):
 
 
 def vocabulary() -> Vocabulary:
-    """As shipped."""
+    """Returns the vocabulary as shipped."""
     return Vocabulary.parse(yaml.safe_load(FILE.read_text(encoding="utf-8")), where=FILE.name)
 
 
@@ -59,7 +59,7 @@ def refuse_foreign_words(unknown: Iterable[str]) -> None:
 
 
 def foreign_setting_hint(name: str) -> str | None:
-    """What to write instead of another system's word; None for a word of nobody."""
+    """Returns what to write instead of another system's word; None if the word is unknown."""
     found = vocabulary().aliases.get(name)
     if not found:
         return None

@@ -43,13 +43,13 @@ class Admission:
         self._source, self._samples_per_prompt, self._rounds = source, samples_per_prompt, rounds
         self._steps = steps
         self._launches: dict[int, Launch] = {}
-        """What each live group was launched with, by gid."""
+        """Launch of each live group, by gid."""
         self._round_step = 0
         self._pump_due = self._ended = False
 
     @property
     def closed(self) -> bool:
-        """Whether no group can be admitted until a publication or a return gives slots back."""
+        """True if no group can be admitted until a publication or a return gives slots back."""
         exhausted = self._rounds.exhausted if self._rounds else self._source.exhausted
         return self._ended or exhausted or self.gate.room <= 0
 
@@ -137,7 +137,7 @@ class Admission:
         return wave
 
     def _pump_round(self, rounds: Rounds) -> list[Sample]:
-        """A new round with each step; within it, groups in place of dropped ones that nothing launched can replace."""
+        """Opens a round a step; within it, launches groups for dropped ones that no launched one can replace."""
         wave: list[Sample] = []
         if not rounds.is_open and self.gate.room >= self.gate.prompts_per_step:
             step = self._round_step = self._steps.begin_step()

@@ -22,12 +22,12 @@ class Batch:
         self.groups: list[SampleGroup] = []
         """In the order in which they were taken; admission order is by gid."""
         self.closed = False
-        """Whether no group will be added any more."""
+        """True if no further group will be added."""
         self.changed = Signal(waits)
         self.num_empty = 0
         """Places whose group was dropped and is not replaced."""
         self.metrics: Metrics = {}
-        """What the trained roles report of this step."""
+        """Metrics that the trained roles report for this step."""
         self.staleness: Staleness = []
         """One a sample: version when taken - oldest version of its tokens."""
 
@@ -68,7 +68,7 @@ class Batches:
         self._num_returned = 0
 
     def complete(self, group: SampleGroup) -> None:
-        """A group has everything that training needs."""
+        """Takes in a group that has everything training needs."""
         ticket = self._admission.ticket(group.gid)
         if ticket is None:
             raise ValueError(f"group {group.gid} is complete, but it was consumed or dropped before")
@@ -77,7 +77,7 @@ class Batches:
         self._admission.changed.fire()
 
     async def iterate(self, first_step: int, num_steps: int) -> AsyncIterator[Batch]:
-        """One batch a step; ends early where the data does."""
+        """Yields one batch a step; ends early where the data does."""
         for step in range(first_step, num_steps):
             pending = partial(self._admission.pending, step)
             batch = Batch(step, self._admission.gate.prompts_per_step, self._waits, pending=pending)
@@ -114,7 +114,7 @@ class Batches:
             self._hurry()
 
     def _hurry(self) -> None:
-        """Where a deadline leaves no slack: what is suspended goes on, what is late is handled as the schedule says."""
+        """Resumes suspended samples and handles late ones as the schedule says, where a deadline leaves no slack."""
         may_drop = self._on_straggler != "hold" and self._admission.batcher.num_ready > 0
         if not may_drop and not self._pool.num_suspended:
             return

@@ -18,7 +18,7 @@ from interlace.stages.generation_meter import GenerationMeter
 from interlace.stages.role_groups import RolloutGroup
 
 ROUNDING_S = 1e-6
-"""Of clocks."""
+"""Rounding tolerance of clocks, in seconds."""
 Deliver: TypeAlias = Callable[[Response], None]
 
 
@@ -32,29 +32,29 @@ class Job:
     expected_tokens: float
     deliver: Deliver
     max_new_tokens: int | None
-    """What the caller asked for, where a budget may have lowered the request's; None outside the flow."""
+    """Limit that the caller asked for, where a budget may have lowered the request's; None outside the flow."""
     num_before: int = 0
     """Tokens that it had when its budget began."""
 
     @property
     def started(self) -> bool:
-        """Whether it is a partial that goes on."""
+        """True if the job is a partial that goes on."""
         return bool(self.request.generated_ids)
 
 
 class EngineHost(Protocol):
-    """What a driver reports to: the pool of all engines."""
+    """Receiver of a driver's reports: the pool of all engines."""
 
     def on_response(self, job: Job, response: Response) -> None:
-        """A job ended."""
+        """Takes in the response of a job that ended."""
         ...
 
     def on_partials(self, jobs: Sequence[Job]) -> None:
-        """Jobs were taken out unfinished, to be dispatched again."""
+        """Takes in jobs that were taken out unfinished, to be dispatched again."""
         ...
 
     def on_swapped(self) -> None:
-        """New weights serve."""
+        """Notes that new weights serve."""
         ...
 
 
@@ -76,7 +76,7 @@ class EngineDriver:
         self.kv_use = 0.0
         """Share of its KV cache that its last call held."""
         self.metrics: Metrics = {}
-        """What the engine counted between its last two swaps of weights."""
+        """Counts of the engine between its last two swaps of weights."""
         self._clock = clock
         self._meter = GenerationMeter(group, timeline)
         self._on_update, self._limit = schedule.on_update, create_limit(schedule.concurrency)
@@ -141,7 +141,7 @@ class EngineDriver:
         self._poke()
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs the engine for ever."""
         while True:
             while not self._has_work():
                 await self._wake.wait(who=self.group.name, what="requests or weights")
@@ -202,7 +202,7 @@ class EngineDriver:
         return following is not None and self._may_begin(following)
 
     def _may_begin(self, job: Job) -> bool:
-        """While an update is pending, what began under these weights or older ones may end under them."""
+        """Says whether a job may begin: while an update is pending, jobs begun under these or older weights may end."""
         versions = job.request.generated_versions
         return self.starts_new or (len(versions) > 0 and versions[-1] <= self.version)
 
@@ -240,7 +240,7 @@ class EngineDriver:
         return bool(self._running) or self._is_more_ready()
 
     def _next(self) -> Job | None:
-        """The queued job whose turn it is."""
+        """Returns the queued job whose turn it is."""
         while self._queue and self._queued.get(self._queue[0][3].request.id) is not self._queue[0][3]:
             heapq.heappop(self._queue)
         return self._queue[0][3] if self._queue else None
@@ -262,7 +262,7 @@ class EngineDriver:
 
     @property
     def unload_arguments(self) -> tuple[str, ...]:
-        """What offload() of the engine is called with."""
+        """Returns the arguments for the engine's offload()."""
         return ("recompute",) if self._drops_cache else ()
 
     def unloaded(self) -> None:

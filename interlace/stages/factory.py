@@ -99,7 +99,7 @@ class StageFactory:
     def engine_pool(
         self, engines: Sequence[RolloutGroup], params: SamplingParams, *, on_suspended: Callable[[], None]
     ) -> EnginePool:
-        """The rollout engines. params: of most requests. on_suspended: see EnginePool."""
+        """Makes the pool of rollout engines. params: of most requests. on_suspended: see EnginePool."""
         pool = EnginePool(
             self._cluster,
             engines,
@@ -115,7 +115,7 @@ class StageFactory:
     def generate_stage(
         self, pool: EnginePool, episode: Episode, params: SamplingParams, admission: Admission, *, on_failed: OnFailed
     ) -> GenerateStage:
-        """The generation stage, for the rows of an admission. on_failed: called with samples whose episode raised."""
+        """Makes the generation stage for an admission's rows. on_failed: called with samples whose episode raised."""
         return GenerateStage(
             self._cluster,
             pool,
@@ -136,7 +136,7 @@ class StageFactory:
         to_columns: Callable[[R], Columns | Failure],
         on_failed: OnFailed,
     ) -> MapStage[G, R]:
-        """A stage that adds columns; its granule is the schedule's. Register stages from upstream to downstream."""
+        """Makes a stage that adds columns, with the schedule's granule. Register stages from upstream to downstream."""
         stage = MapStage(
             name,
             self._cluster,
@@ -147,7 +147,7 @@ class StageFactory:
             granule=self._granule(name),
             on_failed=on_failed,
         )
-        # A stall flushes from downstream up, behind whoever can resume.
+        # A stall flushes from downstream up, behind the resolvers that can resume.
         self._flushes.insert(0, stage.flush)
         return stage
 
@@ -159,7 +159,7 @@ class StageFactory:
         whole_batch: bool,
         proximal: ActorGroup | None = None,
     ) -> TrainStage:
-        """A trained role. proximal: see TrainStage."""
+        """Makes the stage of a trained role. proximal: see TrainStage."""
         stage = TrainStage(
             group,
             granule=self._granule(name),

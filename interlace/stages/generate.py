@@ -110,7 +110,7 @@ class GenerateStage:
 
 
 def outcome_of(returned: object) -> Outcome:
-    """What an episode returned, as an Outcome. TypeError where it is none."""
+    """Returns an episode's result as an Outcome. TypeError where the result is no number, Outcome or None."""
     if returned is None:
         return Outcome()
     outcome = returned if isinstance(returned, Outcome) else Outcome(reward=_number(returned))

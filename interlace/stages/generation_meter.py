@@ -1,4 +1,4 @@
-"""What a rollout engine computes, seen from its driver: the goodput ledger asks how much of it was done before."""
+"""Meter of an engine's work, seen from its driver: the goodput ledger asks how much of it was done before."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ class GenerationMeter:
         self._repeated_tokens = self._prompt_tokens = 0
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """A call begins, and takes these in."""
+        """Notes that a call begins, and takes these in."""
         for request in requests:
             num_tokens = len(request.prompt_ids) + len(request.generated_ids)
             self._cached_tokens += num_tokens
@@ -26,7 +26,7 @@ class GenerationMeter:
                 self._prompt_tokens += num_tokens
 
     def recompute(self) -> None:
-        """The engine forgets what it computed of its running sequences, and computes it again."""
+        """Notes that the engine drops the cache of its running sequences, and computes it again."""
         self._repeated_tokens += self._cached_tokens
 
     def take_out(self, span: Span, responses: Sequence[Response]) -> None:
@@ -45,7 +45,7 @@ class GenerationMeter:
         self._timeline.drop_tokens(num_tokens)
 
     def end(self, span: Span, progress: Progress, num_queued: int) -> None:
-        """The call ended. span: of rank 0. num_queued: requests that the engine has not got yet."""
+        """Notes that the call ended. span: of rank 0. num_queued: requests that the engine has not got yet."""
         self._cached_tokens += progress.num_new_tokens
         self.take_out(span, progress.responses)
         reasons = [response.completion.finish_reason for response in progress.responses]

@@ -69,7 +69,7 @@ class GroupStage:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Gathered:
-    """What is here of a group."""
+    """Samples of a group that have arrived."""
 
     num_missing: int
     """Samples that have neither arrived nor ended."""

@@ -49,7 +49,7 @@ class MapStage(Generic[G, R]):
     ) -> None:
         """operation: takes a list of Samples, returns one result each. to_columns: a result as columns of its row.
 
-        granule: samples it waits for. on_failed: told of each failure, with its reason.
+        granule: samples it waits for. on_failed: called with each failure and its reason.
         """
         self._name, self._cluster, self._replicas = name, cluster, tuple(replicas)
         self._operation, self._writes, self._to_columns = operation, tuple(writes), to_columns
@@ -73,7 +73,7 @@ class MapStage(Generic[G, R]):
         return stream.plus(*self._writes)
 
     def flush(self) -> bool:
-        """At a stall: lets a partial granule go. False where there is none."""
+        """Lets a partial granule go, at a stall. False where there is none."""
         if not self._attached or self._flush or self._released or not self._cursor.num_ready:
             return False
         self._flush = True
@@ -98,7 +98,7 @@ class MapStage(Generic[G, R]):
         self._write(rows, await self._results(replica, rows, cause=self._name))
 
     async def _results(self, replica: G, rows: Sequence[Sample], cause: str = "") -> Sequence[R]:
-        """One result a row; only rows without a given one are part of the call."""
+        """Returns one result a row; only rows without a given one are part of the call."""
         if self._given is None:
             return await self._compute(replica, rows, cause) if rows else []
         found = [self._given(row) for row in rows]

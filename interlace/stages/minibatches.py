@@ -15,11 +15,11 @@ class Part:
     groups: Sequence[SampleGroup]
     """In order of admission: how samples are packed moves the last bits of their sum."""
     ends: bool
-    """Whether they are its last: the optimizer's step follows."""
+    """True if these groups are the minibatch's last: the optimizer's step follows."""
 
     @property
     def samples(self) -> list[Sample]:
-        """Of all the groups."""
+        """Samples of all the groups."""
         return [sample for group in self.groups for sample in group.samples]
 
 
@@ -48,7 +48,7 @@ class Minibatches:
         return len(self._batch.groups) - self._num_trained
 
     def ready(self) -> list[Part]:
-        """What may go now; of a closed batch, all of its rest."""
+        """Returns the parts that may go now; of a closed batch, all of its rest."""
         batch = self._batch
         self._left += batch.groups[self._num_seen :]
         self._num_seen = len(batch.groups)
@@ -70,7 +70,7 @@ class Minibatches:
         return parts
 
     def take(self, parts: Sequence[Part]) -> None:
-        """These go."""
+        """Takes out the groups that go."""
         gone = {group.gid for part in parts for group in part.groups}
         self._left = [group for group in self._left if group.gid not in gone]
         self._num_trained += len(gone)

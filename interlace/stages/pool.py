@@ -29,7 +29,7 @@ def settle(future: "asyncio.Future[Response]", response: Response) -> None:
 
 
 def _shared_devices(cluster: Cluster, engines: Sequence[RolloutGroup]) -> frozenset[int]:
-    """All devices of the engines, if another role may run on one of them; else none."""
+    """Returns all devices of the engines, if another role may run on one of them; else none."""
     roles = [role.name for role in ROLES if role.name != "rollout"]
     others = {device.index for role in roles for devices in cluster.place(role) for device in devices}
     mine = frozenset(index for engine in engines for index in engine.device_indices)
@@ -77,7 +77,7 @@ class EnginePool:
         self._owners: dict[SampleKey, list[str]] = {}
         """Samples that are not finished, each with the ids of its requests."""
         self._driver_of: dict[str, EngineDriver] = {}
-        """Of each request that is out: there may be a thousand to look through."""
+        """Driver of each request that is out: there may be a thousand to look through."""
         self._suspended: dict[str, Job] = {}
         self._spent: dict[SampleKey, int] = {}
         """Tokens of an owner's requests since the last publication; nothing where there is no budget."""
@@ -157,7 +157,7 @@ class EnginePool:
         return len(self._suspended)
 
     def engine_metrics(self) -> Metrics:
-        """What the engines counted up to their last swap of weights, added up over engines."""
+        """Returns the engines' counts up to their last swap of weights, added up over engines."""
         names = dict.fromkeys(name for driver in self._drivers for name in driver.metrics)
         return {name: sum(driver.metrics.get(name, 0.0) for driver in self._drivers) for name in names}
 
@@ -199,11 +199,11 @@ class EnginePool:
         job.deliver(response)
 
     def on_partials(self, jobs: Sequence[Job]) -> None:
-        """Dispatches anew what an engine gave up unfinished."""
+        """Dispatches again the jobs that an engine gave up unfinished."""
         self._deal(jobs, self._kept)
 
     def on_swapped(self) -> None:
-        """Wakes who waits for a version."""
+        """Wakes the waiters for a version."""
         self._swapped.fire()
 
     def _deal(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
@@ -216,7 +216,7 @@ class EnginePool:
             ready[engine].submit(job)
 
     def _job(self, request: Request, deliver: Deliver, max_new_tokens: int) -> Job:
-        """A request of a sample, with a budget of its own. max_new_tokens: without the budget."""
+        """Makes the job of a sample's request, with a budget of its own. max_new_tokens: without the budget."""
         expected = self._expected(request)
         if self._budget is not None:
             request = _limited(request, min(max_new_tokens, len(request.generated_ids) + self._budget))
@@ -230,7 +230,7 @@ class EnginePool:
         )
 
     def _within_rest(self, job: Job) -> Job | None:
-        """The same with what its owner's earlier turns left of the budget; None where it has to wait for another."""
+        """Limits a job to its owner's budget left by earlier turns; None where the job has to wait for another."""
         spent = self._spent.get(job.request.owner, 0)
         if self._budget is None or not spent:
             return job

@@ -29,7 +29,7 @@ class Publisher:
         await self._pool.swapped(self._gate.version)
 
     async def publish(self, step: int) -> bool:
-        """After a trained step. True where it made a new version."""
+        """Publishes after a trained step. True where a new version was made."""
         if (step + 1) % self._sync_every:
             return False
         bundle = await self._export(self._gate.version + 1)

@@ -28,7 +28,7 @@ class EpisodeSession:
         self.params = params
         """The run's sampling parameters, the model's stop tokens included."""
         self.name = f"episode {sample.key.gid}.{sample.key.index}"
-        """As the wait-for graph calls it."""
+        """Name of the episode in the wait-for graph."""
         self._cluster, self._pool, self._sample = cluster, pool, sample
         self._turns: dict[int, Turn | None] = {}
         """By number; None of those under way."""
@@ -45,7 +45,7 @@ class EpisodeSession:
 
     @property
     def turns(self) -> list[Turn]:
-        """Those that have ended, in order of their numbers."""
+        """Turns that have ended, in order of their numbers."""
         return [turn for _, turn in sorted(self._turns.items()) if turn]
 
     def begin(self) -> None:

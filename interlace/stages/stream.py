@@ -21,13 +21,13 @@ MARKS = (SELECTED, BASELINE, ADVANTAGES_DONE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream:
-    """What a stage takes and gives."""
+    """Rows that a stage takes and gives."""
 
     channel: SampleChannel
     columns: tuple[str, ...] = ADMITTED
 
     def plus(self, *columns: str) -> "Stream":
-        """The stream behind a stage that writes these columns."""
+        """Returns the stream behind a stage that writes these columns."""
         return Stream(channel=self.channel, columns=(*self.columns, *columns))
 
     def subscribe(self, name: str, calls: ReaderCalls[Sample] | None = None) -> SampleCursor:

@@ -50,7 +50,7 @@ class TrainStage:
         self._changed = lambda: None
 
     async def update(self, batch: Batch) -> None:
-        """One step on the batch; the worker's metrics go into `batch.metrics`."""
+        """Trains one step on the batch; the worker's metrics go into `batch.metrics`."""
         minibatches = Minibatches(batch, self._minibatches, in_order=self._in_order)
         is_last = False
         while not is_last:
@@ -62,7 +62,7 @@ class TrainStage:
         batch.metrics.update(await self._group.step_metrics())
 
     def flush(self) -> bool:
-        """At a stall: trains on a partial granule. False where there is none."""
+        """Trains on a partial granule, at a stall. False where there is none."""
         minibatches = self._waiting_for
         if minibatches is None or self._flush or self._whole_batch or not minibatches.ready():
             return False
@@ -88,7 +88,7 @@ class TrainStage:
         return [replace(sample, proximal_logprobs=found) for sample, found in zip(samples, logprobs, strict=True)]
 
     async def _ready(self, batch: Batch, minibatches: Minibatches) -> list[Part]:
-        """A granule, or what is left of the batch; at a stall, what there is."""
+        """Returns the next granule; the remainder of a closed batch; or, at a stall, what there is."""
         self._waiting_for, self._changed = minibatches, batch.changed.fire
         need = batch.size if self._whole_batch else min(self._granule_groups, batch.size - minibatches.num_trained)
         while True:

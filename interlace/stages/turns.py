@@ -1,4 +1,4 @@
-"""What an engine or an episode made, as a sample's segments and columns."""
+"""Turns of an engine or an episode, as a sample's segments and columns."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ CONTEXT = "context"
 
 
 def response_segment(done: Completion) -> Segment:
-    """What a completion adds to its sample: one turn, of which the policy drew all."""
+    """Returns the segment that a completion adds to its sample: one turn, all drawn by the policy."""
     return Segment(
         token_ids=np.asarray(done.token_ids, np.int32),
         logprobs=np.asarray(done.logprobs, np.float32),
@@ -40,7 +40,7 @@ def response_columns(response: Response) -> Columns:
 
 
 def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
-    """A response from outside the flow as a sample, to be scored."""
+    """Makes a sample, to be scored, of a response from outside the flow."""
     done = response.completion
     return Sample(
         key=key,
@@ -67,7 +67,7 @@ def turn_columns(prompt: Prompt, turns: Sequence[Turn], outcome: Outcome) -> Col
 
 
 def segments_of(prompt: Prompt, turns: Sequence[Turn]) -> tuple[Segment, ...]:
-    """The tree that turns make: each continues the earlier one whose tokens, context included, it begins with.
+    """Builds the tree of turns: each continues the earlier one whose tokens, context included, it begins with.
 
     What a turn was given beyond these is a segment that was not sampled. A turn that continues none continues the
     prompt, or begins a context of its own where it does not begin with the prompt either.
@@ -90,7 +90,7 @@ def segments_of(prompt: Prompt, turns: Sequence[Turn]) -> tuple[Segment, ...]:
 
 
 def _continued(ends: Mapping[int, IntArray], context: IntArray) -> int | None:
-    """The place whose context is the longest beginning of this one; None where none is."""
+    """Returns the place whose context is the longest beginning of this one; None where none is."""
     found = [place for place, ids in ends.items() if np.array_equal(context[: len(ids)], ids)]
     return max(found, key=lambda place: len(ends[place]), default=None)
 

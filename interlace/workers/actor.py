@@ -26,15 +26,15 @@ class ActorWorker(TrainedWorker):
 
     @operation(bin="weight_sync")
     def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
-        """All weights by name. copy: whether later updates leave them alone."""
+        """Returns all weights by name. copy: whether later updates leave them alone."""
         return WeightBundle(version=version, tensors=self._engine.export(copy=copy), frozen=copy)
 
     @operation(bin="inference", split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] of each sample under the current weights."""
+        """Returns log-probs [L] of each sample under the current weights."""
         return self._engine.logprobs(samples)
 
     @operation(bin="inference", phase="reference", split="samples", collect="concat")
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] of each sample under the weights below the adapter: a reference without a model of its own."""
+        """Returns log-probs [L] of each sample under the weights below the adapter: a reference without a model."""
         return self._engine.base_logprobs(samples)

@@ -17,5 +17,5 @@ class CriticWorker(TrainedWorker):
 
     @operation(bin="inference", phase="values", split="samples", collect="concat")
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] of each sample: the return expected before each response token."""
+        """Returns [L] of each sample: the return expected before each response token."""
         return self._engine.values(samples)

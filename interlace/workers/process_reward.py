@@ -17,5 +17,5 @@ class ProcessRewardWorker(TrainedWorker):
 
     @operation(bin="inference", phase="values", split="samples", collect="concat")
     def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] of each sample, which has reference log-probs."""
+        """Returns process rewards [L] of each sample, which has reference log-probs."""
         return self._engine.process_rewards(samples)

@@ -17,12 +17,12 @@ class ReferenceWorker(ResidentWorker):
 
     @operation(bin="inference", phase="reference", split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] of each sample."""
+        """Returns log-probs [L] of each sample."""
         return self._engine.logprobs(samples)
 
     @operation(on_device=False)
     def attention(self) -> str:
-        """As of what is trained: how the rows of a micro-batch are laid out."""
+        """Returns how the rows of a micro-batch are laid out, as a trained model's attention() does."""
         return self._engine.packed.attention
 
     @operation(on_device=False)

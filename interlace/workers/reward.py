@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SampleScorer(Protocol):
-    """What a reward worker wraps."""
+    """Scorer that a reward worker wraps."""
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]: ...
 
@@ -28,7 +28,7 @@ class RewardWorker(Worker):
 
     @operation(bin="score", on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """One result a sample; a failure is a result too."""
+        """Returns one result a sample; a failure is a result too."""
         return await self._scorer.score(samples)
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class RewardModelWorker(ResidentWorker):
 
     @operation(bin="score", split="samples", collect="concat")
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """One result a sample; a failure is a result too."""
+        """Returns one result a sample; a failure is a result too."""
         return self._scorer.score(samples)
 
     @operation(on_device=False)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutBundle:
-    """What a rollout worker is made of."""
+    """Parts that a rollout worker is made of."""
 
     engine: RolloutEngine
     tokenizer: "PreTrainedTokenizerBase"
@@ -26,7 +26,8 @@ class RolloutBundle:
 
 
 MIN_CALL_S = 0.01
-"""What finishes sooner waits for company: a call costs its caller as much as some decode steps of a small model."""
+"""Minimum duration of a call, in seconds. Sequences that finish sooner wait and are returned together: a call costs its
+caller as much as some decode steps of a small model."""
 
 
 class RolloutWorker(Worker):
@@ -100,12 +101,12 @@ class RolloutWorker(Worker):
 
     @operation(on_device=False)
     def engine_metrics(self) -> Metrics:
-        """The engine's counters since the last call."""
+        """Returns the engine's counters since the last call."""
         return self._engine.metrics()
 
     @operation(on_device=False)
     def report(self) -> EngineReport:
-        """What the engine found out about the model."""
+        """Returns what the engine found out about the model."""
         return self._engine.report()
 
     def onload(self) -> None:

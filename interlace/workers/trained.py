@@ -1,4 +1,4 @@
-"""What the workers of all trained models share."""
+"""Base of the workers of all trained models."""
 
 import asyncio
 from collections import deque
@@ -63,12 +63,12 @@ class TrainedWorker(ResidentWorker):
 
     @operation(on_device=False)
     def attention(self) -> str:
-        """How the rows of a micro-batch are laid out; what forced it, where they are padded."""
+        """Returns how the rows of a micro-batch are laid out; what forced it, where they are padded."""
         return self._trained.packed.attention
 
     @operation(on_device=False)
     def checkpoint_bytes(self) -> int:
-        """What will be written, about: weights, and two moments of what is trained."""
+        """Estimates the bytes that will be written: weights, and two moments of what is trained."""
         return self._trained.num_weight_bytes + 2 * self._trained.num_trained_bytes
 
     @operation(on_device=False)

@@ -46,7 +46,7 @@ class ThreadRank:
         self._worker = await asyncio.wrap_future(self._thread.submit(make))
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """On the thread; a coroutine function on the event loop."""
+        """Runs an operation on the thread; a coroutine function on the event loop."""
         function, now = getattr(self._worker, method), self._clock.now
 
         def run() -> RankResult:
@@ -64,7 +64,7 @@ class ThreadRank:
                 return RankResult(value, start_s, now())
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Directly: concurrent operations are thread-safe and return at once."""
+        """Runs an operation directly: concurrent operations are thread-safe and return at once."""
         getattr(self._worker, method)(*args)
 
     async def close(self) -> None:
@@ -79,7 +79,7 @@ class ThreadRank:
 
     @contextmanager
     def _reporting(self, method: str) -> Iterator[None]:
-        """Whatever is raised inside becomes a RemoteError, but for a UserError and for the end of the calling task."""
+        """Turns errors raised inside into RemoteError, but for a UserError and for the end of the calling task."""
         try:
             yield
         except UserError:
@@ -130,7 +130,7 @@ class LocalCluster(Cluster):
 
 
 def _is_cancelled() -> bool:
-    """Whether the task that runs here, if any, is to end."""
+    """Says whether the task that runs here, if any, is to end."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # a thread without an event loop

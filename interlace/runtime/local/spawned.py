@@ -71,14 +71,14 @@ class SpawnedRank(ProcessRank):
 
 
 def serve(connection: socket.socket, factory: Factory, context: WorkerContext, folder: Path | None) -> None:
-    """What runs in the process."""
+    """Runs the worker's server in its process."""
     # The terminal sends Ctrl-C to every process, a scheduler SIGTERM; when to stop is the controller's decision.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     stay_on_this_machine()
     shared = SharedArrays(folder, passes_on=False) if folder else None
-    # A controller that is gone without a word has nobody to tell.
+    # A controller that is gone without a word cannot receive the reply.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         WorkerServer(connection, context, shared).run(factory)
 

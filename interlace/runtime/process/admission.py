@@ -1,4 +1,4 @@
-"""Who may speak to a rank: the first caller that sends the token. Nothing that any other sends is unpickled."""
+"""Admission of a rank's caller: the first that sends the token. No bytes of any other caller are unpickled."""
 
 import contextlib
 import hmac
@@ -10,7 +10,7 @@ TOKEN_BYTES = 32
 TOKEN_WITHIN_S = 10.0
 """After connecting."""
 MAX_CALLERS = 64
-"""That have connected and not sent the token yet; of more, the oldest is hung up on."""
+"""Callers that have connected and not sent the token yet; with more, the oldest is hung up on."""
 
 
 def admit(listener: socket.socket, token: bytes) -> socket.socket:
@@ -33,7 +33,7 @@ class _Caller:
 
 
 class _Callers:
-    """Those that have not sent the token yet, in the order in which they came."""
+    """Callers that have not sent the token yet, in the order in which they came."""
 
     def __init__(self, listener: socket.socket, token: bytes) -> None:
         self._listener, self._token = listener, token
@@ -84,7 +84,7 @@ class _Callers:
         return None
 
     def hang_up_on_the_late(self) -> None:
-        """Likewise on the oldest of too many."""
+        """Hangs up on callers out of time, and on the oldest of too many."""
         surplus = self._waiting[: max(0, len(self._waiting) - MAX_CALLERS)]
         late = [caller for caller in self._waiting if caller.until_s < time.monotonic()]
         for caller in dict.fromkeys([*surplus, *late]):

@@ -23,7 +23,7 @@ CONSTRUCTION = 0
 UNAWAITED = -1
 """Number of a concurrent call; there is a reply only where it raised."""
 SHARED_BYTES = 1 << 18
-"""Messages with so much beside them go through shared memory, where both ends are on one machine."""
+"""Bytes beside a message from which shared memory carries them, where both ends are on one machine."""
 OnBuffer: TypeAlias = Callable[[pickle.PickleBuffer], bool]
 Pickled: TypeAlias = tuple[bytes, list[memoryview]]
 Dumps: TypeAlias = Callable[[object], Pickled]
@@ -37,7 +37,7 @@ class Call:
     """An operation to run."""
 
     number: int
-    """Of the call, on this rank, from 1."""
+    """Number of the call on this rank, from 1."""
     method: str
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What came of it."""
+    """Reply to a call: its result or its error."""
 
     number: int
     value: Any = None
@@ -66,7 +66,7 @@ class _Shared:
 def encode(
     message: Call | Reply | _Shared, shared: SharedArrays | None = None, dumps: Dumps | None = None
 ) -> list[bytes | memoryview]:
-    """What to write, in order. dumps: another way to pickle than plainly."""
+    """Returns the parts to write, in order. dumps: another way to pickle than plainly."""
     body, beside = (dumps or plain_dumps)(message)
     if shared and sum(raw.nbytes for raw in beside) >= SHARED_BYTES and (found := shared.share(beside)):
         return encode(_Shared(body=body, spans=found[0], made=found[1]))
@@ -78,7 +78,7 @@ def encode(
 
 
 def plain_dumps(message: object) -> Pickled:
-    """A pickle, and the content of large arrays and tensors beside it."""
+    """Returns a pickle, and the content of large arrays and tensors beside it."""
     if "torch" not in sys.modules:  # a process that has not loaded it holds no tensors
         return with_buffers(lambda on_buffer: pickle.dumps(message, protocol=5, buffer_callback=on_buffer))
 
@@ -93,7 +93,7 @@ def plain_dumps(message: object) -> Pickled:
 
 
 def with_buffers(dump: Callable[[OnBuffer], bytes]) -> Pickled:
-    """What `dump` pickles, given whom to ask about the content of an array."""
+    """Pickles with `dump`, whose argument decides for each array whether its content travels in the pickle."""
     beside: list[memoryview] = []
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -121,7 +121,7 @@ class Assembler:
         self.space = self._stage
 
     def received(self, count: int) -> list[Call | Reply]:
-        """So many bytes of `space` were filled. Returns the messages that are whole with them."""
+        """Counts `count` filled bytes of `space`. Returns the messages that are whole with them."""
         if self.space is self._stage:
             self._place(self._stage[:count])
         else:

@@ -16,7 +16,7 @@ from interlace.runtime.process.shared import SharedArrays
 from interlace.runtime.worker import WorkerContext
 
 GRACE_S = 5.0
-"""For a running operation to end, and for whoever watches the process to say why it died."""
+"""Seconds for a running operation to end, and for the process's watcher to say why the process died."""
 _CHUNK = 1 << 20
 
 
@@ -28,7 +28,7 @@ class _Open:
     since_s: float
     answer: "asyncio.Future[Reply]"
     given: tuple[Any, ...] = ()
-    """Kept until the reply, even where nobody waits for it: arrays that the message only names must stay."""
+    """Arguments, kept until the reply even if nothing waits for it: arrays that the message only names must stay."""
 
 
 class ProcessRank(asyncio.BufferedProtocol, ABC):
@@ -43,11 +43,11 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         *,
         dumps: Dumps = plain_dumps,
     ) -> None:
-        """on_failure: told what nobody waits for, a death first of all."""
+        """on_failure: called with failures that no caller waits for, a death first of all."""
         self._context, self._clock, self._on_failure = context, clock, on_failure
         self._shared, self._dumps = shared, dumps
         self.clock_offset = ClockOffset()
-        """Of the rank's clock to the run's."""
+        """Offset of the rank's clock to the run's."""
         self._assembler = Assembler(shared)
         self._open: dict[int, _Open] = {}
         self._next = CONSTRUCTION
@@ -60,16 +60,16 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the rank, for people."""
         return f"{self._context.group}[rank {self._context.rank}]"
 
     @property
     def is_open(self) -> bool:
-        """Whether its process is there."""
+        """True if the rank's process is there."""
         return not self._closed
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """On the rank's process, after the operations called before."""
+        """Runs an operation on the rank's process, after the operations called before."""
         async with self._sending:
             await self._before_call((*args, *kwargs.values()))
             if self._dead:
@@ -83,11 +83,11 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         return RankResult(reply.value, *(self.clock_offset.here(there_s) for there_s in reply.ran_s))
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Beside whatever runs, and before whatever is called later."""
+        """Runs an operation beside the running one, and before any that is called later."""
         self._write(self._encoded(Call(number=UNAWAITED, method=method, args=args)))
 
     async def death(self) -> WorkerDiedError | None:
-        """Why its process is gone, where nobody here ended it."""
+        """Returns why the rank's process is gone, where this side did not end the process."""
         if self._inquest:
             await self._inquest
         return self._dead if isinstance(self._dead, WorkerDiedError) else None
@@ -103,17 +103,17 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
 
     @abstractmethod
     async def _end(self) -> None:
-        """The connection is closed: the process ends by itself, or is ended."""
+        """Ends the process, whose connection is closed, unless the process ends by itself."""
 
     @abstractmethod
     async def _cause_of_death(self) -> str:
-        """Where the process was and why it is gone, as far as is known within GRACE_S."""
+        """Returns where the process was and why it is gone, as far as is known within GRACE_S."""
 
     async def _before_call(self, values: Sequence[Any]) -> None:
-        """What must be there before a call with these arguments."""
+        """Waits for what must be there before a call with these arguments."""
 
     async def _before_result(self, value: Any) -> None:
-        """What must be there before a result is given out."""
+        """Waits for what must be there before a result is given out."""
 
     def _expect(self, method: str, given: tuple[Any, ...] = ()) -> "asyncio.Future[Reply]":
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -136,11 +136,11 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
                 self._transport.write(part)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the message says how much is to come
-        """Where the transport writes what it receives."""
+        """Returns the memory where the transport writes received bytes."""
         return self._assembler.space[:_CHUNK]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """The transport received so much."""
+        """Takes in `nbytes` that the transport received; called by asyncio."""
         try:
             messages = self._assembler.received(nbytes)
         except Exception as error:  # noqa: BLE001 - whatever unpickling a value of the user's raises
@@ -179,8 +179,8 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
                 sent_s=entry.since_s, start_there_s=start_s, end_there_s=end_s, received_s=self._clock.now()
             )
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - whoever watches the process knows more
-        """The process died, or this end closed."""
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the process's watcher knows more
+        """Handles the end of the connection: the process died, or this end closed."""
         if not self._closing:
             self._inquest = self._start(self._explain_death())
 
@@ -191,7 +191,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         return task
 
     def _is_waited_for(self, value: Any) -> bool:  # noqa: ARG002 - for connections that bring a result in parts
-        """Whether a result is not whole yet."""
+        """Says whether a result is not whole yet."""
         return False
 
     async def _resolve_later(self, reply: Reply) -> None:
@@ -201,7 +201,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
     def _resolve(self, reply: Reply) -> None:
         entry = self._open.pop(reply.number, None)
         if entry is None or entry.answer.done():
-            return  # whoever asked is gone
+            return  # the caller is gone
         if reply.error:
             # A worker that could not be made hangs up, and is not to be missed.
             self._closing |= reply.number == CONSTRUCTION

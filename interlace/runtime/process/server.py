@@ -63,10 +63,10 @@ class WorkerServer:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
     def on_call(self, call: Call) -> None:
-        """Told of each call before it runs."""
+        """Sees each call before it runs."""
 
     def on_result(self, value: Any) -> Any:
-        """What is sent for a result."""
+        """Returns the value to send for a result."""
         return value
 
     def _construct(self, factory: Callable[[WorkerContext], Worker]) -> bool:
@@ -78,7 +78,7 @@ class WorkerServer:
         return is_made
 
     def _receive(self) -> None:
-        # What cannot be read, or a concurrent operation that raises: nobody waits for it, so it ends the run.
+        # What cannot be read, or a concurrent operation that raises: no caller waits, so it ends the run.
         with contextlib.suppress(OSError), self._reporting(UNAWAITED, "receive"):
             assembler = Assembler(self._shared)
             while count := self._connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
@@ -86,7 +86,7 @@ class WorkerServer:
                     self._dispatch(message)
         self._calls.put(None)
         if not self._idle.wait(ALONE_S):
-            os._exit(1)  # a controller that was killed ends nobody, and what runs may never end
+            os._exit(1)  # a killed controller cannot end this process, and what runs may never end
 
     def _dispatch(self, call: Call | Reply) -> None:
         if isinstance(call, Reply):
@@ -123,7 +123,7 @@ class WorkerServer:
 
     @contextlib.contextmanager
     def _reporting(self, number: int, method: str) -> Iterator[None]:
-        """What is raised inside goes to the controller: a UserError's message, anything else with its traceback."""
+        """Sends errors raised inside to the controller: a UserError's message, any other with its traceback."""
         try:
             yield
         except UserError as error:  # one of the worker's own class may not be readable there

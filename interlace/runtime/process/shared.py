@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 _ALIGNMENT = 64
 _MEMORY = Path("/dev/shm")
 _MAX_PARTS = 512
-"""Of one write; operating systems allow 1,024."""
+"""Parts of one write; operating systems allow 1,024."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedSpan:
-    """Where an array is."""
+    """Place of an array in a shared segment."""
 
     segment: str
     offset: int
@@ -45,13 +45,13 @@ class SharedFolder:
         self.path = made.rename(made.with_name(made.name[1:]))  # not seen by others before it is locked
 
     def remove(self) -> None:
-        """At the end."""
+        """Removes the folder, at the end."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def shared_folder() -> SharedFolder | None:
-    """A new one, for whoever asked to remove; None on a machine without shared memory that is a folder."""
+    """Makes a folder, for the caller to remove; None on a machine whose shared memory is not a folder."""
     return SharedFolder(_MEMORY) if _MEMORY.is_dir() else None
 
 
@@ -68,7 +68,7 @@ def _remove_if_left(folder: Path) -> None:
 
 
 def padding(size: int) -> bytes:
-    """What follows an array of `size` bytes, so that the next one is aligned."""
+    """Returns the bytes that follow an array of `size` bytes, so that the next array is aligned."""
     return bytes(-size % _ALIGNMENT)
 
 
@@ -101,7 +101,7 @@ class SharedArrays:
         self._known: dict[int, tuple[int, str]] = {}
 
     def share(self, arrays: Sequence[memoryview]) -> tuple[list[SharedSpan], str] | None:
-        """Where the arrays are now, and the segment made for them ('' for none). None where memory is short."""
+        """Returns the arrays' spans, and the segment made for them ('' for none). None where memory is short."""
         known = [self._find(array) for array in arrays]
         new = [array for array, span in zip(arrays, known, strict=True) if span is None]
         if not new:
@@ -119,14 +119,14 @@ class SharedArrays:
         return spans, name
 
     def attach(self, spans: Sequence[SharedSpan], made: str) -> list[NDArray[np.uint8]]:
-        """The arrays. made: the segment that was made for this message, to be removed by its receiver."""
+        """Maps the arrays. made: the segment that was made for this message, to be removed by its receiver."""
         segments = {name: self._map(name) for name in {span.segment: None for span in spans}}
         if made and not self._passes_on:
             self.remove(made)
         return [segments[span.segment][span.offset : span.offset + span.size] for span in spans]
 
     def remove(self, name: str) -> None:
-        """A segment's memory is freed once nobody maps it."""
+        """Removes a segment; its memory is freed once no process maps it."""
         with contextlib.suppress(FileNotFoundError):
             (self._folder / name).unlink()
 

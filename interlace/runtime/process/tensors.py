@@ -23,7 +23,7 @@ def pack(tensor: "Tensor") -> PackedTensor:
 
 
 def unpack(dtype: str, shape: tuple[int, ...], content: NDArray[np.uint8]) -> "Tensor":
-    """Shares the array's memory. It may be read-only, which a tensor cannot say: whoever takes weights copies them."""
+    """Shares the array's memory, which may be read-only; a tensor cannot say so, and users of weights copy them."""
     import torch
 
     if not content.size:

@@ -1,4 +1,4 @@
-"""What runs in a rank's process."""
+"""Actor of a rank: what runs in the rank's process."""
 
 import contextlib
 import os
@@ -23,20 +23,20 @@ from interlace.runtime.ray.tensors import store_large, stored_in
 from interlace.runtime.worker import Worker, WorkerContext
 
 _SIOCGIFADDR = 0x8915
-"""Of Linux's sockios.h: the address of an interface."""
+"""Request number in Linux's sockios.h: the address of an interface."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """Where a rank listens for its controller."""
+    """Address at which a rank listens for its controller."""
 
     host: str
     port: int
     token: bytes
-    """Sent first; whoever does not know it is not heard."""
+    """Shared secret, sent first; connections without it are closed."""
     process: int
     shares_memory: bool
-    """Whether the controller's folder of shared arrays is here too."""
+    """True if the controller's folder of shared arrays is here too."""
 
 
 class Tables:
@@ -117,7 +117,7 @@ class RankActor:
         return self._name
 
     def endpoint(self) -> Endpoint:
-        """Where to connect."""
+        """Returns the endpoint to connect to."""
         return self._endpoint
 
     def hand_over(self, keys: list[str]) -> list[Any]:

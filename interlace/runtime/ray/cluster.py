@@ -74,7 +74,7 @@ class RayCluster(Cluster):
         return found
 
     def _at(self, devices: Sequence[Device]) -> PlacementGroupSchedulingStrategy:
-        """Where the first device is; anywhere within the reservation for a worker that needs none."""
+        """Returns the strategy that starts a worker at its first device; anywhere in the reservation without one."""
         return PlacementGroupSchedulingStrategy(
             self._reservation, placement_group_bundle_index=devices[0].index if devices else -1
         )

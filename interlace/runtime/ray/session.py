@@ -85,7 +85,7 @@ class RaySession:
         return group
 
     def release(self, reservation: Any) -> None:
-        """Gives reserved devices back. Where close() leaves Ray, it does so, and waits for nobody who may be dead."""
+        """Gives reserved devices back. Where close() ends Ray, that frees them, without waiting for dead parts."""
         if not self._is_own:
             remove_placement_group(reservation)
 
@@ -97,7 +97,7 @@ class RaySession:
             self._parts.end()
 
     def lost_part(self) -> str:
-        """The part of a Ray started here without which its ranks end, where that is gone; else empty."""
+        """Returns the missing part of a Ray started here without which its ranks end; else empty."""
         return self._parts.lost() if self._parts else ""
 
 
@@ -121,7 +121,7 @@ class OwnParts:
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def lost(self) -> str:
-        """The first needed part that is gone, named; empty where they live."""
+        """Names the first needed part that is gone; empty where they live."""
         for process, name in self._pids.items():
             if name in self.NEEDED and not _command(process):
                 return f"Ray's {name} (process {process})"
@@ -137,7 +137,7 @@ class OwnParts:
 
 
 def _children() -> list[tuple[int, str]]:
-    """Of this process: number and name of each. Empty where the system does not tell."""
+    """Returns number and name of each child of this process. Empty where the system does not say."""
     found = []
     for listed in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -155,14 +155,14 @@ def _command(process: int) -> str:
 
 def _token_hint(error: Exception) -> str:
     """`ray start` asks for a token wherever one is kept; Ray gives it to no address of its own accord but `auto`."""
-    answered = isinstance(error, ConnectionError) and error.errno is None  # somebody listens there
+    answered = isinstance(error, ConnectionError) and error.errno is None  # a process listens there
     if not answered or "RAY_AUTH_MODE" in os.environ:
         return ""
     return " One that was started where ~/.ray/auth_token is asks for that token: set RAY_AUTH_MODE=token."
 
 
 def _knock(address: str) -> None:
-    """Raises OSError where nobody listens at host:port: Ray would try to reach it for ever."""
+    """Raises OSError where no process listens at host:port: Ray would try to reach it for ever."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN_S).close()
@@ -206,8 +206,8 @@ def _start(machine: Machine) -> None:
 
 @contextmanager
 def _signals_heard() -> Iterator[None]:
-    """Ray's subreaper makes this process ignore SIGCHLD; every child would then seem to have ended with status 0. And
-    Ray ends this process at SIGTERM, which somebody may listen for."""
+    """Restores the handlers that Ray replaces. Its subreaper makes this process ignore SIGCHLD; every child would then
+    seem to have ended with status 0; and Ray ends this process at SIGTERM, for which the program may have a handler."""
     children, end = signal.getsignal(signal.SIGCHLD), signal.getsignal(signal.SIGTERM)
     try:
         yield

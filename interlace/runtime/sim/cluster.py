@@ -26,10 +26,10 @@ class InlineRank:
         self._worker, self._context, self._loop = worker, context, virtual_loop()
         self._turn = asyncio.Lock()
         self._operations: dict[str, tuple[Callable[..., Any], AbstractAsyncContextManager[None]]] = {}
-        """Those called so far, each with what it runs under."""
+        """Operations called so far, each with the context that it runs under."""
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """A coroutine function may sleep, which is its cost."""
+        """Runs an operation; a coroutine function may sleep, which is its cost."""
         try:
             if method not in self._operations:
                 turn = turn_of(self._worker, method, self._turn)
@@ -46,7 +46,7 @@ class InlineRank:
             raise RemoteError(self._context.group, self._context.rank, method, traceback.format_exc()) from error
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """At once, whatever runs."""
+        """Runs an operation at once, whatever runs."""
         getattr(self._worker, method)(*args)
 
     async def close(self) -> None:
@@ -70,7 +70,7 @@ class SimCluster(Cluster):
         self._loop, self._around = virtual_loop(), around
 
     def _watch(self) -> None:  # a LoopWatch would see seconds of another clock
-        # On a virtual clock a stall is an event, seen exactly; nobody has to look now and then.
+        # On a virtual clock a stall is an event, seen exactly; no watch has to look now and then.
         self._loop.on_stall = self._stalled
 
     def _stalled(self) -> bool:

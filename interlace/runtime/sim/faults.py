@@ -1,4 +1,4 @@
-"""What can go wrong with a worker, at a chosen call: for tests of what a run does about it."""
+"""Faults of a worker at a chosen call: for tests of what a run does about them."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ from interlace.runtime.worker import WorkerContext
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Strikes one call of one operation of a group, also one that nobody waits for."""
+    """A fault in one call of one operation of a group, also a call whose result is not awaited."""
 
     group: str
     operation: str
@@ -23,7 +23,7 @@ class Fault:
     kind: Literal["death", "stall", "lost_message"]
     """death: the worker is gone, then and later. stall: the result comes late. lost_message: it never comes."""
     seconds: float = 0.0
-    """Of a stall."""
+    """Duration of a stall, in virtual seconds."""
 
 
 Faults = Sequence[Fault]
@@ -49,7 +49,7 @@ class FaultyRank:
         self._death: WorkerDiedError | None = None
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
-        """As the rank's own, unless a fault strikes."""
+        """Calls the rank, unless a fault strikes."""
         fault = self._struck(method)
         if self._death:
             raise self._death
@@ -64,7 +64,7 @@ class FaultyRank:
         return ran
 
     def call_now(self, method: str, args: tuple[Any, ...]) -> None:
-        """Likewise; who is dead hears nothing."""
+        """Calls the rank at once, unless a fault strikes; ignored once the worker is dead."""
         fault = self._struck(method)
         if self._death or (fault and fault.kind == "lost_message"):
             return

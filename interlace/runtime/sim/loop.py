@@ -45,11 +45,11 @@ class _Timer(asyncio.TimerHandle):
     _loop: "VirtualLoop"
 
     def done(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Says whether the timer was cancelled."""
         return self.cancelled()
 
     def set_result(self, _nothing: None) -> None:
-        """Its time has come."""
+        """Makes the timer ready: its time has come."""
         self._loop._ready.append(self)
 
 
@@ -101,7 +101,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.call_at(self.now_s + delay, callback, *args, context=context)
 
     def alarm(self, delay: float) -> "asyncio.Future[None]":
-        """Done after so many seconds, or before if somebody gives it a result: a sleep without a timer to call back."""
+        """Returns a future done after `delay` seconds, or earlier if given a result: a sleep without a callback."""
         future = self.create_future()
         heapq.heappush(self._scheduled, (self.now_s + delay, next(self._numbers), future))
         return future
@@ -122,7 +122,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         # In place of the base class's turn, which asks a selector and the clock each time: most turns of a simulation
-        # run one callback, so that was a fifth of it. Until somebody stops the loop: what is ready then stays so.
+        # run one callback, so that was a fifth of it. It runs until the loop is stopped: what is ready then stays so.
         ready = self._ready
         while not self._stopping:
             if not ready:
@@ -133,13 +133,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 continue
             try:  # as the handle's own _run(), which costs a call more
                 handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
-            except Exception as error:  # noqa: BLE001 - whatever it is, the loop is told
+            except Exception as error:  # noqa: BLE001 - whatever it is, the loop's handler gets it
                 self.call_exception_handler(
                     {"message": f"exception in callback {handle}", "exception": error, "handle": handle}
                 )
 
     def _advance(self) -> None:
-        """To the next timer or alarm; where there is none, a stall."""
+        """Advances to the next timer or alarm; where there is none, reports a stall."""
         timers, is_stalled = self._scheduled, True
         while timers and (is_stalled or timers[0][0] <= self.now_s):
             when, _, due = heapq.heappop(timers)
@@ -156,7 +156,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def virtual_loop() -> VirtualLoop:
-    """The loop that runs. ValueError where it is not a virtual one."""
+    """Returns the running loop. ValueError where the loop is not a virtual one."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualLoop):
         raise ValueError(f"simulated work runs on a VirtualLoop, not on a {type(loop).__name__}")

@@ -23,7 +23,7 @@ class DispatchPolicy(ABC):
     """Called with a wave of requests at once; ties are broken by the lower engine number, so it is deterministic."""
 
     longest_first = False
-    """Whether an engine starts the requests that it expects to be longest first, instead of in order of admission."""
+    """True if engines start the requests that are expected to be longest first, instead of in order of admission."""
 
     @abstractmethod
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
@@ -31,7 +31,7 @@ class DispatchPolicy(ABC):
 
 
 def create_dispatch(spec: str) -> DispatchPolicy:
-    """A built-in by name, or a user's `package.module:Name`; each run gets a policy of its own.
+    """Makes a built-in by name, or a user's `package.module:Name`; each run gets a policy of its own.
 
     Raises UserError where there is none, or what the name stands for makes none.
     """
