@@ -1,4 +1,4 @@
-"""What an algorithm is: an advantage estimator, a policy loss and declared needs. Pure functions on typed inputs."""
+"""Base of algorithms: an advantage estimator, a policy loss and declared needs. Pure functions on typed inputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from interlace.core.types import FloatArray, Sample, SampleGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What an algorithm asks of the flow; a stage that nobody needs passes samples through."""
+    """Demands of an algorithm on the flow; a stage that is not needed passes samples through."""
 
     reference: bool = False
     critic: bool = False
@@ -28,7 +28,7 @@ class Needs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantages:
-    """Of one group, one array a sample in the group's order, each [L]."""
+    """Advantages of one group, one array a sample in the group's order, each [L]."""
 
     advantages: Sequence[FloatArray]
     returns: Sequence[FloatArray] | None = None
@@ -67,11 +67,11 @@ class Algorithm(ABC):
 
     @property
     def selects(self) -> bool:
-        """Whether keeps() may drop a group; where it may not, it need not be asked."""
+        """Says whether keeps() may drop a group; where it may not, keeps() need not be asked."""
         return type(self).keeps is not Algorithm.keeps
 
     def keeps(self, group: SampleGroup) -> bool:
-        """Whether a scored group is worth training on; one that is not ends as `filtered` and is replaced."""
+        """Says whether a scored group is worth training on; one that is not ends as `filtered` and is replaced."""
         del group
         return True
 

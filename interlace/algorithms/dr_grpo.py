@@ -8,7 +8,7 @@ from interlace.core.types import SampleGroup
 
 
 class DrGRPOSettings(GroupSettings):
-    """As GRPO's, with token losses summed over a constant length."""
+    """Settings of GRPO, with token losses summed over a constant length."""
 
     aggregation: Aggregation = "constant"
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from interlace.core.training import LossInputs
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "k3+"]
-"""Of KL(policy, reference) from sampled tokens, with d = log reference - log policy. k1: -d. k2: d^2 / 2.
+"""Estimators of KL(policy, reference) from sampled tokens, with d = log reference - log policy. k1: -d. k2: d^2 / 2.
 k3: e^d - d - 1. k3+: the value of k3 with the gradient of k2, which as a loss is the unbiased one."""
 
 

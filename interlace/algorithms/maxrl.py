@@ -12,7 +12,7 @@ from interlace.core.types import SampleGroup
 
 
 class MaxRLSettings(GroupSettings):
-    """As GRPO's."""
+    """Settings of MaxRL, the same as GRPO's."""
 
     @model_validator(mode="after")
     def _rewards_stay_rewards(self) -> Self:

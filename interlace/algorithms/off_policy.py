@@ -47,7 +47,7 @@ class OffPolicyConfig(Config):
     """none: w = 1. weight: w = ratio. truncate: w = min(max(ratio, low), high). mask: 0 outside [low, high], else the
     ratio where there is a separate proximal policy."""
     level: Literal["token", "sequence", "geometric"] = "token"
-    """Whose ratio: each token's, the product over its sequence, or that product's per-token geometric mean."""
+    """Unit of the ratio: each token's, the product over its sequence, or that product's per-token geometric mean."""
     low: float = Field(default=0.0, ge=0)
     high: float = Field(default=2.0, gt=0)
 

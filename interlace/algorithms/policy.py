@@ -1,4 +1,4 @@
-"""What the policy-gradient algorithms share: surrogate, off-policy correction, KL to the reference, entropy bonus."""
+"""Common parts of policy-gradient algorithms: surrogate, off-policy correction, KL to the reference, entropy bonus."""
 
 from __future__ import annotations
 

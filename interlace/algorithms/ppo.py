@@ -22,7 +22,7 @@ class PPOSettings(PolicySettings):
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount of later rewards."""
     lam: float = Field(default=1.0, ge=0, le=1)
-    """Of GAE: 0 trusts the critic's next value, 1 the observed return."""
+    """Lambda of GAE: 0 trusts the critic's next value, 1 the observed return."""
     whiten: bool = True
     """Bring the batch's advantages to mean 0 and standard deviation 1; training then waits for the whole batch."""
 

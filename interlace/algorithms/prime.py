@@ -1,4 +1,4 @@
-"""PRIME: process rewards that nobody labelled (arXiv 2502.01456).
+"""PRIME: process rewards without process labels (arXiv 2502.01456).
 
 A second language model phi is trained to tell right responses from wrong ones by the sum of beta log(phi / reference);
 each token's summand then is its process reward. The policy learns from those and from the outcome.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PRIMESettings(GroupSettings):
-    """Of the policy; the process reward model has its own."""
+    """Settings of the policy; the process reward model has its own."""
 
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount of later process rewards."""

@@ -24,7 +24,7 @@ class ReinforcePPSettings(PolicySettings):
 
 
 class ReinforcePP(PolicyAlgorithm):
-    """What a token still earns, on the scale of the batch."""
+    """REINFORCE++: a token's advantage is its return to go, on the scale of the batch."""
 
     Settings = ReinforcePPSettings
     settings: ReinforcePPSettings

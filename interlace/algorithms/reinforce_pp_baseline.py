@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReinforcePPBaselineSettings(GroupSettings):
-    """As GRPO's; a KL, where there is one, enters the loss through the unbiased estimator."""
+    """Settings of GRPO; a KL, where there is one, enters the loss through the unbiased estimator."""
 
     kl_estimator: KLEstimator = "k2"
 

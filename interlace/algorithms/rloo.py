@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RLOOSettings(GroupSettings):
-    """As GRPO's. A token carries its sequence's loss, so the mean over tokens and sequences is that of losses."""
+    """Settings of GRPO. A token carries its sequence's loss: the mean over tokens and sequences is the losses' mean."""
 
     aggregation: Aggregation = "seq_mean_token_mean"
 

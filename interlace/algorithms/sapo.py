@@ -20,9 +20,9 @@ class SAPOSettings(OwnSurrogateSettings):
 
     aggregation: Aggregation = "seq_mean_token_mean"
     temperature_positive: float = Field(default=1.0, gt=0)
-    """Of tokens with positive advantage."""
+    """Temperature of tokens with positive advantage."""
     temperature_negative: float = Field(default=1.05, gt=0)
-    """Of the others: steeper, since pushing a token down spreads its probability over many unsampled ones."""
+    """Temperature of the others: steeper: pushing a token down spreads its probability over many unsampled ones."""
 
 
 class SAPO(GRPO):

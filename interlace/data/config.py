@@ -14,7 +14,7 @@ class ReasoningGymSource(Config):
     """A dataset of the reasoning-gym library, which draws questions without end and scores their answers."""
 
     name: str
-    """As in reasoning_gym.create_dataset, such as number_sorting."""
+    """Name of a data set in reasoning_gym.create_dataset, such as number_sorting."""
     parameters: dict[str, Parameter] = Field(default_factory=dict)
     """Fields of that dataset's config, without seed and size."""
     train_size: int = Field(default=4096, ge=1)
@@ -53,7 +53,7 @@ class PromptFormat(Config):
     """Braces name `prompt` or a column of the row's metadata; a list's items are written one after another. Of a chat
     the last message is filled in and written."""
     replace: dict[str, str] = Field(default_factory=dict)
-    """What to write instead of parts of a filled-in value, in order; the template's own text stays as it is."""
+    """Replacements for parts of a filled-in value, in order; the template's own text stays unchanged."""
     join: str = ""
     """Stands between the items of a list."""
     system: str | None = None

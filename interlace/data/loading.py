@@ -23,7 +23,7 @@ DRAWS_PER_PROMPT = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptSet:
-    """What a run trains on and what it is judged by; no text is in both."""
+    """Prompts that a run trains on and prompts that judge it; no text is in both."""
 
     train: tuple[Prompt, ...]
     heldout: tuple[Prompt, ...]
@@ -36,7 +36,7 @@ class _Rendered:
 
     @property
     def text(self) -> str:
-        """What two prompts must differ in."""
+        """Returns the text in which two prompts must differ."""
         return shown_text(self.row, self.question)
 
 

@@ -1,4 +1,4 @@
-"""What every source of prompts yields."""
+"""Rows that every source of prompts yields."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Row:
     uid: str
     """Stable over runs."""
     origin: str
-    """Where it stands, for messages: `file:line`, or the data set's name and index."""
+    """Place of the row, for messages: `file:line`, or the data set's name and index."""
     prompt: str
     """The question; of a chat, the last message's content."""
     messages: Messages = ()

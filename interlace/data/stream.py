@@ -11,14 +11,14 @@ from interlace.core.types import Prompt
 
 
 class StreamState(Config):
-    """Where a stream stands; part of a checkpoint."""
+    """Position of a stream; part of a checkpoint."""
 
     drawn: int = 0
     """Draws so far, prompts that were handed back counted once."""
     pending: tuple[int, ...] = ()
     """Numbers of draws to serve before new ones, ascending."""
     fingerprint: int
-    """Of the prompts and the seed: a stream is restored only over the same ones."""
+    """Fingerprint of the prompts and the seed: a stream is restored only over the same ones."""
 
 
 class PromptStream:
@@ -62,14 +62,14 @@ class PromptStream:
             insort(self._pending, draw)
 
     def state(self, unfinished: Iterable[Prompt] = ()) -> StreamState:
-        """What `restore` needs. unfinished: prompts given out and not trained on; they are served first.
+        """Returns what `restore` needs. unfinished: prompts given out and not trained on; they are served first.
 
         This stream goes on as it is. Raises ValueError for a prompt that this stream has not out.
         """
         return self.state_later(unfinished)()
 
     def state_later(self, unfinished: Iterable[Prompt]) -> Callable[[], StreamState]:
-        """What gives, whenever it is called, the state of now: to find the numbers of the draws takes its time."""
+        """Returns a function that gives the present state whenever called: finding the draws' numbers takes time."""
         drawn, waiting, out = self._drawn, tuple(self._pending), tuple(unfinished)
 
         def state() -> StreamState:

@@ -26,7 +26,7 @@ class DemonstrationConfig(Config):
     style: str = "answer"
     """A module of interlace.data.demonstrations, or a Demonstrator of your own as package.module:Name."""
     settings: dict[str, Parameter] = Field(default_factory=dict)
-    """That style's own settings."""
+    """Settings of the style itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

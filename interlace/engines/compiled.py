@@ -67,7 +67,7 @@ def _cached_path(source: Path, compiler: str) -> Path:
 
 
 def processor() -> str:
-    """What `-march=native` depends on: a cache shared by machines must not serve one the other's instructions."""
+    """Names what `-march=native` depends on: a cache shared by machines must not serve another's instructions."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

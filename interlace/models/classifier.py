@@ -31,7 +31,7 @@ class LoadedClassifier:
     """Its `logits` are [texts, 1]; it knows the tokenizer's pad token."""
     tokenizer: "PreTrainedTokenizerBase"
     context: int | None
-    """As context_length."""
+    """Tokens that the positions reach, by context_length."""
 
 
 def check_classifier(config: ModelConfig) -> None:

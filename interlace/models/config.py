@@ -17,17 +17,17 @@ class ModelConfig(Config):
     tokenizer: str | None = None
     """Hugging Face id or folder of another tokenizer than the model's own."""
     pad_token: str | None = None
-    """For a tokenizer that has none; a token of its vocabulary."""
+    """Padding token for a tokenizer that has none; a token of its vocabulary."""
     eos_token: str | None = None
-    """Likewise."""
+    """End token for a tokenizer that has none; a token of its vocabulary."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights. What is trained is float32; its weights are rounded for the engines that generate with them."""
+    """Type of the weights. A trained model is float32; its weights are rounded for the engines that generate."""
     seed: int = Field(default=0, ge=0, lt=SEED_END)
-    """Of a tiny model's random weights."""
+    """Seed of a tiny model's random weights."""
     trust_remote_code: bool = False
     """Run the model code that a hub repository ships."""
     cache_dir: str = "~/.cache/interlace"
-    """Where converted GGUF files are kept."""
+    """Folder of converted GGUF files."""
 
 
 def by_path(value: Any) -> Any:

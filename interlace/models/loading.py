@@ -39,7 +39,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where from_pretrained looks. Only what the user named as a hub id may use the network."""
+    """Place where from_pretrained looks. Only what the user named as a hub id may use the network."""
 
     location: str
     is_local: bool
@@ -104,7 +104,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
 
 
 def find_origin(config: ModelConfig) -> Origin:
-    """Where the model's files are; a GGUF file is converted. Raises UserError where there is nothing."""
+    """Finds the model's files; a GGUF file is converted. Raises UserError where there is nothing."""
     if config.path in WHEELS:
         return Origin(str(_converted(_wheel_file(config.path), config)), True)
     origin = _named("model", config.path)
@@ -194,7 +194,7 @@ def _model_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":
 
 
 def read_config(origin: Origin, config: ModelConfig, *, what: str) -> "PretrainedConfig":
-    """What the model's folder says of it. what: it is, for the message. Raises UserError where it cannot be read."""
+    """Reads the config in the model's folder. what: the model's role, for messages. Raises UserError if unreadable."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -267,7 +267,7 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
             local_files_only=origin.is_local,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told below, by name
+            ignore_mismatched_sizes=True,  # they are reported below, by name
         )
     except (OSError, ValueError, SafetensorError, UnpicklingError, ImportError) as error:
         raise UserError(f"{what} {config.path!r} cannot be loaded: {first_line(error)}") from error
@@ -292,7 +292,7 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
 
 
 def _beyond(model: "PreTrainedModel", unused: Iterable[str]) -> list[str]:
-    """Of the weights that a folder has and the model does not, those that it would have if it had more layers."""
+    """Returns the unused weights of a folder that the model would have if it had more layers."""
     own = {NUMBERS.sub("#", name) for name in model.state_dict()}
     return [name for name in unused if NUMBERS.sub("#", name) in own]
 
@@ -333,5 +333,5 @@ def _stop_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase")
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, in one line."""
+    """Returns the first line of an exception's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Where a model's state is: on the device that computes with it, or on the host while others compute there."""
+"""Residence of a model's state: on the device that computes with it, or on the host while others compute there."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -11,13 +11,13 @@ Move: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Residence:
-    """Of one owner's state: knows where it is, and moves it where it is not."""
+    """Place of one owner's state, which onload and offload move."""
 
     def __init__(self, device: torch.device, relocate: Callable[[Move], None]) -> None:
         """device: where it is now, and where it computes. relocate: replaces every tensor of the state by its copy."""
         self._device, self._relocate = device, relocate
         self.is_away = False
-        """Whether it is on the host."""
+        """Flag: the state is on the host."""
 
     def onload(self) -> None:
         """To the device."""

@@ -1,4 +1,4 @@
-"""What a model weighs, known before its weights are read."""
+"""Sizes of a model, known before its weights are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,20 +22,20 @@ class ModelSize:
     logit_bytes_per_token: int
     """One row of float32 logits; training holds one for each response token of a micro-batch."""
     layer_bytes_per_token: int
-    """What one layer keeps of a token for its backward, about."""
+    """Bytes that one layer keeps of a token for its backward, about."""
     hidden_bytes_per_token: int
-    """What passes from layer to layer: all that is kept of one that is recomputed."""
+    """Bytes of a token that pass from layer to layer: all that is kept of a layer that is recomputed."""
     num_layers: int
     context: int | None
-    """As context_length."""
+    """Tokens that the positions reach, by context_length."""
 
     @property
     def trained_bytes(self) -> int:
-        """Of its weights where they are trained, in float32 whatever they were loaded in."""
+        """Returns the bytes of the weights where they are trained: in float32, whatever they were loaded in."""
         return FLOAT_BYTES * self.num_parameters
 
     def activation_bytes(self, tokens: int, *, recomputed: bool) -> int:
-        """What a forward of so many tokens keeps for its backward, about; in float32, so on a GPU a bound.
+        """Returns the bytes, about, that a forward keeps for its backward; in float32, so on a GPU a bound.
 
         recomputed: by gradient checkpointing, a layer at a time.
         """
@@ -66,10 +66,10 @@ def model_size(model: "PreTrainedModel") -> ModelSize:
 
 
 def context_length(config: "PretrainedConfig") -> int | None:
-    """Tokens that the model's positions reach; None where its configuration does not say.
+    """Returns the tokens that the model's positions reach; None where the configuration does not say.
 
-    Of longrope (arXiv 2402.13753), those that its short factors reach: a longer sequence turns all that one forward
-    computes by the long ones, so that log-probs would depend on the company, and on when a sequence grew.
+    For longrope (arXiv 2402.13753), the tokens that its short factors reach: a longer sequence turns all that one
+    forward computes by the long ones: log-probs would depend on the batch neighbours, and on when a sequence grew.
     """
     text = config.get_text_config()
     reach: int | None = getattr(text, "max_position_embeddings", None)

@@ -1,4 +1,4 @@
-"""What a reward function is, its settings, and how what it returns becomes a reward.
+"""Reward functions, their settings, and how their results become rewards.
 
 A built-in is a module of this folder with a function `score` of the type RewardFn. Modules it needs that are slow to
 import stand in its tuple `PRELOAD`, so that worker processes share one import.
@@ -27,9 +27,9 @@ HIDDEN = ("base", "classifier", "given", "pool", "process", "scorer", "shaping")
 
 Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
 RewardFn: TypeAlias = Callable[[str, str, str, Mapping[str, JSON]], Score | Awaitable[Score]]
-"""Called as fn(prompt, response, answer, metadata). A bool is a verdict and becomes `correct` or `incorrect`; a number
-is the reward itself; a mapping's values are the reward's named parts, and their sum is the reward. One that waits for
-somebody else, a judge or a sandbox, may be an `async def`."""
+"""Function called as fn(prompt, response, answer, metadata). A bool is a verdict and becomes `correct` or `incorrect`;
+a number is the reward itself; a mapping's values are the reward's named parts, and their sum is the reward. A function
+that waits for another service, a judge or a sandbox, may be an `async def`."""
 TAKEN = ("mean", "std", "max", "min")
 """Parts cannot be called so: a step's metrics already have these of the reward itself. Nor as what shaping adds."""
 ACCURACY = "accuracy"
@@ -48,7 +48,7 @@ class RewardModelConfig(ModelConfig):
     chat_template: bool = True
     """Prompt and response as two turns, where its tokenizer has a chat template; else as plain text."""
     tokens_per_batch: int = Field(default=8192, ge=1)
-    """Of one forward, padding counted. Changes memory and speed, and at most the last bits of a score."""
+    """Tokens of one forward, padding counted. Changes memory and speed, and at most the last bits of a score."""
 
 
 class RewardConfig(Config):
@@ -57,7 +57,7 @@ class RewardConfig(Config):
     name: str = "exact"
     """A built-in (exact, math_verify, reasoning_gym), a function of your own as package.module:function, or `model`."""
     model: Annotated[RewardModelConfig, BeforeValidator(by_path)] | None = None
-    """Of the reward `model`: its number is the reward. It needs devices: schedule.placement.reward."""
+    """Settings of the reward `model`: its number is the reward. It needs devices: schedule.placement.reward."""
     correct: float = 5.0
     """Reward of a response that a verdict calls right; held-out answers with as much or more, before anything is taken
     off for their form, count as right."""
@@ -70,7 +70,7 @@ class RewardConfig(Config):
     workers: int = Field(default=1, ge=0)
     """Processes that score. 0 scores on a thread of the run's own process: for functions that are quick whatever a
     model writes, and never end their process, which would be the run's. An `async def` is awaited in one process, apart
-    from the run's: so many calls at once, at least one."""
+    from the run's: `workers` calls at once, at least one."""
     timeout_s: float = Field(default=10.0, gt=0)
     """A sample whose scoring takes longer fails. Its process is replaced, an `async def` is cancelled; with 0 workers
     the thread that scored it is left behind, since no thread can be ended."""
@@ -104,7 +104,7 @@ class RewardConfig(Config):
         return self
 
     def is_right(self, result: RewardResult) -> bool:
-        """Whether a held-out answer is: its form, which `shaping` judges, does not make it wrong."""
+        """Says whether a held-out answer is right: its form, which `shaping` judges, does not make it wrong."""
         task = result.parts.get(TASK, result.reward) if self.shaping.added else result.reward
         return result.failure is None and task >= self.correct
 
@@ -121,7 +121,7 @@ class RewardConfig(Config):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRequest:
-    """What a reward function is shown of one sample."""
+    """Inputs of a reward function for one sample."""
 
     prompt: str
     response: str
@@ -138,7 +138,7 @@ def load_reward(name: str) -> RewardFn:
 
 
 def is_async(function: RewardFn) -> bool:
-    """Whether it is an `async def`, or an object that is called as one."""
+    """Says whether the function is an `async def`, or an object that is called as one."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
@@ -174,7 +174,7 @@ def evaluate(function: RewardFn, config: RewardConfig, request: ScoreRequest) ->
 
 
 async def evaluate_async(function: RewardFn, config: RewardConfig, request: ScoreRequest) -> RewardResult:
-    """As evaluate(), of one that may be awaited."""
+    """Does the work of evaluate() for a function that may be awaited."""
     response = _scored_text(request.response, config)
     if response is None:
         return _verdict(False, config)
@@ -186,7 +186,7 @@ async def evaluate_async(function: RewardFn, config: RewardConfig, request: Scor
 
 
 def timed_out(config: RewardConfig) -> RewardResult:
-    """What a sample gets whose scoring took too long."""
+    """Returns the result of a sample whose scoring took too long."""
     return RewardResult(failure=f"timed out after {config.timeout_s:g} s")
 
 

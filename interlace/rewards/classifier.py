@@ -29,11 +29,11 @@ class ModelScorer:
         self._model, self._tokenizer, self._context = loaded.model, loaded.tokenizer, loaded.context
         self._model.to(device)  # type: ignore[arg-type]  # transformers' own stub
         self.residence = Residence(self._model.device, self._model._apply)
-        """Of the weights."""
+        """Place of the weights."""
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights."""
+        """Returns the bytes of the weights."""
         return sum(tensor.nbytes for tensor in self._model.state_dict().values())
 
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:

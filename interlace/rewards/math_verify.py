@@ -31,5 +31,5 @@ def _parse(text: str) -> list[Any]:
 
 
 def _is_marked(text: str) -> bool:
-    """Whether LaTeX is marked as such; math-verify reads a bare formula only between dollars."""
+    """Says whether LaTeX is marked as such; math-verify reads a bare formula only between dollars."""
     return any(mark in text for mark in ("$", "\\boxed", "\\[", "\\("))

@@ -36,9 +36,9 @@ class _Job:
     outcome: "Future[RewardResult]"
     deadline_s: float = 0.0
     started: bool = False
-    """Whether the process said that it began."""
+    """Flag: the process said that it began the job."""
     alone: bool = False
-    """Whether nothing else may run beside it: of several that ran in a process that died, one is to blame."""
+    """Flag: no other job may run beside this one: of several that ran in a process that died, one is to blame."""
     tries: int = TRIES
 
 
@@ -53,7 +53,7 @@ class _Scoring:
     received: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
     is_full: bool = False
-    """Whether what is unsent waits for room in the connection."""
+    """Flag: what is unsent waits for room in the connection."""
 
 
 class ScoringPool:
@@ -262,7 +262,7 @@ class ScoringPool:
 
         def outcome(job: _Job) -> RewardResult | None:
             job.tries -= 1
-            # Whoever stops a run may send SIGTERM to all its processes: the step that it ends with needs its scores.
+            # A stop may send SIGTERM to all processes of a run: the step that the run ends with needs its scores.
             if code == -signal.SIGTERM and job.tries:
                 return None
             return RewardResult(failure=f"the reward function ended its process (exit code {code})")
@@ -271,7 +271,7 @@ class ScoringPool:
         self._replace(scoring)
 
     def _blame(self, scoring: _Scoring, suspects: list[_Job], outcome: "Callable[[_Job], RewardResult | None]") -> None:
-        """Of one job it is known that it is to blame; several are tried again, each alone."""
+        """Resolves a single suspect, which is known to be to blame; tries several again, each alone."""
         if len(suspects) == 1:
             result = outcome(suspects[0])
             if result is not None:
@@ -295,7 +295,7 @@ class ScoringPool:
 
 
 def _may_resolve(job: _Job) -> bool:
-    """Whether somebody may still want its result; from now on it cannot be cancelled."""
+    """Says whether a job's result may still be wanted; from now on the job cannot be cancelled."""
     return job.outcome.running() or job.outcome.set_running_or_notify_cancel()
 
 

@@ -42,7 +42,7 @@ _LEAVE_S = 0.5
 
 
 def serve(connection: socket.socket, config: RewardConfig, is_async: bool) -> None:
-    """What runs in the process, until the run closes the connection or ends."""
+    """Runs in the process until the run closes the connection or ends."""
     # Ctrl-C is the run's to decide on. SIGTERM ends this process and costs nothing: the sample is scored again.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -76,7 +76,7 @@ class _Answers:
             self._connection.sendall(line)
 
     def result(self, number: int, result: RewardResult) -> None:
-        """What a request came to."""
+        """Sends the result of a request."""
         self.send(RESULT, number, result.reward, dict(result.parts), result.failure)
 
 
@@ -93,7 +93,7 @@ class _AsyncServer:
         self._function, self._config = function, config
         self._loop = asyncio.new_event_loop()
         self._numbers: dict[asyncio.Task[Any], int] = {}
-        """Of the tasks that score."""
+        """Request numbers of the tasks that score."""
         self._open: set[asyncio.Task[None]] = set()
         self._left_behind = False
         self._beat_s = time.monotonic()
@@ -146,7 +146,7 @@ class _AsyncServer:
 
 
 def innermost_line(thread: int) -> str:
-    """Where a running thread is now, as `file.py:12 in function`."""
+    """Says where a running thread is now, as `file.py:12 in function`."""
     innermost = traceback.extract_stack(sys._current_frames()[thread])[-1]
     return f"{innermost.filename}:{innermost.lineno} in {innermost.name}"
 

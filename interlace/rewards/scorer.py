@@ -23,7 +23,7 @@ class Scorer:
         self._pool: ScoringPool | None = None
         self._thread: OwnThread | None = None
         self._turn = asyncio.Lock()
-        """Of those who want the thread."""
+        """Turn of callers that want the thread."""
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """One result a sample, in their order. A function that raises or takes too long fails its sample alone."""
@@ -86,11 +86,11 @@ class _Work:
     config: RewardConfig
     requests: Sequence[ScoreRequest]
     results: list[RewardResult] = field(default_factory=list)
-    """Of the first ones, so far."""
+    """Results of the first requests, so far."""
     since_s: float = 0.0
     """When the current one began."""
     is_over: bool = False
-    """Whether what it finds is heard no more."""
+    """Flag: further results are dropped."""
 
     def run(self) -> None:
         """On the thread."""
@@ -102,6 +102,6 @@ class _Work:
             self.results.append(result)
 
     def left_s(self) -> float:
-        """Of the current request's time."""
+        """Returns the seconds left for the current request."""
         used_s = time.monotonic() - self.since_s if self.since_s else 0.0
         return max(0.0, self.config.timeout_s - used_s)

@@ -1,4 +1,4 @@
-"""What is added to a task's reward for the form of a response: its length and its repetitions. Each is a named part.
+"""Rewards added to a task's reward for the form of a response: its length and its repetitions. Each is a named part.
 
 Most of it depends on the response alone; the length reward compares the responses of a group.
 """
@@ -22,20 +22,20 @@ class ShapingConfig(Config):
     """Penalties beside the task's reward, and weights of its parts. All off by default."""
 
     weights: Mapping[str, float] = Field(default_factory=dict)
-    """Of the parts that a reward function returned by name; a part that is not named here counts once."""
+    """Weights of the parts that a reward function returned by name; a part that is not named here counts once."""
     overlong_limit: int | None = Field(default=None, ge=1)
     """Tokens above which a response gets the whole overlong penalty; usually max_new_tokens."""
     overlong_buffer: int = Field(default=0, ge=0)
     """The penalty sets in this many tokens before the limit and grows linearly (DAPO, arXiv 2503.14476, eq. 13)."""
     overlong_penalty: float = Field(default=1.0, ge=0)
-    """What is taken off at the limit."""
+    """Reward taken off at the limit."""
     repetition_ngram: int | None = Field(default=None, ge=1)
     """Tokens of a run that counts as repeated when it comes again; None penalizes no repetition."""
     repetition_penalty: float = Field(default=1.0, ge=0)
-    """What is taken off a response all of whose runs are repeats."""
+    """Reward taken off a response all of whose runs are repeats."""
     length_weight: float = Field(default=0.0, ge=0)
-    """Of the length reward, which compares a response with its group's others (Kimi k1.5, arXiv 2501.12599, section
-    2.3.3): from half of this for the shortest right one to minus half of this for the longest; 0 leaves it out."""
+    """Weight of the length reward, which compares a response with its group's others (Kimi k1.5, arXiv 2501.12599,
+    section 2.3.3): from half of this for the shortest right one to minus half of this for the longest; 0: none."""
     length_right_above: float = 0.0
     """A response with more task reward than this counts as right there."""
 
@@ -56,7 +56,7 @@ class ShapingConfig(Config):
 
     @property
     def max_penalty(self) -> float:
-        """What a response loses at worst to its form."""
+        """Returns the most that a response can lose to its form."""
         overlong = self.overlong_penalty if self.overlong_limit is not None else 0.0
         repetition = self.repetition_penalty if self.repetition_ngram is not None else 0.0
         return overlong + repetition + self.length_weight / 2

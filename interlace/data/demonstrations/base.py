@@ -1,4 +1,4 @@
-"""What a writer of demonstrations is."""
+"""Base of the writers of demonstrations."""
 
 import random
 from abc import ABC, abstractmethod

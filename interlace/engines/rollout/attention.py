@@ -24,7 +24,7 @@ _BINDING = "_interlace_rollout_layer"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionTraits:
-    """What a layer's module asks of attention besides queries, keys and values."""
+    """Inputs that a layer's module gives to attention besides queries, keys and values."""
 
     scale: float
     window: int = 0
@@ -52,7 +52,7 @@ class AttentionBackend(Protocol):
 
 
 class AttentionHub:
-    """What the modules of one engine's model point to. A deep copy of the model points to an empty hub of its own."""
+    """Object that the modules of one engine's model point to. A deep copy of the model has an empty hub of its own."""
 
     def __init__(self) -> None:
         self.backend: AttentionBackend | None = None

@@ -47,7 +47,7 @@ class NativeConfig(EngineConfig):
 
 
 class ServedConfig(EngineConfig):
-    """What serving engines of other projects take beside."""
+    """Further settings for the serving engines of other projects."""
 
     tensor_parallel_size: int = Field(default=1, ge=1)
     """Devices that one engine spans: schedule.placement.rollout.devices_per_instance is the same. Not run here above
@@ -55,7 +55,7 @@ class ServedConfig(EngineConfig):
 
 
 class VLLMConfig(ServedConfig):
-    """What vLLM takes beside."""
+    """Further settings for vLLM."""
 
     engine: str = "vllm"
     enforce_eager: bool | None = None
@@ -63,8 +63,8 @@ class VLLMConfig(ServedConfig):
 
 
 class SGLangConfig(ServedConfig):
-    """What SGLang takes beside."""
+    """Further settings for SGLang."""
 
     engine: str = "sglang"
     memory_share: float = Field(default=0.8, gt=0, le=1)
-    """Of a device, for weights and KV cache: a bound beside max_tokens."""
+    """Share of a device's memory for weights and KV cache: a bound in addition to max_tokens."""

@@ -1,4 +1,4 @@
-"""What an engine counts between two looks at its metrics."""
+"""Counters of an engine between two readings of its metrics."""
 
 import time
 

@@ -57,7 +57,7 @@ class DecodeLoop:
         self._ended: list[Ended] = []
         self.counters = Counters()
         self.interrupted = ctypes.c_int64(0)
-        """1: somebody waits for the next look."""
+        """Flag, 1 while a caller waits for the next look at the queue."""
 
     def advance(self, version: int) -> tuple[int, list[Ended]]:
         """One look at the queue and the forward passes until the next. version: of the weights.
@@ -122,9 +122,9 @@ class DecodeLoop:
         return drawn
 
     def _decode(self, decoder: DecoderRunner, plan: Plan) -> int:
-        """As _run, where each row runs its last token and draws plainly: all the plan's passes in one call.
+        """Replaces _run where each row runs its last token and draws plainly: all the plan's passes in one call.
 
-        Where somebody waits for a row, the first that ends ends the call.
+        Where a caller waits for a row, the first row that ends ends the call.
         """
         start = time.perf_counter()
         self._scheduler.prepare(plan)
@@ -184,7 +184,7 @@ class DecodeLoop:
         self._ended.append((row, stopped))
 
     def _stops_on_text(self, row: int) -> bool:
-        """Whether the end of a row's response, decoded, contains one of its stop strings."""
+        """Says whether the end of a row's response, decoded, contains one of its stop strings."""
         table, stops = self._table, self._table.params(row).stop
         if not stops or self._tokenizer is None:
             return False

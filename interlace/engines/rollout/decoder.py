@@ -45,7 +45,7 @@ _OPTIONAL = {
 
 
 def is_llama_shaped(model: PreTrainedModel) -> bool:
-    """Whether the model's modules and parameters are those that the C++ decoder knows."""
+    """Says whether the C++ decoder knows the model's modules and parameters."""
     decoder = dict(model.named_children()).get("model", model)
     if {name for name, _ in decoder.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False
@@ -86,25 +86,25 @@ class StopRule(NamedTuple):
     max_s: float
     """Seconds; the step that passes them is the last."""
     past_ends: bool
-    """Whether the others go on when a sequence has ended."""
+    """Flag: the other sequences go on when one has ended."""
     interrupted: int
     """Address of 64 bits that say, once another thread has set them, that the step that runs is the last."""
 
 
 class DecodeResult(NamedTuple):
-    """What steps from tokens to tokens made."""
+    """Result of decode steps, each from tokens to tokens."""
 
     ended: list[tuple[int, int]]
     """Places of the rows that ended, in that order, each with kernels.STOPPED (by a token), FULL or NOT_FINITE."""
     forward_s: float
-    """Of the forward passes."""
+    """Seconds in forward passes."""
     num_steps: int
     num_drawn: int
     """Tokens."""
 
 
 class _Buffers:
-    """What one thread writes to."""
+    """Memory that one thread writes to."""
 
     def __init__(self, rows: int, decoder: kernels.Decoder, longest: int) -> None:
         heads, kv_heads, dim = decoder.heads, decoder.kv_heads, decoder.head_dim
@@ -235,7 +235,10 @@ class DecoderRunner:
             running.result()
 
     def _spent(self, parts: int) -> list[kernels.Buffers]:
-        """What each of so many threads told of its last call; their attention counts as spent side by side."""
+        """Returns the buffers in which each of `parts` threads reported its last call.
+
+        Adds the threads' attention time as spent side by side.
+        """
         spent = [buffers.arguments for buffers in self._buffers[:parts]]
         self._attention.seconds += sum([one.attention_s for one in spent]) / parts
         return spent
@@ -253,7 +256,7 @@ class DecoderRunner:
             self._logits = torch.empty(max(rows, 2 * len(self._logits)), self._decoder.vocab)
 
     def _bounds(self, rows: Int64Array) -> list[int]:
-        """Where each thread's tokens begin, and the end: about as many each, a row's all with one thread."""
+        """Returns where each thread's tokens begin, and the end: about equally many each, a row's all with one."""
         count, threads = len(rows), len(self._buffers)
         if threads == 1:
             return [0, count]

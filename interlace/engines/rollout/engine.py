@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class NativeEngine:
-    """One model serving requests. It takes the model over: nobody else may run or train that object.
+    """Engine that serves requests with one model and owns the model object: no other code may run or train the object.
 
     Not thread-safe: one caller at a time. Engines and other models in the same process do not disturb each other.
     """
@@ -179,7 +179,7 @@ class NativeEngine:
         self._updated(version, mode)
 
     def _updated(self, version: int, mode: UpdateMode) -> None:
-        """What follows once the weights are new."""
+        """Brings caches and sequences in line with the new weights."""
         self._runner.rebind()
         self._version = version
         if mode == "recompute":

@@ -1,4 +1,4 @@
-"""What the adapters of serving engines share: the book-keeping of live requests, and the plain verbs."""
+"""Shared parts of the adapters of serving engines: the book-keeping of live requests, and the plain verbs."""
 
 import math
 from abc import ABC, abstractmethod
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Generated: TypeAlias = tuple[str, Sequence[int], Sequence[float], FinishReason | None]
 """A request's id, its new tokens, their log-probs, and how it ended; None where it goes on."""
 NO_LOGPROB = -9999.0
-"""What serving engines put where they have no log-prob, or one of minus infinity."""
+"""Value that serving engines put where they have no log-prob, or one of minus infinity."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class LiveRequests:
         return name in self._live
 
     def named(self, ids: Sequence[str] | None) -> list[str]:
-        """Those of these ids that are live, each once; None: all, in order of submission."""
+        """Returns the live ones of these ids, each once; None: all live ids, in order of submission."""
         return list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
 
     def rows(self) -> list[tuple[str, Request, tuple[int, ...]]]:
@@ -109,11 +109,11 @@ class ExternalEngine(ABC):
     """
 
     name: str
-    """What a report calls it."""
+    """Name of the engine in a report."""
     reason: str = "this engine's bits may depend on what shares a batch"
     """Why samples depend on what shares their batch."""
     notes: tuple[str, ...] = ()
-    """What a report adds."""
+    """Remarks that a report adds."""
 
     def __init__(self, seed: int = 0) -> None:
         """seed: of the sampling noise; see request_seed()."""
@@ -205,7 +205,7 @@ class ExternalEngine(ABC):
             self._offloaded = False
 
     def offload(self, kv: SwitchMode = "offload") -> None:  # noqa: ARG002 - there is one way
-        """The KV cache goes, whatever `kv` asks: what runs is computed anew after onload()."""
+        """Frees the KV cache, whatever `kv` asks: running sequences are computed again after onload()."""
         if self._offloaded:
             return
         partials = self.abort()

@@ -19,12 +19,12 @@ CANDIDATES = 256
 
 
 def reshapes_logits(params: SamplingParams) -> bool:
-    """Whether logits are changed before the softmax."""
+    """Says whether logits are changed before the softmax."""
     return params.repetition_penalty != 1 or params.presence_penalty != 0 or bool(params.logit_bias)
 
 
 def truncates(params: SamplingParams) -> bool:
-    """Whether tokens are cut off. Greedy sampling takes the best token anyway."""
+    """Says whether tokens are cut off. Greedy sampling takes the best token anyway."""
     return params.temperature > 0 and (params.top_p < 1 or params.top_k > 0 or params.min_p > 0)
 
 

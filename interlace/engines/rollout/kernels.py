@@ -90,7 +90,7 @@ TABLE_ARRAYS = (
     "token_ids", "logprobs", "versions", "num_tokens", "num_computed", "num_prompt", "limit", "noise_key",
     "temperature", "stop_ids",
 )  # fmt: skip
-"""Of the sequence table, which the kernel reads and writes."""
+"""Arrays of the sequence table that the kernel reads and writes."""
 
 
 class Table(ctypes.Structure):
@@ -117,7 +117,7 @@ class AdvanceCall(ctypes.Structure):
 
 
 GOES_ON, STOPPED, FULL, NOT_FINITE = range(4)
-"""What a step made of a row."""
+"""Outcomes of a step for a row."""
 _SIGNATURES: dict[str, list[type]] = {
     "attention": [_PTR, _PTR],
     "decode": [_PTR, _PTR, _PTR, _PTR, _I64, _PTR],

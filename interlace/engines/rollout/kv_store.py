@@ -1,4 +1,4 @@
-"""Where keys and values live: a pool of token cells per layer, handed to rows as contiguous slots or as pages.
+"""Stores of keys and values: a pool of token cells per layer, handed to rows as contiguous slots or as pages.
 
 Both kinds answer the same question for the attention kernels: `page_table[row, position >> page_shift]` is the pool
 cell of a page's first token. A slot is one page that is as long as it needs to be.
@@ -21,7 +21,7 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerShape:
-    """What one attention layer keeps per token."""
+    """Shape of the keys and values that one attention layer keeps per token."""
 
     kv_heads: int
     key_dim: int
@@ -97,7 +97,7 @@ class KVStore(Protocol):
 
     @staticmethod
     def longest_in(num_tokens: int) -> int:
-        """`longest` of a store of so many tokens, before there is one."""
+        """Returns `longest` of a store of `num_tokens` tokens before the store is made."""
         ...
 
     def reserve(self, row: int, num_tokens: int) -> bool:

@@ -40,7 +40,7 @@ class LiveWeights:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all tensors, tied ones under each name."""
+        """Returns the names of all tensors, tied ones under each name."""
         return frozenset(self._tensors)
 
     def update(self, tensors: Mapping[str, Tensor], *, frozen: bool) -> None:

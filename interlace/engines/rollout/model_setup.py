@@ -13,7 +13,7 @@ from interlace.engines.rollout.kv_store import LayerShape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedModel:
-    """What one recorded forward pass told about the model's attention layers, in order of execution."""
+    """Attention layers of a model, in order of execution, as one recorded forward pass met them."""
 
     hub: AttentionHub
     shapes: tuple[LayerShape, ...]

@@ -25,11 +25,11 @@ class _Holder:
 
 
 class PrefixIndex:
-    """Finds a row that holds the first tokens of a waiting sequence.
+    """Index that finds a row with the first tokens of a waiting sequence.
 
-    Whoever forks leaves out at least its last token and runs that itself: its logits are then bit-equal to those of a
-    sequence that ran its whole prompt, and sharing, reuse and resumption are one mechanism. All that is held was
-    computed under the current version: clear() is called when it changes.
+    A sequence that forks leaves out at least its last token and runs that itself: its logits are then bit-equal to
+    those of a sequence that ran its whole prompt, and sharing, reuse and resumption are one mechanism. All that is
+    held was computed under the current version: clear() is called when the version changes.
     """
 
     def __init__(self, table: SequenceTable, store: KVStore, *, enabled: bool, spare_rows: Sequence[int]) -> None:
@@ -45,7 +45,7 @@ class PrefixIndex:
         self.num_reused_tokens = 0
 
     def is_coming(self, sequence: SequenceState) -> bool:
-        """Whether a running sibling is still computing this sequence's prompt."""
+        """Says whether a running sibling is still computing this sequence's prompt."""
         leader = self._leaders.get(tuple(sequence.request.prompt_ids))
         return leader is not None and self._table.num_computed[leader.row] < sequence.num_prompt - 1
 

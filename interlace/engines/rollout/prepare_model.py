@@ -23,7 +23,7 @@ _SPARE_CELLS = PAD_ROWS[-1]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedModel:
-    """What the engine's loop works with."""
+    """Parts that the engine's loop works with."""
 
     runner: Runner
     attention: AttentionBackend | None
@@ -34,7 +34,7 @@ class PreparedModel:
 
     @property
     def compiled(self) -> bool:
-        """Whether the C++ kernels serve."""
+        """Says whether the C++ kernels serve."""
         return isinstance(self.attention, KernelAttention)
 
 

@@ -1,4 +1,4 @@
-"""What a rollout engine is: token-in, token-out, with the verbs of serving engines."""
+"""Protocol of rollout engines: token-in, token-out, with the verbs of serving engines."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UpdateMode = Literal["keep", "recompute"]
-"""What becomes of the KV cache of running sequences when weights change: kept as it is, or computed anew."""
+"""Treatment of running sequences' KV cache when weights change: kept unchanged, or computed again."""
 
 SwitchMode = Literal["offload", "recompute"]
-"""What becomes of it when the device changes hands: moved to the host and back, or computed anew."""
+"""Treatment of the KV cache when the device changes hands: moved to the host and back, or computed again."""
 
 
 def check_mode(mode: str) -> None:
@@ -26,7 +26,7 @@ def check_mode(mode: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutput:
-    """What one engine step brought."""
+    """Output of one engine step."""
 
     finished: tuple[Completion, ...] = ()
     num_running: int = 0
@@ -36,7 +36,7 @@ class StepOutput:
     kv_use: float = 0.0
     """Share of the KV cache that running sequences hold, 0 to 1; 0 where the engine does not say."""
     num_preemptions: int = 0
-    """Sequences that gave their KV cells back in this step, to be computed anew."""
+    """Sequences that gave their KV cells back in this step, to be computed again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,10 +49,10 @@ class EngineMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineReport:
-    """What the engine found out about the loaded model; shown at start."""
+    """Findings of the engine about the loaded model; shown at start."""
 
     invariant: bool
-    """Whether a sample's bits are independent of what shares its batch."""
+    """Flag: a sample's bits are independent of what shares its batch."""
     reason: str
     """Why, or why not."""
     attention: str

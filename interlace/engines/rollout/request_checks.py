@@ -1,4 +1,4 @@
-"""What a request may ask of an engine."""
+"""Checks of what a request may ask of an engine."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from interlace.core.types import Request
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Of one engine."""
+    """Limits of one engine."""
 
     context: int
     """Positions of the model."""

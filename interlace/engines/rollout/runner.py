@@ -32,11 +32,11 @@ class Runner(Protocol):
 
     name: str
     dtype: torch.dtype
-    """Of the weights."""
+    """Type of the weights."""
 
     @property
     def invariance(self) -> str:
-        """What makes a row's bits independent of the other rows, where they are."""
+        """Says what makes a row's bits independent of the other rows, where they are independent."""
 
     def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
         """token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N], ascending: whose logits to return.

@@ -41,7 +41,7 @@ class GivenWeights:
 
 
 class SavedWeights:
-    """What the safetensors files of a folder hold."""
+    """Tensors in the safetensors files of a folder."""
 
     def __init__(self, folder: str | Path) -> None:
         """Reads the files' headers. UserError where there are none."""

@@ -19,7 +19,7 @@ class Plan:
     counts: Int64Array
     """[N] tokens of each."""
     all_decode: bool
-    """Whether each row runs its last token alone."""
+    """Flag: each row runs its last token alone."""
     steps: int = 1
     """DecodeLoop for which there is room, where all rows decode."""
 
@@ -56,7 +56,7 @@ class Scheduler:
         self._release(sequence, retain=True)
 
     def schedule(self, lookahead: int = 1) -> Plan:
-        """What runs next, with room for `lookahead` passes of decoding rows if nobody has to be preempted for it."""
+        """Returns what runs next, with room for `lookahead` passes of decoding rows if that preempts no sequence."""
         if self._prepared is not None:
             self.num_prepared += 1
             return self._prepared
@@ -95,7 +95,7 @@ class Scheduler:
         self._prepared = None
 
     def forget_computed(self) -> None:
-        """All keys and values are to be computed anew."""
+        """Marks all keys and values as still to be computed."""
         self._prepared = None
         for sequence in self.running:
             self._table.num_computed[sequence.row] = 0
@@ -150,14 +150,14 @@ class Scheduler:
         return int(room.min(initial=lookahead, where=store.capacity[rows] >= now))
 
     def _reserve(self, sequence: SequenceState, tokens: int) -> bool:
-        """Whether there is room, for which what ended sequences left is given up; a preempted one needs none."""
+        """Says whether there is room, giving up what ended sequences left; a preempted sequence needs none."""
         while sequence.row >= 0 and not self._store.reserve(sequence.row, tokens):
             if not self._prefixes.evict():
                 return False
         return True
 
     def running_rows(self) -> Int64Array:
-        """Those of `running`, in its order."""
+        """Returns the rows of `running`, in the same order."""
         if self._stale:
             self._rows = np.asarray([sequence.row for sequence in self.running], np.int64)
             self._stale = False

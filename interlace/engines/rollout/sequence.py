@@ -25,7 +25,7 @@ class SequenceState:
     token_ids: list[int] = field(default_factory=list)
     """Prompt and generated so far."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the generated ones."""
+    """Log-probs of the generated tokens."""
     versions: list[int] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
     """Kept where they are asked for."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Arrival = tuple[str, list[tuple[float, int]], str | Exception | None]
 """Request id, all (log-prob, token) pairs of this submission so far, and why it ended: an exception where it failed."""
 BUCKET_BYTES = 2**29
-"""Of tensors in one message."""
+"""Bytes of tensors in one message."""
 
 
 class SGLangEngine(ExternalEngine):
@@ -144,7 +144,7 @@ class SGLangEngine(ExternalEngine):
         self._engine.resume_memory_occupation()
 
     def offload(self, kv: SwitchMode = "offload") -> None:
-        """Those that ended while their requests were taken out are given out by the next step."""
+        """Frees the device; the next step gives out sequences that ended while their requests were taken out."""
         if self._offloaded:
             return
         ended = self.abort()

@@ -71,7 +71,7 @@ class Speculator:
         self._drafter = NgramDrafter()
         self._decode_loop = self._accepted = self._rest = 0
         self.has_guessed = False
-        """Whether the table holds guesses."""
+        """Flag: the table holds guesses."""
 
     def guess(self, running: Collection[SequenceState]) -> int | None:
         """Writes guesses behind what is known of rows. Returns the passes that may follow at once; None: any number."""
@@ -93,7 +93,7 @@ class Speculator:
         return 1 if self.has_guessed else STEPS_WITHOUT
 
     def judge(self, accepted: int) -> None:
-        """A pass with guesses had so many come true."""
+        """Records how many guessed tokens one pass accepted."""
         self._decode_loop += 1
         self._accepted += accepted
         if self._decode_loop == TRIAL:
@@ -101,7 +101,7 @@ class Speculator:
             self._decode_loop = self._accepted = 0
 
     def wait(self, tokens: int) -> None:
-        """So many were drawn without guesses."""
+        """Counts tokens that were drawn without guesses."""
         self._rest -= tokens
 
     def observe(self, sequence: SequenceState) -> None:

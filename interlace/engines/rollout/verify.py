@@ -1,4 +1,4 @@
-"""What the engine checks on a model before it serves: right logits, and bits that do not depend on other rows."""
+"""Checks of an engine on a model before the model serves: right logits, and bits that do not depend on other rows."""
 
 from collections.abc import Sequence
 
@@ -20,8 +20,8 @@ LONG, SHORT = 13, 6
 NUM_OTHERS = (1, 2, 3, 4, 7, 16, 31, 63, 127)
 """Numbers of other rows beside which the same token is run."""
 SURE_BYTES = 4
-"""Of a number, from which on equal bits on a probe mean something: in bfloat16 few tokens of many show that a sum was
-taken in another order."""
+"""Smallest bytes of a number for which equal bits on a probe mean something: in bfloat16 few tokens of many show that a
+sum was taken in another order."""
 UNSURE = "no bit changed on a probe, but half precision rounds most of what other rows change out of its sight"
 
 

@@ -41,7 +41,7 @@ EXPECTED = {IN_PROCESS: "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "
 ALWAYS = {
     "enable_prefix_caching": False,  # its keys know nothing of weight versions
     "logprobs_mode": "processed_logprobs",
-    "async_scheduling": False,  # a pass that was begun before an update would be told of after it
+    "async_scheduling": False,  # a pass that was begun before an update would be reported after it
 }
 """Engine arguments."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -140,7 +140,7 @@ class VLLMEngine(ExternalEngine):
         """Checks first: a reload that fails half way leaves tensors without data."""
         self._weights.check(weights)
         each: Iterable[tuple[str, Tensor]] = _with_tied(weights, self._weights)
-        # Not load_weights(): a CPU engine packs its matrices and drops those it read; a reload packs anew.
+        # Not load_weights(): a CPU engine packs its matrices and drops those it read; a reload packs again.
         with ONE_AT_A_TIME:
             sent = list(each) if self._spans else each  # workers of other processes get them by pickle
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": sent})
@@ -182,7 +182,7 @@ class VLLMEngine(ExternalEngine):
 
 
 class _Sizes:
-    """What vLLM is asked to hold."""
+    """Sizes of what vLLM is asked to hold."""
 
     def __init__(self, model: "PreTrainedModel", config: VLLMConfig, *, packed: bool) -> None:
         """packed: matrices are copied into another layout, a tied head's too."""

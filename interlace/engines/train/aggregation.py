@@ -40,7 +40,7 @@ class Aggregator:
         return (1.0 / counts.clamp(min=1)).repeat_interleave(counts).to(device)
 
     def denominator(self, lengths: Sequence[int]) -> float:
-        """What these samples add to the minibatch's denominator; a sample without trained tokens adds nothing."""
+        """Returns these samples' part of the minibatch's denominator; a sample without trained tokens adds nothing."""
         sequences = sum(length > 0 for length in lengths)
         match self.aggregation:
             case "token_mean":

@@ -48,7 +48,7 @@ class Block:
     """Their tokens are row[start:stop]."""
     num_sequences: int
     length: int
-    """Of the longest."""
+    """Tokens of the longest sequence."""
     to_dense: Tensor | None
     """[num_sequences * length] for each dense slot, its token (counted from start; padding repeats the first one).
     None where all sequences are equally long: the row then is the dense block."""
@@ -86,15 +86,15 @@ class SharedTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedLayout:
-    """Where the sequences of a packed row lie. Handed to attention as an argument of the model's forward."""
+    """Layout of the sequences in a packed row. Handed to attention as an argument of the model's forward."""
 
     places: tuple[NDArray[np.int64], ...]
-    """Of each sequence, where its tokens stand in the row; those with leading tokens in common depth first."""
+    """Places of each sequence's tokens in the row; sequences with leading tokens in common depth first."""
     device: torch.device
     sequences: PackedSequences | None = None
     """The same for the kernel, where there is one for the device."""
     on_call: Callable[[int | None], None] | None = None
-    """Told the sliding window of each attention call; how a probe sees what a model asks for."""
+    """Function called with the sliding window of each attention call; a probe sees so what a model asks for."""
 
     @classmethod
     def of(

@@ -61,7 +61,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def is_available() -> bool:
-    """Whether the kernel can be called; without a compiler torch's attention does the same. Asked for each batch."""
+    """Says whether the kernel can be called; without a compiler torch's attention does the same. Asked per batch."""
     try:
         load()
     except KernelsUnavailable:
@@ -71,7 +71,7 @@ def is_available() -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedSequences:
-    """Where the tokens of each sequence stand in a row of S tokens; what sequences begin with alike is there once."""
+    """Places of each sequence's tokens in a row of S tokens; what sequences begin with alike is there once."""
 
     parts: Places
     """First sequence of each run of sequences that have no token in common with others, and their number."""
@@ -103,7 +103,7 @@ class PackedSequences:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Call:
-    """What the forward and the backward of one attention have in common."""
+    """Arguments that the forward and the backward of one attention have in common."""
 
     sequences: PackedSequences
     scale: float

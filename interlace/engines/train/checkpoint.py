@@ -1,4 +1,4 @@
-"""What a trained model leaves on disk: a Hugging Face folder, and beside it the optimizer's state.
+"""Files of a trained model on disk: a Hugging Face folder, and beside it the optimizer's state.
 
 Every rank writes its shards of the state into a safetensors file of its own, `rank-R-of-N.safetensors`; the shards of a
 tensor are its rows, in the ranks' order, so any other number of ranks finds its own among them. Such a file holds
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from interlace.engines.train.ranks import Ranks
 
 OPTIMIZER_FOLDER = "optimizer"
-"""Of a saved model: what its training goes on from."""
+"""Folder in a saved model with what its training goes on from."""
 _FILE = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
 
 
@@ -40,7 +40,7 @@ class HostCopy:
     """A trained model as it was when it was copied: one rank's part."""
 
     files: Sequence[Files]
-    """What is written whole, by the first rank alone."""
+    """Files that the first rank alone writes, whole."""
     optimizer: Mapping[str, Tensor]
     """This rank's shards; of what is not sharded, the whole tensor on the first rank and nothing on the others."""
     rank: int
@@ -139,7 +139,7 @@ def _open(folder: Path, opened: ExitStack) -> list[Any]:
 
 @contextmanager
 def _naming_a_full_disk(folder: Path) -> Iterator[None]:
-    """What writes safetensors has an error of its own for it."""
+    """Raises DiskFullError for a full disk, for which the safetensors library has an error of its own."""
     from safetensors import SafetensorError
 
     try:

@@ -30,12 +30,12 @@ class OptimizerConfig(Config):
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """The gradient is scaled down to this L2 norm; None leaves it as it is."""
     max_failed_updates: int = Field(default=8, ge=1)
-    """An update that is not finite, or would leave nothing of the weights, is dropped; so many in a row, over more than
-    one step, end the run with the weights as they were before: nothing changes any more that could mend them."""
+    """An update that is not finite, or would leave nothing of the weights, is dropped; this number in a row, over more
+    than one step, ends the run with the weights as they were before: nothing changes any more that could mend them."""
     warmup_steps: int = Field(default=0, ge=0)
     """The rate rises linearly over this many optimizer steps."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the rate does after the warm-up: stays, or falls to `min_lr_ratio` at `total_steps`."""
+    """Course of the rate after the warm-up: stays, or falls to `min_lr_ratio` at `total_steps`."""
     total_steps: int | None = Field(default=None, ge=1)
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
 
@@ -78,7 +78,7 @@ class TrainedConfig(Config):
     """Data-parallel processes, a device or more each: weights, gradients and moments are cut into as many parts. None
     takes one for each GPU of its placement, and one on CPU cores."""
     reshard: bool = True
-    """Of several ranks: each gives a layer's weights up right after its use, as ZeRO's stage 3. False keeps whole
+    """Flag for several ranks: each gives a layer's weights up right after use, as ZeRO's stage 3. False keeps whole
     weights and a whole gradient from a minibatch's first forward to its end: faster, for models that fit so."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward: less memory, about a third more time."""
@@ -125,7 +125,7 @@ class CriticConfig(TrainedConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """What a policy's engine computes with: the sections that set it, and what follows from others."""
+    """Settings of a policy's engine: its own sections, and what follows from others."""
 
     actor: ActorConfig = ActorConfig()
     update: UpdateConfig = UpdateConfig()

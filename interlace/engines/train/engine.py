@@ -90,7 +90,7 @@ class TrainEngine(TrainedEngine):
         return self._for_each_token(samples, lambda batch: _forward(self, batch, self.config.temperature)[0])
 
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """As `logprobs`, without the adapter: of the policy that training started from."""
+        """Computes `logprobs` without the adapter: under the policy that training started from."""
         if self._adapter is None:
             raise ValueError("this engine trains all weights: it no longer has those that it started from")
         with self._adapter.disabled():
@@ -155,7 +155,7 @@ def _loss_inputs(batch: MicroBatch, columns: Columns, logprobs_T: Tensor, entrop
     """Raises ValueError for samples without advantages."""
     if columns.advantages_T is None:
         raise ValueError("samples without advantages cannot be trained on: estimate them first")
-    # Supervised pairs were sampled by nobody.
+    # Supervised pairs were not sampled from a policy.
     behaviour_T = logprobs_T.detach() if columns.logprobs_T is None else columns.logprobs_T
     return LossInputs(
         logprobs_T=logprobs_T,

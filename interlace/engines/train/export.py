@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ADAPTER_FOLDER = "adapter"
-"""Of a saved model whose training was that of an adapter: the adapter alone."""
+"""Folder in a saved model with the adapter alone, where an adapter was trained."""
 
 
 def named_weights(model: nn.Module) -> Mapping[str, Tensor]:
@@ -52,7 +52,7 @@ def save_model(model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenize
 def model_files(
     model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase | None
 ) -> ModelFiles:
-    """Of a model with these weights.
+    """Returns the files of a model with these weights.
 
     A model that was loaded from GGUF carries a marker that makes transformers refuse to save it; it is written through
     an empty model of the same configuration without that marker.

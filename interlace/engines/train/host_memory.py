@@ -6,7 +6,7 @@ import ctypes
 import platform
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-"""Of glibc's malloc.h."""
+"""Parameters of mallopt in glibc's malloc.h."""
 KEPT = 1 << 30
 LARGEST_KEPT = 32 << 20
 """The most that glibc allows."""

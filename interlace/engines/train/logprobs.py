@@ -16,10 +16,10 @@ DEFAULT_CHUNK = 1 << 22
 
 
 def token_logprobs(logits_TV: Tensor, targets_T: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs of the targets and entropy, both [T] float32 in nats, of softmax(logits / temperature).
+    """Computes log-probs of the targets and entropy, both [T] float32 in nats, of softmax(logits / temperature).
 
     logits_TV: [T, vocabulary], any float type; the work is done in float32, some rows at a time. The backward writes
-    the gradient over the logits, whose values nobody needs by then; it can therefore run once.
+    the gradient over the logits, whose values are not needed by then; it can therefore run once.
     """
     return cast("tuple[Tensor, Tensor]", _TokenLogprobs.apply(logits_TV, targets_T, temperature))
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from interlace.engines.train.config import LoraConfig
 
 NAME = "default"
-"""Of the adapter, as peft calls it where nothing else is said."""
+"""Name of the adapter: the default of peft."""
 PREFIX = "base_model.model."
 """Before each name in an adapter's file: there it belongs to peft's wrapper around the model."""
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -117,7 +117,7 @@ class Adapter:
         return weights
 
     def copy_to_host(self) -> AdapterFiles:
-        """As it is now; of several ranks, all call it."""
+        """Copies the adapter's present state to the host; of several ranks, all call this method."""
         tensors = {
             f"{PREFIX}{name}": host_copy(whole_tensor(tensor)).contiguous() for name, tensor in self._tensors().items()
         }
@@ -152,7 +152,7 @@ class Adapter:
 
 
 def num_lora_parameters(model: nn.Module, config: LoraConfig) -> int:
-    """Of an adapter for this model, whose weights may be on the meta device. Raises UserError as Adapter does."""
+    """Counts an adapter's parameters; the model may be on the meta device. Raises UserError as Adapter does."""
     shapes = [module.weight.shape for module in _targets(model, config).values()]
     return sum(config.rank * (rows + columns) for rows, columns in shapes)
 

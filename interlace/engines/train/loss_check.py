@@ -1,4 +1,4 @@
-"""What a loss returns, looked at before it is trained on: a number too few would be broadcast without a word."""
+"""Checks of a loss's result before training uses it: a number too few would be broadcast without a word."""
 
 import torch
 

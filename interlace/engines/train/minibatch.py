@@ -24,12 +24,12 @@ LATEST = ("failed_updates_in_a_row",)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MinibatchTotals:
-    """What was added up in a minibatch, on one rank or on all."""
+    """Sums of a minibatch, on one rank or on all."""
 
     count: int
     """Tokens, or samples: what the sums are sums over."""
     denominator: float
-    """Of the loss and its gradient."""
+    """Divisor of the loss and its gradient."""
     sums: Mapping[str, float]
     maxima: Mapping[str, float]
 
@@ -72,7 +72,7 @@ class Minibatch:
     def __init__(self) -> None:
         self.count = 0
         self.denominator = 0.0
-        """Of the loss, so far."""
+        """Denominator of the loss so far."""
         self._sums: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
 

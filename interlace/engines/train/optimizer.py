@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 LARGEST_CHANGE = 256.0
-"""Of the weights by one update, in root mean squares: beyond it what a model had learned is less than bfloat16's
-rounding of the sum, whose significand has 8 bits."""
+"""Factor by which one update may change the weights at most, in root mean squares: beyond it what a model had learned
+is less than bfloat16's rounding of the sum, whose significand has 8 bits."""
 SMALLEST_WEIGHT = 1e-3
-"""What weights count as at least, in root mean square: those of a new layer may all be 0."""
+"""Least size that weights count with, in root mean square: the weights of a new layer may all be 0."""
 
 OptimizerState: TypeAlias = dict[str, "Tensor"]
-"""What a checkpoint keeps beside the weights: AdamW's own tensors, as `exp_avg.PARAMETER` and so on by the names that
-the model's parameters have, so that another number of ranks finds its part; and STEPS, the optimizer steps taken."""
+"""State that a checkpoint keeps beside the weights: AdamW's own tensors, as `exp_avg.PARAMETER` and so on by the names
+of the model's parameters, so that another number of ranks finds its part; and STEPS, the optimizer steps taken."""
 STEPS = "num_steps"
 
 

@@ -1,4 +1,4 @@
-"""What every engine on packed micro-batches shares, and what every trained one shares."""
+"""Shared parts of all engines on packed micro-batches, and of all trained ones."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class PackedEngine:
 
     @property
     def num_weight_bytes(self) -> int:
-        """Of the whole model, tied tensors once."""
+        """Returns the bytes of the whole model's weights, tied tensors once."""
         return sum(tensor.nbytes for tensor in named_weights(self.model).values())
 
     def relocate(self, move: Move) -> None:
-        """Replaces parameters, their gradients and buffers by their copies. Whoever holds a parameter still does.
+        """Replaces parameters, their gradients and buffers by their copies. References to a parameter stay valid.
 
         Without `reshard` the gradient of an open minibatch, which is not in shards yet, stays where it is.
         """
@@ -168,7 +168,7 @@ class TrainedEngine(PackedEngine, ABC):
         self._num_failed = 0
         """Updates that failed since the last that was made."""
         self._stopped = False
-        """Whether the step's remaining minibatches are dropped."""
+        """Flag: the step's remaining minibatches are dropped."""
 
     @property
     def num_updates(self) -> int:
@@ -229,7 +229,7 @@ class TrainedEngine(PackedEngine, ABC):
         return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
 
     def relocate(self, move: Move) -> None:
-        """Likewise the moments."""
+        """Replaces the optimizer's moments by their copies, besides the model's tensors."""
         super().relocate(move)
         self._optimizer.relocate(move)
 
@@ -246,17 +246,17 @@ class TrainedEngine(PackedEngine, ABC):
 
     @property
     def num_trained_bytes(self) -> int:
-        """Of the part of it that is trained."""
+        """Returns the bytes of the parameters that are trained."""
         return sum(parameter.nbytes for parameter in self._optimizer.parameters)
 
     @property
     def resident_bytes(self) -> int:
-        """Of this rank: weights, gradients and two moments. Activations come on top."""
+        """Returns the bytes of this rank's weights, gradients and two moments. Activations come on top."""
         weights = sum(own_part(tensor).nbytes for tensor in named_weights(self.model).values())
         return weights + 3 * sum(own_part(parameter).nbytes for parameter in self._optimizer.parameters)
 
     def copy_to_host(self, tokenizer: PreTrainedTokenizerBase | None) -> HostCopy:
-        """What a checkpoint holds, as it is now: to be written while training goes on. Collective."""
+        """Copies what a checkpoint holds, to be written while training goes on. Collective."""
         files = self._copy_files(tokenizer)
         ranks = self._ranks
         return HostCopy(
@@ -275,7 +275,7 @@ class TrainedEngine(PackedEngine, ABC):
         self._ranks.leave()
 
     def state_dict(self) -> OptimizerState:
-        """Of the optimizer; the weights are saved apart. Aliases live tensors."""
+        """Returns the optimizer's state; the weights are saved apart. Aliases live tensors."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: OptimizerState) -> None:
@@ -296,7 +296,7 @@ class TrainedEngine(PackedEngine, ABC):
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None: ...
 
     def _derive(self, metrics: Metrics) -> Metrics:
-        """What follows from the minibatch's means, added; what only served it, taken out."""
+        """Adds metrics that follow from the minibatch's means, and removes those that only served for them."""
         return metrics
 
     def _is_too_far(self, metrics: Metrics) -> bool:

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 class MicroBatch:
     """The tokens of some samples, ready for one forward. T = response tokens asked for, over all samples.
 
-    A sample's tokens are its prompt and its segments, without the last one of each leaf, whose logits nobody reads.
+    A sample's tokens are its prompt and its segments, without the last one of each leaf, whose logits are not read.
     """
 
     input_ids: Tensor
     """[1, row length] packed, or [branches, longest] padded on the right."""
     position_ids: Tensor
-    """As input_ids; starts at 0 for each branch."""
+    """Positions in the shape of input_ids; each branch starts at 0."""
     attention_mask: Tensor | None
     """[branches, longest] where padded."""
     layout: PackedLayout | None
-    """Where each branch lies, where packed; branches have in common what they begin with alike."""
+    """Places of the branches, where packed; branches have in common what they begin with alike."""
     keep_T: Tensor
     """[T] flat positions whose output predicts the response tokens; what follows one token has that in common."""
     targets_T: Tensor
@@ -52,7 +52,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """What the samples of a micro-batch bring for each of its tokens, [T] each; None where no sample has it."""
+    """Values of a micro-batch's samples for each token, [T] each; None where no sample has them."""
 
     logprobs_T: Tensor | None
     proximal_logprobs_T: Tensor | None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 BUCKET_BYTES = 256 << 20
-"""Of weights that are gathered at once."""
+"""Bytes of weights that are gathered at once."""
 
 
 class Ranks:
@@ -183,7 +183,7 @@ def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]]
 
 
 def _is_cut_by_rows(tensor: Tensor) -> bool:
-    """As FSDP cuts parameters; what is computed of them may be laid out otherwise."""
+    """Says whether a tensor is cut as FSDP cuts parameters; what is computed of them may be laid out otherwise."""
     from torch.distributed.tensor import DTensor, Shard
 
     return isinstance(tensor, DTensor) and tuple(tensor.placements) == (Shard(0),)

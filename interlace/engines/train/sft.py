@@ -20,7 +20,7 @@ def sft_loss(inputs: LossInputs) -> LossOutputs:
 
 
 def supervised_sample(prompt_ids: Sequence[int] | IntArray, answer_ids: Sequence[int] | IntArray) -> Sample:
-    """A prompt/answer pair as a sample to accumulate. Nobody sampled it, so it has no behaviour log-probs."""
+    """Makes a sample to accumulate of a prompt/answer pair. No policy sampled the pair: no behaviour log-probs."""
     answer = np.asarray(answer_ids, np.int32)
     prompt = Prompt(uid="supervised", token_ids=np.asarray(prompt_ids, np.int32), text="", answer="")
     segments = (Segment(token_ids=answer),)

@@ -25,15 +25,15 @@ NOTHING = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trie:
-    """Where samples' tokens stand in a row of S tokens. A leaf's last token has no place: nobody reads its output."""
+    """Places of samples' tokens in a row of S tokens. A leaf's last token has no place: its output is not read."""
 
     token_ids_S: IntArray
     positions_S: IntArray
     """[S] tokens before each one in its branches."""
     branches: tuple[tuple[Places, ...], ...]
-    """Of each sample, the places of each of its branches, root to leaf; neighbours have most in common."""
+    """Places of each branch of each sample, root to leaf; neighbours have most in common."""
     predictors: tuple[Places, ...]
-    """Of each sample, [L] the place whose output predicts each token; NOTHING where it begins a context."""
+    """Places, [L] for each sample, whose output predicts each token; NOTHING where it begins a context."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> Trie:
@@ -93,7 +93,7 @@ def _place(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> tuple[tup
     leaves = {path[-1] for path in paths}
     places: list[Places] = []
     last: list[int] = []
-    """Of each segment, the place from which a child's first token is predicted."""
+    """Place, for each segment, from which a child's first token is predicted."""
     predictors: list[Places] = []
     for index, segment in enumerate(sample.segments):
         token_ids, parent = segment.token_ids, segment.parent

@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from interlace.models.loading import LoadedModel
 
 Feature: TypeAlias = Literal["raw_logprobs", "truncation", "kv_offload", "kv_use", "invariance"]
-"""What only some engines have: the model's own log-probs beside those sampled from; log-probs after top_p, top_k and
-min_p; a KV cache that survives a change of hands; the use of the KV cache step by step; a sample's bits independent of
-what shares its batch."""
+"""Abilities that only some engines have: the model's own log-probs beside those sampled from; log-probs after top_p,
+top_k and min_p; a KV cache that survives a change of hands; the use of the KV cache step by step; a sample's bits
+independent of what shares its batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSite:
-    """Where an engine is made, and of what beside the loaded model."""
+    """Place of an engine, and its ingredients besides the loaded model."""
 
     model: "ModelConfig"
-    """What the model was loaded from."""
+    """Settings that the model was loaded from."""
     devices: tuple[str, ...]
-    """As torch names them."""
+    """Names of the devices in torch."""
     seed: int
-    """Of the sampling noise."""
+    """Seed of the sampling noise."""
     num_threads: int
-    """Of the host, for one engine."""
+    """Threads of the host for one engine."""
 
 
 class EngineKind(ABC):
-    """What a recipe's name of an engine stands for. A subclass says what its engines need and makes them."""
+    """Kind of engine behind an engine's name in a recipe. A subclass says what its engines need and makes them."""
 
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     lacks: ClassVar[Mapping[Feature, str]] = {}
-    """What its engines have not, each with the reason."""
+    """Abilities that these engines lack, each with the reason."""
     remark: ClassVar[str] = ""
-    """What a list of engines adds to the name."""
+    """Remark that a list of engines adds to the name."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -60,7 +60,7 @@ class EngineKind(ABC):
         return None
 
     def longest_in(self, max_tokens: int) -> int:
-        """Tokens of the longest sequence that a KV cache of so many tokens holds."""
+        """Returns the tokens of the longest sequence that a KV cache of `max_tokens` tokens holds."""
         return max_tokens
 
     def check_model(self, model: "PretrainedConfig", pool: str) -> None:  # noqa: B027 - most take any model

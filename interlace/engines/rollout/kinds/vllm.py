@@ -49,7 +49,7 @@ class VLLMKind(EngineKind):
         return None
 
     def check_model(self, model: "PretrainedConfig", pool: str) -> None:
-        """Of the sizes of attention heads: a CPU build meets one that it lacks at the first step only."""
+        """Checks the size of attention heads: a CPU build notices a size that it lacks only at the first step."""
         if pool != "cpu":
             return
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
