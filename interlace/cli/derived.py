@@ -1,4 +1,4 @@
-"""What a recipe's settings come to, as it is shown before a run."""
+"""Numbers that follow from a recipe's settings, as shown before a run."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

@@ -40,7 +40,7 @@ class Finding:
 
     what: str
     remedy: str | None = None
-    """What to do, where something is not ok."""
+    """Advice, where something is not ok."""
 
 
 def doctor(
@@ -103,7 +103,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """What the installation asks for, extras left out."""
+    """Checks the packages that the installation asks for, extras left out."""
     from packaging.requirements import Requirement
 
     for line in importlib.metadata.requires("interlace") or ():
@@ -163,7 +163,7 @@ def _disk() -> Finding:
 
 
 def _real_model() -> Finding:
-    """Whether the recipe smollm2 can run; nothing else needs it, so nothing fails."""
+    """Checks whether the recipe smollm2 can run; nothing else needs this model, so nothing fails."""
     from interlace.models.loading import WHEELS, how_to_install
 
     is_there = importlib.util.find_spec(WHEELS["smollm2"][0]) is not None

@@ -1,4 +1,4 @@
-"""What a word of a schedule means: a field, one of its values, another system's word, or a preset."""
+"""Meaning of a word of a schedule: a field, one of its values, another system's word, or a preset."""
 
 import difflib
 import re
@@ -67,7 +67,7 @@ def _field(name: str, words: "Vocabulary") -> Iterator[str]:
 
 
 def _has_setting(entry: "FieldMeaning", name: str) -> bool:
-    """Whether one of its values is written with such a key, as `{kind: migrate, batch: 48}` is."""
+    """Returns whether one of the entry's values is written with this key, as `{kind: migrate, batch: 48}` is."""
     return name.isidentifier() and any(
         re.search(rf"\{{.*\b{re.escape(name)}: ", text) for text in (entry.meaning, *entry.values.values())
     )
@@ -117,5 +117,5 @@ def _preset(path: Path) -> Iterator[str]:
 
 
 def _shown(value: object) -> str:
-    """As YAML writes it on a line."""
+    """Returns the value as YAML writes it on a line."""
     return to_yaml(value, flow=True, width=10**6).removesuffix("\n...\n").strip()

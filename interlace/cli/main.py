@@ -52,7 +52,7 @@ class _WithSettings(typer.core.TyperCommand):
     """A command whose settings are given as key=value: says so where one was given as an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As any command's, after a look at options that are none."""
+        """Parses the arguments as any command does, after a look at options that are none."""
         known = {"--help", *(name for parameter in self.params for name in parameter.opts)}
         for place, given in enumerate(args):
             option, equals, value = given.partition("=")

@@ -1,4 +1,4 @@
-"""What a run came to, as it is shown at its end."""
+"""Outcome of a run, as shown at its end."""
 
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,7 @@ def evaluation_tables(recipe: "Recipe", evaluation: "Evaluation") -> list[Table]
 
 
 def written_paths(folder: "RunFolder", report: "TrainReport") -> Table:
-    """Where everything lies."""
+    """Makes the table of the paths that a run has written."""
     found = [
         ("settings", folder.config),
         ("metrics", folder.metrics),

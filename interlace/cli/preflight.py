@@ -1,4 +1,4 @@
-"""What a command does before it works: it asks whether it can write its file, and quiets libraries."""
+"""Steps before a command works: it checks that its file can be written, and quiets libraries."""
 
 import os
 from pathlib import Path

@@ -21,7 +21,7 @@ CHANGEABLE = (
     "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster",
     "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard",
 )  # fmt: skip
-"""What a resumed run may do otherwise without becoming another run."""
+"""Settings that may differ in a resumed run without making it another run."""
 
 
 def train(
@@ -57,7 +57,7 @@ def train(
 
 
 class _Target(NamedTuple):
-    """Where a new run is written."""
+    """Folder and name of a new run."""
 
     name: str | None
     overwrite: bool

@@ -10,14 +10,14 @@ from pydantic_core import ErrorDetails
 from interlace.core.errors import UserError, nearest
 
 _ALTERNATIVE = re.compile(r"(literal|tuple|function-\w+)\[.*|constrained-\w+|bool|int|float|str")
-"""What pydantic calls one of the types that a field may have; stands in a mistake's place like a key, and is none."""
+"""Pydantic's name of one of the types that a field may have; stands in a mistake's place like a key, and is none."""
 _WANTED = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number, such as 10"),
     **dict.fromkeys(("float_parsing", "float_type"), "it must be a number, such as 0.5 or 1e-4"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "it must be true or false"),
     "string_type": "it must be text",
 }
-"""What pydantic's words on types come to, by the kind of mistake."""
+"""Plain words for pydantic's messages on types, by the kind of mistake."""
 
 
 class Config(BaseModel):
@@ -62,7 +62,7 @@ def explain(cls: type[BaseModel], error: ValidationError, where: str = "") -> st
 
 
 def _told(cls: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
-    """(what was given, what is wrong with it); of a field that may be of several types, one a type."""
+    """Returns pairs (what was given, what is wrong with it); for a field that may be of several types, one a type."""
     *sections, last = map(str, detail["loc"] or [""])
     names_a_key = detail["type"] in ("extra_forbidden", "missing")  # whatever it is called
     ends = [last] if last and (names_a_key or not _ALTERNATIVE.fullmatch(last)) else []

@@ -55,18 +55,18 @@ def load_object(kind: str, spec: str) -> object:
 
 
 def _is_own(name: str, value: object, module: ModuleType) -> bool:
-    """Whether a module defines what it holds under a name, so that the name may be meant."""
+    """Returns whether a module itself defines what it holds under a name, so that the name may be meant."""
     return not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
 
 
 def _line(error: BaseException) -> str:
-    """Where it was raised: `file.py, line 3`."""
+    """Returns the place where an error was raised: `file.py, line 3,`."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{last.filename}, line {last.lineno},"
 
 
 def load_callable(kind: str, spec: str) -> Callable[..., object]:
-    """As load_object, refusing what cannot be called."""
+    """Loads like load_object, refusing an object that cannot be called."""
     found = load_object(kind, spec)
     if not callable(found):
         raise UserError(f"{kind} {spec!r} is a {type(found).__name__}, not something that can be called.")
@@ -74,7 +74,7 @@ def load_callable(kind: str, spec: str) -> Callable[..., object]:
 
 
 def concrete_subclass(what: str, found: object, base: type[T]) -> type[T]:
-    """What was found, if it is a subclass of `base` that leaves nothing out. what: named in the UserError otherwise."""
+    """Returns a subclass of `base` that leaves nothing out. Raises UserError, naming `what`, for anything else."""
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{what} is not a subclass of {base.__name__}, of {base.__module__}.")
     if inspect.isabstract(found):

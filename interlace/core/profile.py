@@ -1,4 +1,4 @@
-"""What each worker costs on one machine: measured by `interlace profile`, read by the simulator and the planner.
+"""Costs of each worker on one machine: measured by `interlace profile`, read by the simulator and the planner.
 
 Costs are those of an instance on one device. On n devices work takes `1 / speed_up(n, efficiency)` of the time, and
 state is sharded over them.
@@ -21,10 +21,10 @@ def speed_up(num_devices: int, efficiency: float) -> float:
 
 
 class StateCosts(Config):
-    """What a worker's state takes, and how long it takes to move."""
+    """Memory that a worker's state takes, and the time that moving the state takes."""
 
     state_bytes: int = Field(default=0, ge=0)
-    """Of one instance, sharded over its devices."""
+    """Bytes of one instance's state, sharded over its devices."""
     device_bytes: int = Field(default=0, ge=0)
     """On each of its devices beside that: KV cache, buffers."""
     working_bytes: int = Field(default=0, ge=0)
@@ -33,7 +33,7 @@ class StateCosts(Config):
     """Host to device, all of the state over one device's link."""
     offload_s: float = Field(default=0.0, ge=0)
     efficiency: float = Field(default=0.9, ge=0.5, le=1)
-    """Of speed that is kept at each doubling of devices; 0.5 is an instance that is no faster on several."""
+    """Share of speed that is kept at each doubling of devices; 0.5 is an instance that is no faster on several."""
 
     def memory_bytes(self, num_devices: int) -> int:
         """Needed on each device."""
@@ -57,7 +57,7 @@ class RolloutCosts(StateCosts):
     """Seconds of a serve call for each request that it takes in, its response on the way back included."""
     prefill_token_s: float = Field(default=0.0, ge=0)
     kv_tokens: int = Field(ge=1)
-    """That the KV cache of one device holds."""
+    """Tokens that the KV cache of one device holds."""
     kv_token_s: float = Field(default=0.0, ge=0)
     """Seconds to move one cached token to the host or back, where a device changes hands in the middle."""
     max_running: int = Field(default=4096, ge=1)
@@ -102,7 +102,7 @@ class TrainCosts(InferenceCosts):
 
     @property
     def inference(self) -> InferenceCosts:
-        """Of the same model where it is not trained: a quarter of its state, and no gradient of the logits."""
+        """Returns the costs of the same model in inference: a quarter of its state, and no gradient of the logits."""
         return InferenceCosts(
             state_bytes=self.state_bytes // 4,
             device_bytes=self.device_bytes,
@@ -132,7 +132,7 @@ class RewardCosts(Config):
     solve_spread: float = Field(default=0.3, ge=0, le=1)
     """How unlike prompts are: 0, all are solved at the mean rate; 1, each always or never."""
     fail_share: float = Field(default=0.0, ge=0, le=1)
-    """Of answers whose scoring fails."""
+    """Share of answers whose scoring fails."""
 
 
 class Lengths(Config):
@@ -147,17 +147,17 @@ class Lengths(Config):
     response_sigma: float = Field(default=0.7, ge=0)
     """The same between responses to one prompt."""
     cap_share: float = Field(default=0.0, ge=0, le=1)
-    """Of responses that run to max_new_tokens whatever else (they repeat themselves)."""
+    """Share of responses that run to max_new_tokens whatever else (they repeat themselves)."""
     quantiles: tuple[float, ...] = ()
     """Response lengths at evenly spaced probabilities from 0 to 1. Given, they replace median and cap_share, and the
     two sigmas only say how much of a length is the prompt's."""
 
 
 class Interference(Config):
-    """What one worker's work costs another that computes at the same time on another device: cores, memory, the GIL."""
+    """Cost of one worker's work to another that computes at the same time on another device: cores, memory, the GIL."""
 
     role: str
-    """Whose work takes longer."""
+    """Role whose work takes longer."""
     beside: str
     """While an instance of this role works."""
     slowdown: float = Field(ge=1)
@@ -170,7 +170,7 @@ class Profile(Config):
     device: str
     """Kind of device, for people: `cpu, one core of ...`."""
     source: str = ""
-    """Where the figures are from: the command, or papers."""
+    """Source of the figures: the command, or papers."""
     device_memory_bytes: int = Field(ge=1)
     rollout: RolloutCosts
     actor: TrainCosts

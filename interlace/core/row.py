@@ -1,4 +1,4 @@
-"""What the runtime knows of what passes through it."""
+"""Runtime's view of the items that pass through it."""
 
 from typing import Protocol, TypeGuard
 
@@ -6,11 +6,11 @@ from interlace.core.types import SampleKey
 
 
 class FlowRow(Protocol):
-    """What the runtime knows of an item that passes through it: a sample, or a request for one."""
+    """Runtime's view of an item that passes through it: a sample, or a request for one."""
 
     @property
     def key(self) -> SampleKey:
-        """Whose it is."""
+        """Key of the sample that the row belongs to."""
         ...
 
     @property
@@ -30,5 +30,5 @@ class FlowRow(Protocol):
 
 
 def is_row(item: object) -> TypeGuard[FlowRow]:
-    """Whether an argument of an operation is a row; anything else counts as one unit of work."""
+    """Returns whether an argument of an operation is a row; anything else counts as one unit of work."""
     return hasattr(item, "num_prompt_tokens")

@@ -48,7 +48,7 @@ class Runs(Sequence[N], Generic[N]):
 
     @property
     def values(self) -> tuple[N, ...]:
-        """Of each run, in order."""
+        """Returns the value of each run, in order."""
         return tuple([value for value, _ in self._pieces])
 
     def __len__(self) -> int:

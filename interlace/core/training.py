@@ -1,4 +1,4 @@
-"""What passes between an algorithm's loss and a train engine. Tensors are named, torch is not imported.
+"""Data between an algorithm's loss and a train engine. Tensors are named, torch is not imported.
 
 Shapes: T = response tokens of one packed micro-batch, samples one after another; N = samples in it.
 """
@@ -34,7 +34,7 @@ class UpdateConfig(Config):
     """So is one whose policy is further than this from the proximal one (where that is not recomputed, from the one
     that sampled), in nats a token."""
     skip_rest_of_step: bool = False
-    """Where a minibatch is dropped as too far out, the step's remaining ones are dropped with it."""
+    """True drops a step's remaining minibatches together with one that is dropped as too far out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,4 +83,4 @@ class WeightBundle:
     version: int
     tensors: Mapping[str, Tensor]
     frozen: bool = False
-    """Whether nobody writes to these tensors again, so that an engine may serve from them instead of copying them."""
+    """True for tensors that are never written again, so that an engine may serve from them instead of copying them."""

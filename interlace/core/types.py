@@ -1,4 +1,4 @@
-"""What crosses a function, a channel or a process.
+"""Data that crosses a function, a channel or a process.
 
 Glossary. *prompt*: one question, with a stable `uid`. *group*: one admission of a prompt, with `gid`, its number in
 order of admission; it holds `samples_per_prompt` *samples*. *version*: one publication of weights; 0 is the initial
@@ -29,18 +29,18 @@ Metrics = dict[str, float]
 
 
 GREEDY_INDEX = -1
-"""Sample index of a group's greedy response: it is nobody's sample and is not trained on."""
+"""Sample index of a group's greedy response: it belongs to no sample and is not trained on."""
 NO_GROUP = -1
 """In place of a `gid` where there is no group: what an evaluation asks."""
 NO_BASELINE = "its greedy baseline: "
-"""What the reason begins with where a sample failed because its group's greedy response did."""
+"""Beginning of the reason for a sample that failed because its group's greedy response did."""
 
 
 class SampleKey(NamedTuple):
     """Names one admitted sample for the whole run."""
 
     gid: int
-    index: int  # type: ignore[assignment]  # nobody asks a key for tuple.index()
+    index: int  # type: ignore[assignment]  # tuple.index() is never called on a key
 
 
 class FinishReason(StrEnum):
@@ -118,7 +118,7 @@ class PromptSource(Protocol):
 
     @property
     def exhausted(self) -> bool:
-        """Whether no prompt is left."""
+        """Returns whether no prompt is left."""
         ...
 
     def __next__(self) -> Prompt: ...
@@ -145,7 +145,7 @@ class Request:
     generated_logprobs: Sequence[float] = ()
     generated_versions: Sequence[int] = ()
     generated_raw_logprobs: Sequence[float] = ()
-    """Where the parameters ask for them."""
+    """Raw log-probs, where the parameters ask for them."""
     id: str = field(init=False)
     """Unique among the live requests of an engine."""
 
@@ -176,7 +176,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Completion:
-    """What an engine made of a request: all its tokens, those generated before a resumption included. L each."""
+    """Result of a request to an engine: all its tokens, those generated before a resumption included. L each."""
 
     request: Request
     token_ids: Sequence[int]
@@ -190,7 +190,7 @@ class Completion:
 
     @property
     def resumed(self) -> Request:
-        """The request as it would be submitted anew, with all that was generated so far."""
+        """Returns the request as it would be submitted again, with all that was generated so far."""
         return replace(
             self.request,
             generated_ids=self.token_ids,
@@ -210,7 +210,7 @@ class Response:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Progress:
-    """What a rollout worker brought since it was last asked."""
+    """Results of a rollout worker since the last query."""
 
     responses: tuple[Response, ...] = ()
     num_running: int = 0
@@ -219,7 +219,7 @@ class Progress:
     kv_use: float = 0.0
     """Largest share of the KV cache that running sequences held, 0 to 1; 0 where the engine does not say."""
     num_preemptions: int = 0
-    """Sequences that gave their KV cells back, to be computed anew."""
+    """Sequences that gave their KV cells back, to be computed again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -266,7 +266,7 @@ class Segment:
     reward: float | None = None
     """A reward of its own, beside the sample's. It travels with the sample; no algorithm reads it."""
     kind: str = RESPONSE
-    """What it is, for readers of transcripts: `response`, `tool`, `user`, ..."""
+    """Kind of the segment, for readers of transcripts: `response`, `tool`, `user`, ..."""
 
 
 # Without slots: a channel copies a row at every put, and a dictionary is copied in a fifth of the time.
@@ -284,7 +284,7 @@ class Sample:
     outcome: RewardResult | None = None
     """The reward that its episode gave, where it gives one; the scorer is not asked then."""
     scored: RewardResult | None = None
-    """What scoring gave, where the reward is known only beside its group's."""
+    """Result of scoring, where the reward is known only beside its group's."""
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     ref_logprobs: FloatArray | None = None
@@ -380,7 +380,7 @@ class SampleGroup:
     """The step it was admitted for."""
     samples: tuple[Sample, ...]
     baseline_reward: float | None = None
-    """Of the greedy response to the same prompt, where the algorithm asks for it."""
+    """Reward of the greedy response to the same prompt, where the algorithm asks for it."""
 
     @property
     def num_total_tokens(self) -> int:

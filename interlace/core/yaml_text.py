@@ -36,12 +36,12 @@ for _each in (_Loader, _Dumper):
 
 
 def parse_yaml(text: str) -> Any:
-    """What the text says. Raises yaml.YAMLError."""
+    """Returns the contents of the text. Raises yaml.YAMLError."""
     return yaml.load(text, _Loader)
 
 
 def to_yaml(data: Any, *, flow: bool | None = False, width: int = 80) -> str:
-    """As parse_yaml() reads it; keys keep their order. flow: whether collections are in brackets; None: inner ones."""
+    """Writes text for parse_yaml(); keys keep their order. flow: brackets for all collections; None: for inner ones."""
     return yaml.dump(data, None, _Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=width)
 
 
@@ -50,7 +50,7 @@ class YamlFiles:
     """Shipped files, by their names, and a user's own, by their paths."""
 
     kind: str
-    """What each holds, for messages: recipe, schedule."""
+    """Kind of the files, for messages: recipe, schedule."""
     folder: Path
 
     def names(self) -> list[str]:
@@ -70,7 +70,7 @@ class YamlFiles:
         return self.folder / f"{spec}.yaml"
 
     def read(self, spec: str) -> Any:
-        """What the file says. Raises UserError where there is none or it is not YAML."""
+        """Returns the contents of a file. Raises UserError where there is none or it is not YAML."""
         path = self.path(spec)
         try:
             return parse_yaml(path.read_text(encoding="utf-8"))

@@ -1,1 +1,1 @@
-"""What each command does: train, evaluate, compare, simulate ... over a checked recipe."""
+"""Work behind each command: train, evaluate, compare, simulate ... over a checked recipe."""

@@ -15,7 +15,7 @@ from interlace.stages.role_groups import RolloutGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assembled:
-    """What a session works with."""
+    """Parts that a session works with."""
 
     run: PolicyRun
     sampling: SamplingParams

@@ -18,7 +18,7 @@ from interlace.recipes.config import Recipe
 
 
 def load_variants(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
-    """As under_each(), and all checked. Raises UserError."""
+    """Returns the recipes of under_each(), all checked. Raises UserError."""
     variants = under_each(spec, overrides, schedules)
     for recipe in variants.values():
         check_settings(recipe)
@@ -31,10 +31,10 @@ def load_variants(spec: str, overrides: Sequence[str], schedules: str) -> dict[s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What came of several schedules."""
+    """Outcome of several schedules."""
 
     outcomes: Sequence[ScheduleOutcome]
-    """Of those that trained any step, in order."""
+    """Outcomes of the schedules that trained any step, in order."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Schedules whose runs ended with an error, and the error."""
 

@@ -33,14 +33,14 @@ Transcript: TypeAlias = list[tuple[object, ...]]
 
 STEPS, PROMPTS, SAMPLES, NEW_TOKENS = 3, 4, 4, 32
 TOLERANCE = 0.05
-"""Of the farthest that a weight moved: what the order of a sum may change."""
+"""Largest difference, as a share of the farthest that a weight moved, that the order of a sum may cause."""
 COMPARED = ("step", "uid", "index", "event", "reward", "token_ids")
-"""Of each sample's transcript."""
+"""Fields of each sample's transcript that are compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """What one schedule came to, against the first."""
+    """Outcome of one schedule, compared with the first."""
 
     schedule: str
     num_samples: int
@@ -53,7 +53,7 @@ class Trial:
 
     @property
     def holds(self) -> bool:
-        """Whether it is the same training, but for rounding."""
+        """Returns whether both schedules are the same training, but for rounding."""
         return self.same_samples and self.difference <= TOLERANCE * self.moved
 
 
@@ -110,7 +110,7 @@ def variants(recipe: Recipe) -> dict[str, Recipe]:
 
 
 def certify(recipes: Mapping[str, Recipe], scratch: Path, stop: StopSignal) -> Iterator[Trial]:
-    """Trains each in turn and compares it with the first. InterlaceError where somebody asks for a stop.
+    """Trains each recipe in turn and compares it with the first. Raises InterlaceError when a stop is requested.
 
     recipes: of variants(). scratch: holds one run at a time.
     """
@@ -144,7 +144,7 @@ def _transcript(folder: RunFolder) -> Transcript:
 
 
 def _weights(checkpoint: Path) -> Weights:
-    """Of every model in a checkpoint, a critic's too."""
+    """Reads the weights of every model in a checkpoint, a critic's too."""
     from safetensors.torch import load_file
 
     return {

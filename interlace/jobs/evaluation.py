@@ -46,7 +46,7 @@ class Evaluation(Config):
         return f"{self.num_failed} answers count as wrong since scoring them failed, the first by {self.failure}"
 
     def metrics(self) -> Metrics:
-        """As they are logged."""
+        """Returns the numbers as they are logged."""
         sampled = {} if self.sampled_accuracy is None else {"eval/accuracy_sampled": self.sampled_accuracy}
         return {"eval/accuracy_greedy": self.greedy_accuracy, **sampled}
 
@@ -72,7 +72,7 @@ class Evaluator:
 
     @property
     def has_prompts(self) -> bool:
-        """Whether there is something to evaluate on."""
+        """Returns whether there is something to evaluate on."""
         return bool(self._prompts)
 
     async def evaluate(self) -> Evaluation:

@@ -1,4 +1,4 @@
-"""What becomes of a run whose updates fail, so that the engine drops them: the weights would not have outlived them."""
+"""Handling of a run whose updates fail, so that the engine drops them: the weights would not have outlived them."""
 
 from collections.abc import Mapping
 

@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSource:
-    """What a worker is made from. Crosses to wherever the worker lives."""
+    """Files and settings that a worker is made from. Crosses to the process that the worker lives in."""
 
     recipe: Recipe
     model: ModelConfig
     adapter: Path | None = None
-    """Of a checkpoint, for a model that is trained by an adapter; None starts it at zero."""
+    """The adapter's folder in a checkpoint, for a model that is trained by an adapter; None starts one at zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSources:
-    """What the workers of a run are made from."""
+    """Files and settings that the workers of a run are made from."""
 
     recipe: Recipe
     policy: ModelConfig
@@ -56,19 +56,19 @@ class ModelSources:
     critic: Path | None = None
     """The value model's folder in a checkpoint; None starts it from the policy."""
     adapter: Path | None = None
-    """Likewise the adapter's, where one is trained."""
+    """The adapter's folder in a checkpoint, where an adapter is trained; None starts the adapter at zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoleWorker:
-    """What an instance of a role is made of."""
+    """Class and factory that an instance of a role is made of."""
 
     worker_class: type[Worker]
     factory: Callable[[WorkerContext], Worker]
     on_host: bool = False
-    """Whether it takes none of the devices of its placement."""
+    """True for a worker that takes none of the devices of its placement."""
     whole_on_each: bool = False
-    """Whether each of its devices has a rank with a whole copy; else the recipe says how many ranks it has."""
+    """True where each of its devices has a rank with a whole copy; else the recipe says how many ranks there are."""
 
 
 async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:

@@ -1,4 +1,4 @@
-"""What a recipe came to under one schedule, measured or simulated."""
+"""Outcome of a recipe under one schedule, measured or simulated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from interlace.recipes.config import Recipe
 from interlace.recipes.load import load_recipe, override_key
 
 FINAL_SHARE = 0.2
-"""Of the steps, the last ones: their mean reward is the final one."""
+"""Share of the steps, the last ones, whose mean reward is the final one."""
 RATIOS = ("step_s", "tokens_per_s", "trained_tokens_per_device_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleOutcome:
-    """What one schedule came to. Means are over all steps, the first included, which fills the pipeline."""
+    """Outcome of one schedule. Means are over all steps, the first included, which fills the pipeline."""
 
     schedule: str
     folder: Path
@@ -30,7 +30,7 @@ class ScheduleOutcome:
     """Prompt and response tokens of scored samples."""
     trained_tokens_per_device_s: float
     ledger: Ledger
-    """Of the steps."""
+    """Ledger of the steps."""
     staleness_mean: float
     staleness_max: float
     lengths: LengthBias | None
@@ -62,7 +62,7 @@ class ScheduleOutcome:
         return getattr(self, name) / base if base else float("nan")
 
     def row(self, first: "ScheduleOutcome") -> Mapping[str, JSON]:
-        """As JSON, with the ratios against the first schedule."""
+        """Returns the outcome as JSON, with the ratios against the first schedule."""
         waste, lengths = self.ledger.largest_waste(), self.lengths
         return {
             "schedule": self.schedule,

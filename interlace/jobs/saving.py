@@ -10,7 +10,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.runtime.cluster import Cluster
 
 CRITIC_FOLDER = "critic"
-"""Of a checkpoint: the value model, where the algorithm has one."""
+"""Folder of the value model in a checkpoint, where the algorithm has one."""
 
 
 class Saver:
@@ -23,7 +23,7 @@ class Saver:
         """Folder within a checkpoint -> whose it is."""
         self._writing: asyncio.Future[None] | None = None
         self._step = 0
-        """Of the newest checkpoint that is written or being written."""
+        """Step of the newest checkpoint that is written or being written."""
         self._synced = 0
         """The step up to which samples are known to be on disk."""
 

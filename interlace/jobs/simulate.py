@@ -34,17 +34,17 @@ from interlace.simulate.workers import SimulatedInference, SimulatedReward, Simu
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulation:
-    """What a recipe is run on."""
+    """Profile and cluster that a recipe is run on."""
 
     profile: Profile
     num_devices: int
     num_prompts: int = 8192
-    """Of the data set."""
+    """Number of prompts in the data set."""
     faults: Faults = ()
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Of the virtual cluster."""
+        """Returns the devices of the virtual cluster."""
         memory = self.profile.device_memory_bytes
         return tuple(
             Device(index=index, pool="sim", pool_index=index, memory_bytes=memory) for index in range(self.num_devices)
@@ -115,7 +115,7 @@ class SimulatedVariant:
     """Roles of which an instance spans several devices, as no engine that was run here does on GPUs."""
 
     def row(self, first: "SimulatedVariant") -> Mapping[str, JSON]:
-        """As JSON, with the ratios against the first schedule."""
+        """Returns the variant as JSON, with the ratios against the first schedule."""
         row = {name: value for name, value in self.outcome.row(first.outcome).items() if name != "folder"}
         counts = Counter(str(ended.event) for ended in self.simulated.events)
         spanning: dict[str, JSON] = {"spanning": list(self.spanning)} if self.spanning else {}
@@ -152,7 +152,7 @@ def simulate_variants(
 def simulate_into(
     spec: str, overrides: Sequence[str], schedules: str, root: Path, simulation: Simulation
 ) -> list[ScheduleOutcome]:
-    """As simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
+    """Runs simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
     outcomes = []
     recipes = under_each(spec, overrides, schedules)
     _check(recipes, simulation.devices)
@@ -169,7 +169,7 @@ def simulate_into(
 
 
 def _check(recipes: Mapping[str, Recipe], devices: tuple[Device, ...]) -> None:
-    """What no cluster could train is not predicted either."""
+    """Checks each recipe as for training: a recipe that no cluster could train is not predicted either."""
     for recipe in recipes.values():
         check_sizes(recipe, algorithm_of(recipe))
         check_placement(recipe, devices)

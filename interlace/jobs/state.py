@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside weights and optimizer: where the run stands."""
+"""Contents of a checkpoint beside weights and optimizer: the state of the run."""
 
 import json
 from pathlib import Path

@@ -91,7 +91,7 @@ class StepTrace:
         self._controller: TorchTracer | None = None
         """Records this process; None where no trace is being taken."""
         self._workers: list[WorkerProcess] = []
-        """Those that record too: workers with a process of their own."""
+        """Workers that record too: those with a process of their own."""
 
     async def at(self, step: int) -> None:
         """Called where a step begins: starts or ends the trace if it is time."""

@@ -46,7 +46,7 @@ SAVE_WITHIN_S = 15.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
-    """What a run came to."""
+    """Outcome of a run."""
 
     done_steps: int
     num_steps: int
@@ -55,11 +55,11 @@ class TrainReport:
     checkpoint: Path | None
     """The newest."""
     ledger: Ledger = Ledger()
-    """Where the device-seconds of this process went, its start included, the evaluation at the end not."""
+    """Ledger of the device-seconds of this process, its start included, the evaluation at the end not."""
 
     @property
     def was_stopped(self) -> bool:
-        """Whether it ended before its last step, at a step boundary, with a checkpoint."""
+        """Returns whether the run ended before its last step, at a step boundary, with a checkpoint."""
         return self.done_steps < self.num_steps
 
 
@@ -81,7 +81,7 @@ class _Session:
         self._prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
         self._stream = PromptStream(self._prompts.train, recipe.seed)
         self._resumed: RunState | None = None
-        """Where the run stood, where it goes on from a checkpoint."""
+        """State of the run in the checkpoint that the run goes on from; None for a run that starts."""
         self._done_steps = 0
         self._before: Evaluation | None = None
         self._after: Evaluation | None = None
@@ -181,7 +181,7 @@ class _Session:
         return f"{self._run.scoring} so far" if self._is_assembled else ""
 
     def _keep_transcripts(self, ended: Sequence[Ended]) -> None:
-        """Of samples that no step will log."""
+        """Writes the transcripts of samples that no step will log."""
         if leftover := [entry for entry in ended if entry.event != TerminalEvent.TRAINED]:
             write_transcripts(self._folder.samples, self._done_steps + 1, leftover)
 
@@ -270,7 +270,7 @@ class _Session:
                 self._progress.say(f"{name}: micro-batches are {await group.attention()}")
 
     async def on_step(self, result: StepResult) -> bool:
-        """Logs the step; evaluates and saves where it is time. False where somebody asked for a stop."""
+        """Logs the step; evaluates and saves where it is time. Returns False after a stop was requested."""
         recipe = self._recipe
         self._done_steps = result.step
         write_transcripts(self._folder.samples, result.step, result.ended)
@@ -303,7 +303,7 @@ class _Session:
         return not self._stop.requested
 
     def _say_failures(self, result: StepResult) -> None:
-        """Of the first step that has any: a reward that fails for all samples looks like a run that learns nothing."""
+        """Reports the first step with failed samples: when all rewards fail, a run seems only to learn nothing."""
         if failed := _failures(result):
             self._say_once(
                 "failures",
@@ -312,7 +312,7 @@ class _Session:
             )
 
     def _refuse_failures(self, result: StepResult) -> None:
-        """Of the first step: hours of steps without any sample would end as if something had been learned."""
+        """Refuses a first step without any sample: hours of such steps would end as if something had been learned."""
         if not self._has_scored and (failed := _failures(result)):
             raise InterlaceError(
                 f"step {result.step}: all {len(failed)} samples failed, so there is nothing to train on. The first "
@@ -320,7 +320,7 @@ class _Session:
             )
 
     def _say_lost_minibatches(self, result: StepResult) -> None:
-        """Likewise: those that the settings drop are no accident."""
+        """Reports the first step that lost minibatches in a row: those that the settings drop are no accident."""
         for role in ("actor", "critic", "process_reward"):
             if result.metrics.get(f"{role}/{IN_A_ROW}"):
                 lost = result.metrics[f"{role}/skipped_minibatches"]
@@ -332,7 +332,7 @@ class _Session:
                 )
 
     def _say_idle_weights(self, result: StepResult) -> None:
-        """Of the first step that was scored: what parts a function of the user's own returns, only it can show."""
+        """Reports idle weights at the first scored step: only a run shows which parts a user's function returns."""
         if "weights" in self._told or not self._has_scored:
             return
         self._told.add("weights")
@@ -363,7 +363,7 @@ class _Session:
         return evaluation
 
     def _state_later(self, unfinished: Sequence[Prompt]) -> Callable[[], RunState]:
-        """What gives the state of now. unfinished: prompts that were drawn and not trained on."""
+        """Returns a function that gives the state of now. unfinished: prompts that were drawn and not trained on."""
         stream = self._stream.state_later(unfinished)
         done_steps, num_groups, before = self._done_steps, self._run.num_groups, self._before
         return lambda: RunState(done_steps=done_steps, num_groups=num_groups, stream=stream(), before=before)

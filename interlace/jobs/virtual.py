@@ -48,14 +48,14 @@ class SimulatedRole(NamedTuple):
 
 
 class SimulationBackend(Protocol):
-    """What a recipe runs on instead of its own workers, devices and prompts."""
+    """Workers, devices and prompts that a recipe runs on instead of its own."""
 
     @property
     def devices(self) -> tuple[Device, ...]: ...
 
     @property
     def around(self) -> RankWrapper:
-        """What is put around each rank."""
+        """Returns the wrapper that is put around each rank."""
         ...
 
     def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
@@ -63,19 +63,19 @@ class SimulationBackend(Protocol):
         ...
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
-        """What stands in for the workers, by role; which are needed, the algorithm says."""
+        """Returns the stand-ins for the workers, by role; the algorithm says which roles are needed."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What came of it. Times are virtual."""
+    """Outcome of a run on the virtual clock. Times are virtual."""
 
     name: str
     results: Sequence[StepResult]
-    """Of each step."""
+    """Result of each step."""
     ledger: Ledger
-    """Of all device-seconds, start-up included."""
+    """Ledger of all device-seconds, start-up included."""
     events: Sequence[Ended]
     """How each sample ended, in order."""
     seconds: float
@@ -83,7 +83,7 @@ class Simulated:
 
     @cached_property
     def run(self) -> RunData:
-        """As read from a run's folder; nothing was written. Without rewards: workers that only cost time earn none."""
+        """Returns the data as read from a run's folder; nothing was written. Simulated workers earn no rewards."""
         return RunData(
             name=self.name,
             folder=Path(),
@@ -100,7 +100,7 @@ def run_virtually(
 ) -> Simulated:
     """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
 
-    recorder: makes what is told of all that happens. Raises UserError for what cannot work, and what a run on any other
+    recorder: makes the recorder of all that happens. Raises UserError for what cannot work, and what a run on any other
     cluster raises: HangError, RemoteError, WorkerDiedError.
     """
     with _no_search_for_cycles():

@@ -36,7 +36,7 @@ class _Examples:
 
 
 def warmup_folder(recipe: Recipe) -> Path:
-    """Where the warmed-up model lies: named by everything that it depends on."""
+    """Returns the folder of the warmed-up model, named by everything that the model depends on."""
     parts = (recipe.model, recipe.task, recipe.warmup)
     content = [part.model_dump_json() for part in parts if part is not None]
     key = stable_hash(interlace.__version__, recipe.seed, recipe.tokens_per_microbatch, *content)
@@ -95,4 +95,4 @@ async def _warm_up(
         except OSError:
             if not folder.is_dir():
                 raise
-            # Whoever was faster made the same.
+            # A faster process made the same folder.

@@ -1,1 +1,1 @@
-"""What a run leaves behind and shows: run folder, metrics, transcripts, progress, tables, checkpoints, Ctrl-C."""
+"""Traces of a run, kept and shown: run folder, metrics, transcripts, progress, tables, checkpoints, Ctrl-C."""

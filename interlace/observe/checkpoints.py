@@ -20,7 +20,7 @@ _DAMAGED = "damaged-"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """What there is to go on from."""
+    """Checkpoint to go on from, and the newer ones that are damaged."""
 
     path: Path | None
     """The newest checkpoint that is whole; None where there is none."""

@@ -43,12 +43,12 @@ class Waste:
 
     name: str
     fraction: float
-    """Of all device-seconds."""
+    """Share of all device-seconds."""
     governed_by: str
 
     @property
     def sentence(self) -> str:
-        """As it is shown."""
+        """Returns the sentence that is shown."""
         share = f"{self.fraction:.1%} of the steps' device time"
         return f"Largest waste: {self.name}, {share}; governed by {self.governed_by}."
 

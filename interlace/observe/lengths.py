@@ -1,4 +1,4 @@
-"""Whether what was trained on is shorter than what was generated, as filters, drops and early stops make it."""
+"""Length bias: training on shorter samples than were generated, as filters, drops and early stops cause."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -17,11 +17,11 @@ from interlace.core.config import Config
 
 MANIFEST = "manifest.json"
 MAX_THREADS = 8
-"""That read and hash at once."""
+"""Number of threads that read and hash at once."""
 
 
 class FileRecord(Config):
-    """What a file held when the checkpoint was written."""
+    """Size and hash of a file when the checkpoint was written."""
 
     num_bytes: int = Field(ge=0)
     blake2b: str

@@ -12,7 +12,7 @@ MIB = 2**20
 
 
 def profile_tables(profile: Profile) -> Iterator[Table]:
-    """What each role costs, decode steps by batch, what work beside work costs."""
+    """Makes tables of what each role costs, of decode steps by batch, and of what work beside work costs."""
     yield _roles(profile)
     yield _decode(profile.rollout)
     if profile.interference:

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes: a live view on a terminal, plain lines elsewhere, nothing with --quiet."""
+"""Progress of a run, as a person sees it: live on a terminal, plain lines elsewhere, nothing with --quiet."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class ProgressView(Protocol):
     """Shows a run. Used as a context manager, from one thread."""
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
-        """What goes on outside the steps (warm-up, evaluation): `done` of `total`, and a word on how it goes."""
+        """Shows work outside the steps (warm-up, evaluation): `done` of `total`, and a word on how it goes."""
         ...
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -156,7 +156,7 @@ def _headline(what: str, done: int, total: int, note: str) -> RenderableType:
 
 
 def _step_table(lines: deque[StepLine], width: int) -> Table:
-    """Where there is little room, no bars, which the legend stands in for; then headings are cut, and no number."""
+    """Makes the table. Little room first costs the bars, which the legend replaces, then headings, never a number."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     rows = [(str(line.step), *line.cells()) for line in lines]
     room = width

@@ -13,7 +13,7 @@ FIRST_S, FACTOR = 15.0, 2.0
 
 
 class Waits(Protocol):
-    """What knows who waits."""
+    """Source of a line on the longest wait."""
 
     def longest(self) -> str: ...
 

@@ -1,4 +1,4 @@
-"""What a run left in its folder, read back for reports and comparisons."""
+"""Contents of a run's folder, read back for reports and comparisons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -52,7 +52,7 @@ class RunFolder:
                     f"or give this one another name (--name)."
                 ) from None
         except OSError:
-            pass  # told below
+            pass  # an existing folder is reported below
         run._make_folders()
         return run
 
@@ -150,7 +150,7 @@ class RunFolder:
         """Takes metrics, evaluations and samples back to a step, whose successors a resumed run writes again.
 
         checkpoint: of the step; None before the first. Returns what had been lost since it was written, a sentence for
-        each: lines of metrics and evaluations are written anew from its copy, samples stay lost.
+        each: lines of metrics and evaluations are written again from its copy, samples stay lost.
         """
         told = [sentence for path in self._logs if (sentence := _complete(path, step, checkpoint))]
         found = {int(path.stem.removeprefix("step_")): path for path in self.samples.glob("step_*.jsonl")}
@@ -228,7 +228,7 @@ def default_name(root: Path, recipe: str) -> str:
 
 
 def folder_name(text: str) -> str:
-    """What of any text can name a run's folder: accents are dropped, anything else becomes `-`."""
+    """Returns the part of any text that can name a run's folder: accents are dropped, anything else becomes `-`."""
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("._-")[:180] or "run"
 

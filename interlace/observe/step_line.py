@@ -1,4 +1,4 @@
-"""What a person wants to know of one step, taken from its metrics."""
+"""Summary of one step for a person, taken from its metrics."""
 
 import math
 from collections.abc import Mapping

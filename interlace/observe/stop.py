@@ -1,6 +1,6 @@
 """Ctrl-C, or a scheduler's SIGTERM: once asks for a stop at the next step boundary, twice aborts.
 
-A boundary that is further off than PATIENCE_S is not waited for: whoever sends SIGTERM kills what is there 30 s later.
+A boundary that is further off than PATIENCE_S is not waited for: the sender of SIGTERM kills the process 30 s later.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        """Whether the loop should end at the next step boundary."""
+        """Returns whether the loop should end at the next step boundary."""
         return self._requested
 
     @property
     def is_overdue(self) -> bool:
-        """Whether a boundary was waited for as long as it may be."""
+        """Returns whether a boundary was waited for as long as it may be."""
         return self._requested and time.monotonic() - self._requested_s > PATIENCE_S
 
     def abort_if_requested(self) -> None:

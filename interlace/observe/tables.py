@@ -15,9 +15,9 @@ class DerivedNumber:
 
     name: str
     value: str
-    """As shown, with its unit."""
+    """The number as shown, with its unit."""
     how: str
-    """What it follows from: `prompts_per_step x samples_per_prompt`."""
+    """Calculation that the number follows from: `prompts_per_step x samples_per_prompt`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class AnswerRow:
 
     prompt: str
     answer: str
-    """What is right."""
+    """The right answer."""
     before: str
     before_correct: bool
     after: str
@@ -46,7 +46,7 @@ class AnswerRow:
 
 
 def derived_numbers_table(numbers: Sequence[DerivedNumber]) -> Table:
-    """What the settings come to, before any work starts."""
+    """Makes the table of the numbers that follow from the settings, shown before any work starts."""
     table = Table(
         title="What the settings come to", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False
     )
@@ -89,7 +89,7 @@ def answers_table(rows: Sequence[AnswerRow]) -> Table:
 
 
 def goodput_table(ledger: Ledger) -> Table:
-    """Where the device-seconds went; the largest waste in red."""
+    """Makes the table of where the device-seconds went; the largest waste in red."""
     waste = ledger.largest_waste()
     table = Table(
         title="Where the device time went", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False

@@ -33,7 +33,7 @@ def write_transcripts(folder: Path, step: int, ended: Iterable[EndedSample]) -> 
 
 
 def step_file(folder: Path, step: int) -> Path:
-    """Where the samples of a step are."""
+    """Returns the file of a step's samples."""
     return folder / f"step_{step:06d}.jsonl"
 
 

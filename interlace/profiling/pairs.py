@@ -1,4 +1,4 @@
-"""What work beside work costs: threads of one process share its lock, processes share cores and memory."""
+"""Costs of work beside work: threads of one process share its lock, processes share cores and memory."""
 
 import asyncio
 import math
@@ -30,7 +30,7 @@ class BusyWorker:
     call: Call
 
     def may_work_beside(self, other: "BusyWorker") -> bool:
-        """Whether they share no device."""
+        """Returns whether both workers share no device."""
         return not set(self.group.device_indices) & set(other.group.device_indices)
 
 

@@ -41,7 +41,7 @@ PARTS = ("samples", "rollout", "reward", "two devices", "reference", "critic", "
 NO_STEP = 1e-12
 """Learning rate."""
 SHARES = {"rollout": 0.25, "side by side": 0.2, "whole steps": 0.25, "reward": 0.05, "two devices": 0.05}
-"""Of the budget, for each part; the others get a tenth. What an algorithm has no need of is not measured."""
+"""Share of the budget for each part; the others get a tenth. Parts that an algorithm does not need are not measured."""
 
 
 def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", budget_s: float) -> Profile:
@@ -150,7 +150,7 @@ class _Measurement:
         return costs.model_copy(update={"export_s": await measure_export(actor)})
 
     async def _efficiency(self, sources: ModelSources) -> float:
-        """Of speed that training keeps on a second device; on a cluster with one device there is nothing to keep."""
+        """Measures the speed that training keeps on a second device; on one device there is nothing to keep."""
         devices = [device for device in self._cluster.devices if device.pool == self._cluster.devices[0].pool]
         if len(devices) < 2:
             return NOTHING_KEPT

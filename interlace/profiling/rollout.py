@@ -1,4 +1,4 @@
-"""What a rollout engine costs: calls of one instance, as the runtime makes them, and a model fitted to their times."""
+"""Costs of a rollout engine: calls of one instance, as the runtime makes them, and a model fitted to their times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from interlace.workers.rollout import MIN_CALL_S
 
 ROUNDS = 5
 FEW, MANY = 2, 24
-"""Decode steps of a short and of a long call: what comes once a call and what comes each step are told apart."""
+"""Decode steps of a short and of a long call: the two separate the cost of a call from the cost of a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """Requests that are served together: one for each number of steps, with prompts of so many tokens."""
+    """Requests that are served together: one for each number of steps, with prompts of `prompt_tokens` tokens."""
 
     prompt_tokens: int
     steps: tuple[int, ...]
@@ -46,11 +46,11 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What serving a cell took."""
+    """Time that serving a cell took."""
 
     cell: Cell
     num_calls: int
-    """Of the engine."""
+    """Number of calls of the engine."""
     seconds: float
 
 
@@ -181,7 +181,7 @@ def fit_rollout(measured: Sequence[Measured], *, kv_tokens: int, max_running: in
 
 
 def _row(measured: Measured, batches: Sequence[int]) -> list[float]:
-    """What each cost is to be multiplied by; a step between two batches is so much of the one and of the other."""
+    """Returns the coefficients of each cost; a batch between two measured sizes is interpolated linearly."""
     cell = measured.cell
     lengths = np.asarray(cell.steps)
     running = np.asarray([(lengths >= step).sum() for step in range(1, int(lengths.max()) + 1)])

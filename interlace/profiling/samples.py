@@ -1,4 +1,4 @@
-"""What a recipe's policy writes, and what its reward makes of it: lengths, latencies, how much is right."""
+"""Samples of a recipe's policy and their rewards: lengths, latencies, the share of right answers."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from interlace.stages.turns import answered
 
 Value = TypeVar("Value")
 ENOUGH_SAMPLES = 512
-"""Of the policy: more are not drawn."""
+"""Samples of the policy; more are not drawn."""
 NUM_QUANTILES = 33
 TIMED_ONE_BY_ONE = 48
 """Samples that are scored each in a call of its own."""

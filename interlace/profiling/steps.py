@@ -24,7 +24,7 @@ from interlace.runtime.timeline import KeepAll, Span, StepRecord, busy_seconds
 FEWEST, MOST = 5, 16
 """Steps: with fewer the costs stay as they are."""
 FILLING = 2
-"""Of them, the first ones are slower and left out."""
+"""Number of first steps, which are slower and left out."""
 BISECTIONS = 12
 
 
@@ -66,7 +66,7 @@ def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
 async def measure_steps(
     profile: Profile, cluster: Cluster, recipe: Recipe, groups: RoleGroups, prompts: PromptStream, *, budget_s: float
 ) -> StepTimes | None:
-    """Of the flow, under the schedule that the cluster was opened with, which is the recipe's; the last of its work.
+    """Measures steps of the flow under the cluster's schedule, which is the recipe's; the last work of this cluster.
 
     None where budget_s seconds are not enough for some steps, by what the profile says of them.
     """
@@ -97,7 +97,7 @@ class _Collector:
 
 
 def simulated(profile: Profile, recipe: Recipe, num_devices: int) -> StepTimes:
-    """What a profile says of a recipe's steps."""
+    """Returns the times that a profile predicts for a recipe's steps."""
     shortened = recipe.model_copy(update={"steps": MOST})
     return StepTimes.of(simulate(shortened, Simulation(profile=profile, num_devices=num_devices)).run.values)
 

@@ -1,4 +1,4 @@
-"""What training and inference cost, on samples of the recipe."""
+"""Costs of training and inference, on samples of the recipe."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from interlace.stages.role_groups import ActorGroup, TrainedGroup
 
 Trained = TypeVar("Trained", bound=TrainedGroup)
 SHARES = (0.25, 0.5, 1.0)
-"""Of a minibatch, that are timed: what comes once a call and what comes with each token are told apart."""
+"""Shares of a minibatch that are timed: they separate the cost of a call from the cost of a token."""
 NOTHING_KEPT = 0.5
 """Efficiency of an instance that is as fast on two devices as on one."""
 
@@ -88,7 +88,7 @@ async def measure_export(group: ActorGroup) -> float:
 
 
 def efficiency(alone_s: float, on_two_s: float) -> float:
-    """Of speed that a second device keeps, from the times of the same work on one device and on two."""
+    """Returns the share of speed that a second device keeps, from times of the same work on one device and on two."""
     return min(1.0, max(NOTHING_KEPT, alone_s / on_two_s / 2))
 
 
@@ -108,7 +108,7 @@ def _train(group: TrainedGroup, samples: Sequence[Sample]) -> Call:
 
 
 async def _optimizer_s(group: TrainedGroup, minibatch: Sequence[Sample]) -> float:
-    """Of the update alone, on a gradient that is there."""
+    """Measures the update alone, on a gradient that is there."""
     one = minibatch[:1]
     async with group.hold("profile"):
         calls: list[Call] = [lambda: group.accumulate(one), group.optimizer_step]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAMPLE_BYTES, TOKEN_BYTES = 1024, 16
-"""Of a sample in the controller's memory, at least; and of each of its tokens: id, log-probs, advantage."""
+"""Bytes of a sample in the controller's memory, at least; and of each of its tokens: id, log-probs, advantage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +36,12 @@ class Derived:
 
     num_parameters: int
     num_lora_parameters: int | None = None
-    """Of the adapter, where one is trained."""
+    """Parameters of the adapter, where one is trained."""
     num_train_prompts: int
     num_heldout_prompts: int
-    """Of these the evaluation takes."""
+    """Number of held-out prompts, from which the evaluation takes its own."""
     max_prompt_tokens: int
-    """Of the longest prompt, to train on or held out."""
+    """Tokens of the longest prompt, to train on or held out."""
     samples_per_step: int
     samples_per_minibatch: int
     max_tokens_per_step: int

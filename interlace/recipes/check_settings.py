@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a recipe from its settings alone: no model, no data, no torch."""
+"""Mistakes in a recipe that its settings alone show: no model, no data, no torch."""
 
 from interlace.algorithms import Algorithm
 from interlace.core.errors import UserError
@@ -58,7 +58,7 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
 
 
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Of a reward that only the run can show, the algorithm says itself what it cannot take."""
+    """Checks the rewards that settings bound; on a reward that only the run can show, the algorithm itself raises."""
     reward = recipe.reward
     if reward is None:
         raise UserError(

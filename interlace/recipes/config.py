@@ -75,7 +75,7 @@ class ScheduleChoice(Config):
 
 
 class ClusterConfig(Config):
-    """Where the run computes. Written as the back end's name, or `{backend: ..., devices: ...}`."""
+    """Place where the run computes. Written as the back end's name, or `{backend: ..., devices: ...}`."""
 
     backend: str = "local"
     """local: in this process. ray: processes that Ray places, on this machine or many."""
@@ -119,22 +119,22 @@ class EvaluationConfig(Config):
     """How held-out prompts are judged: once greedily, and by samples."""
 
     num_prompts: int | None = Field(default=None, ge=1)
-    """The first so many of the task's held-out prompts; None takes all."""
+    """Number of the task's held-out prompts to use, the first ones; None takes all."""
     samples_per_prompt: int = Field(default=1, ge=0)
     """Sampled answers to each prompt; 0 leaves greedy decoding alone."""
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE)
-    """Of the sampled answers."""
+    """Temperature of the sampled answers."""
     num_shown: int = Field(default=4, ge=0)
     """Prompts whose answers before and after are printed."""
 
 
 class LoggingConfig(Config):
-    """Where metrics go beside metrics.jsonl."""
+    """Loggers that take metrics beside metrics.jsonl."""
 
     loggers: tuple[str, ...] | None = None
     """Names, or your own as package.module:Name; None takes TensorBoard where it is installed."""
     timeline: bool = True
-    """Whether timeline.json is written. The goodput ledger does not depend on it."""
+    """True writes timeline.json. The goodput ledger does not depend on this file."""
     trace_steps: tuple[int, int] | None = None
     """First and last step that torch's profiler records in every process, e.g. [10, 12]; None records none."""
 
@@ -173,13 +173,13 @@ class Recipe(Config):
     task: Annotated[DataConfig, _spelled_out("task")]
     """Prompts to train on and held-out ones."""
     reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
-    """What scores a response; None where the episode brings its own reward."""
+    """Scorer of a response; None where the episode brings its own reward."""
     algorithm: AlgorithmChoice = Field(default_factory=lambda: AlgorithmChoice.model_validate({}))
     schedule: ScheduleChoice = Field(default_factory=lambda: ScheduleChoice.model_validate({}))
     cluster: Annotated[ClusterConfig, _spelled_out("cluster")] = ClusterConfig()
     steps: int = Field(ge=1)
     seed: int = Field(default=0, ge=0, lt=SEED_END)
-    """Of sampling, of the order of prompts, and of warm-up."""
+    """Seed of sampling, of the order of prompts, and of warm-up."""
     prompts_per_step: int = Field(ge=1)
     samples_per_prompt: int = Field(ge=1)
     minibatches: int = Field(default=1, ge=1)
@@ -191,10 +191,10 @@ class Recipe(Config):
     eval_every: int = Field(default=0, ge=0)
     """Steps between evaluations on held-out prompts; 0 evaluates before the first step and after the last only."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """The newest so many stay."""
+    """Number of checkpoints that stay, the newest ones."""
     sampling: SamplingParams = SamplingParams()
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Of the actor."""
+    """Optimizer of the actor."""
     rollout: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(parse_engine)] = NativeConfig()
     """The engine that generates. Written as its name, or `{engine: ..., setting: value, ...}`."""
     actor: ActorConfig = ActorConfig()

@@ -1,4 +1,4 @@
-"""Whether the rollout engine that a recipe names can do what the recipe asks, known before anything starts."""
+"""Check, before anything starts, that the rollout engine that a recipe names can do what the recipe asks."""
 
 from typing import TYPE_CHECKING
 

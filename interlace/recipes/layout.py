@@ -1,4 +1,4 @@
-"""What a recipe puts on each role's devices: which roles there are, how many ranks, whether two share a model."""
+"""Workers that a recipe puts on each role's devices: the roles, the number of ranks, and roles that share a model."""
 
 from collections.abc import Callable, Sequence
 
@@ -47,7 +47,7 @@ def num_used(recipe: Recipe, devices: Sequence[Device]) -> int:
 
 
 def reference_is_base(recipe: Recipe, place: Callable[[str], tuple[tuple[Device, ...], ...]]) -> bool:
-    """Whether the actor's model with its adapter off serves as the reference: it is that model, at that place.
+    """Returns whether the actor's model with its adapter off serves as the reference: the same model, same place.
 
     place: the devices of each instance of a role.
     """

@@ -1,4 +1,4 @@
-"""What the workers of a recipe will need of their devices, known before they start."""
+"""Forecast of the memory that the workers of a recipe need on their devices, made before they start."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,19 +17,19 @@ from interlace.recipes.layout import needed_roles, num_ranks, num_used, referenc
 from interlace.schedule.placement import Device
 
 ADAM_COPIES = 4
-"""Of its weights, what a trained worker keeps: themselves, gradients and two moments."""
+"""Copies of its weights that a trained worker keeps: weights, gradients and two moments."""
 TRAINED = "weights, gradients, two moments, in float32"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryLoads:
-    """What the forecast follows from, beside the recipe."""
+    """Sizes that the forecast follows from, beside the recipe."""
 
     size: ModelSize
     num_lora: int | None
     """Parameters of an adapter, where one is trained."""
     max_tokens_per_step: int
-    """Where every response is as long as it may be."""
+    """Tokens of a step in which every response is as long as it may be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class WorkerMemory:
     num_bytes: int
     """Resident on each of its devices."""
     how: str
-    """What that follows from."""
+    """Calculation that `num_bytes` follows from."""
     transient_bytes: int = 0
     """On top while it computes, about: activations and logits of one micro-batch, and what ranks gather."""
 
@@ -60,7 +60,7 @@ class _Role:
 def forecast_memory(
     recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]
 ) -> tuple[WorkerMemory, ...]:
-    """Of each worker that the recipe starts, in the order of the flow."""
+    """Returns the forecast of each worker that the recipe starts, in the order of the flow."""
     found = []
     for role in _roles(recipe, needs, loads, devices):
         for number, instance in enumerate(recipe.schedule.resolved.instances(role.name, devices)):

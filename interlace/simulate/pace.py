@@ -13,13 +13,13 @@ class PacedWork:
 
     role: str
     seconds: float
-    """That it takes alone."""
+    """Time that the work takes alone."""
     ended: "asyncio.Future[None]"
     left_s: float
     since_s: float
     slowdown: float = 1.0
     timer: asyncio.TimerHandle | None = field(default=None)
-    """Of its end, where other work can put that off."""
+    """Timer of the end of the work, where other work can put this end off."""
 
     def stop(self) -> None:
         """Ends it early."""
@@ -28,7 +28,7 @@ class PacedWork:
 
 
 class Pace:
-    """Where costs interfere, a job goes on more slowly while others do: each change is felt at once by all."""
+    """Speed of jobs whose costs interfere: a job slows down while others run; each change is felt at once by all."""
 
     def __init__(self, profile: Profile) -> None:
         """Made on the loop that it is used on, a VirtualLoop."""
@@ -37,7 +37,7 @@ class Pace:
         self._jobs: dict[PacedWork, None] = {}
 
     def begin(self, role: str, seconds: float) -> PacedWork:
-        """Work of so many seconds, if it were alone; finish() must be awaited."""
+        """Starts work that takes `seconds` alone; finish() must be awaited."""
         loop, is_alone = self._loop, role not in self._roles
         ended = loop.alarm(seconds) if is_alone else loop.create_future()
         job = PacedWork(role=role, seconds=seconds, left_s=seconds, since_s=loop.now_s, ended=ended)
@@ -65,7 +65,7 @@ class Pace:
             await self.finish(self.begin(role, seconds))
 
     def _settle(self) -> None:
-        """Somebody began or ended: everybody's speed may have changed."""
+        """Settles every job's progress and sets its new speed, after another job began or ended."""
         now = self._loop.now_s
         for job in self._jobs:
             job.left_s -= (now - job.since_s) / job.slowdown

@@ -17,9 +17,9 @@ def profile_names() -> list[str]:
 
 
 def load_profile(spec: str | None) -> Profile:
-    """A shipped profile, or a file: what `interlace profile` wrote, or your own YAML.
+    """Loads a shipped profile, or a file: what `interlace profile` wrote, or your own YAML.
 
-    Raises UserError, for None too: what nobody measured cannot be simulated.
+    Raises UserError, for None too: what was never measured cannot be simulated.
     """
     if spec is None:
         raise UserError(

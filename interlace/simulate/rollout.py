@@ -20,7 +20,7 @@ Length = Callable[[Request], float]
 """Tokens until the response to a request ends by itself, those it came with included."""
 ROLE = "rollout"
 HEADROOM = 0.01
-"""Of the KV cache: kept free when a sequence is admitted, or the next step would preempt it again."""
+"""Share of the KV cache kept free when a sequence is admitted, or the next step would preempt that sequence again."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -37,7 +37,7 @@ class _Sequence:
     began: int = 0
     """Decode step of the engine at which its stint began, or at which its weights changed."""
     number: int = 0
-    """Of its stint; 0 where it does not run."""
+    """Number of the stint; 0 for a sequence that does not run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,11 +55,11 @@ class _Stretch:
         self.seconds = self.prefill_s + self.steps * self.first_s + self.reading_s * self.steps**2
 
     def cut(self, steps: int) -> "_Stretch":
-        """With no more steps than that."""
+        """Returns the stretch with at most `steps` steps."""
         return replace(self, steps=steps) if steps < self.steps else self
 
     def steps_in(self, seconds: float) -> int:
-        """Begun within so many seconds."""
+        """Returns the number of steps that begin within `seconds`."""
         seconds -= self.prefill_s
         if seconds <= 0:
             return 0
@@ -70,7 +70,7 @@ class _Stretch:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Tally:
-    """Of one call."""
+    """Counts of one call."""
 
     num_new_tokens: int = 0
     num_preemptions: int = 0
@@ -97,7 +97,7 @@ class SimulatedEngine(Worker):
         self._ends: list[tuple[int, int, _Sequence]] = []
         """(step, number of the stint, its sequence): a heap; stints that ended before are passed over."""
         self._prompts: dict[str, int] = {}
-        """Of those that run, each with the number of its sequences."""
+        """Prompts of the running sequences, each with the number of its sequences."""
         self._num_stints = 0
         self._step = 0
         self._num_cached = 0
@@ -235,7 +235,7 @@ class SimulatedEngine(Worker):
 
     @property
     def _is_too_full(self) -> bool:
-        """Whether the cache has no room for another step."""
+        """Returns whether the cache has no room for another step."""
         num_running = len(self._running)
         return self._num_cached + num_running > self._capacity and num_running > 1
 
@@ -248,7 +248,7 @@ class SimulatedEngine(Worker):
             self._num_preemptions += 1
 
     def _ahead(self) -> list["_Stretch"]:
-        """What is decoded until a sequence ends. Whenever the cache is full before, the youngest are preempted."""
+        """Returns the stretches until a sequence ends. Where the cache is full before, the youngest are preempted."""
         num_running, num_cached, step, ends = len(self._running), self._num_cached, self._step, self._ends
         while ends[0][1] != ends[0][2].number:
             heapq.heappop(ends)
@@ -256,7 +256,7 @@ class SimulatedEngine(Worker):
         found = [self._stretch(end - step, num_running, num_cached, self._due_s)]
         step += found[0].steps
         youngest = reversed(self._running.values())
-        # Nobody is let in meanwhile: what a step more needs is less than what is kept free then.
+        # No admission is possible here: the reserve covers at least one more step.
         while step < end and num_running <= self._reserve:
             num_cached += found[-1].steps * num_running
             while num_cached + num_running > self._capacity and num_running > 1:
@@ -270,7 +270,7 @@ class SimulatedEngine(Worker):
         return found
 
     def _stretch(self, most: int, num_running: int, num_cached: int, prefill_s: float) -> "_Stretch":
-        """At most so many steps: as many as the cache has room for, and one in any case."""
+        """Returns a stretch of at most `most` steps: as many as the cache has room for, and one in any case."""
         room = (self._capacity - num_cached) // num_running
         steps = max(1, room if room < most and num_running > 1 else most)
         reading = self._costs.context_token_s * num_running / 2
@@ -278,7 +278,7 @@ class SimulatedEngine(Worker):
         return _Stretch(steps, num_running, prefill_s, first / self._speed, reading / self._speed)
 
     async def _decode(self, tally: "_Tally", left_s: float) -> None:
-        """Waits until the next sequence ends, left_s have passed or somebody interrupts. A step that was begun is
+        """Waits until the next sequence ends, left_s have passed or a caller interrupts. A step that was begun is
         finished.
         """
         stretches = self._ahead()
@@ -332,7 +332,7 @@ class SimulatedEngine(Worker):
         return sequence
 
     def _book(self, sequence: _Sequence) -> None:
-        """What it got since its stint began, under the version that serves."""
+        """Credits a sequence with its tokens since its stint began, under the version that serves."""
         count = self._step - sequence.began
         if count:
             sequence.versions.append((self._version, count))

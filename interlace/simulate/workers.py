@@ -27,7 +27,7 @@ def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
 
 
 class SimulatedReward(Worker):
-    """So many scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
+    """Pool of scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
 
     def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
         """controller_sample_s: what the controller does for each sample is charged here, where all of them pass."""
@@ -67,7 +67,7 @@ class SimulatedReward(Worker):
         return min(latency_s, costs.max_s), RIGHT if luck < self._solve_rate(prompt.uid) else WRONG
 
     def _drawn_solve_rate(self, uid: str) -> float:
-        """Of a prompt: beta-distributed, its variance `solve_spread` of the largest that the mean allows."""
+        """Draws a prompt's solve rate, beta-distributed: the variance is `solve_spread` of what the mean allows."""
         mean, spread = self._costs.solve_rate, self._costs.solve_spread
         if spread <= 0 or mean in (0.0, 1.0):
             return mean

@@ -1,4 +1,4 @@
-"""Where metrics go: each module here is a logger found by its name; a user's own is `package.module:Name`."""
+"""Destinations of metrics: each module here is a logger found by its name; a user's own is `package.module:Name`."""
 
 import importlib.util
 import sys
@@ -26,7 +26,7 @@ class MetricsLoggers:
             self._open = self._open.pop_all()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Once a step, with everything known of it."""
+        """Takes everything known of a step, called once a step."""
         for logger in self._loggers:
             logger.log(step, metrics)
 
@@ -54,7 +54,7 @@ def open_loggers(info: RunInfo, names: Sequence[str] | None = None) -> MetricsLo
 
 
 def load_logger(name: str) -> Callable[[RunInfo], MetricsLogger]:
-    """What makes the logger of that name. Raises UserError where there is none, or its package is not installed."""
+    """Returns the factory of the logger. Raises UserError where there is none, or its package is not installed."""
     if ":" in name:
         return cast("Callable[[RunInfo], MetricsLogger]", load_callable("logger", name))
     try:

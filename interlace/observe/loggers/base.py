@@ -1,4 +1,4 @@
-"""What a metrics logger is."""
+"""Interface of a metrics logger."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from interlace.core.types import JSON
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunInfo:
-    """What a logger is made from."""
+    """Facts of a run that a logger is made from."""
 
     name: str
     folder: Path

@@ -121,7 +121,7 @@ def histogram(name: str, series: Sequence[Series], unit: str, *, whole: bool = F
 
 
 def _is_light(colour: str) -> bool:
-    """Whether dark text reads better on `#rrggbb`."""
+    """Returns whether dark text reads better on `#rrggbb`."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return 0.299 * red + 0.587 * green + 0.114 * blue > 150
 
@@ -140,7 +140,7 @@ def _step_ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(steps: Sequence[tuple[float, Mapping[str, float]]]) -> list[tuple[float, Mapping[str, float]]]:
-    """At most MAX_BARS bars, each the mean of so many steps in a row."""
+    """Averages runs of consecutive steps, so that at most MAX_BARS bars are left."""
     size = math.ceil(len(steps) / MAX_BARS)
     bars: list[tuple[float, Mapping[str, float]]] = []
     for start in range(0, len(steps), size):

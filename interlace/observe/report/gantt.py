@@ -1,4 +1,4 @@
-"""What ran on each device during one step, from timeline.json."""
+"""Chart of the work on each device during one step, from timeline.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Bar:
     end_s: float
     cause: str
     bin: str = ""
-    """Of the goodput ledger."""
+    """Bin of the goodput ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class DeviceTimeline:
 
 
 def _events(text: str) -> Sequence[Mapping[str, Any]]:
-    """Of a run that goes on or was killed too: the closing bracket is missing then, or half a line stands there."""
+    """Parses a trace, also of a run that goes on or was killed: it lacks the closing bracket or ends in half a line."""
     whole = text.rstrip()
     if not whole.endswith("]"):
         whole = whole[: whole.rfind("}") + 1] if whole.endswith("}") else whole[: max(whole.rfind(",\n"), 1)]

@@ -36,7 +36,7 @@ BIN_COLOURS: Mapping[str, str] = dict(
 RUN_COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
 NUM_SLOWEST = 6
 SHOWN_LETTERS = 4000
-"""Of a prompt or response; the rest is in samples/."""
+"""Letters shown of a prompt or response; the rest is in samples/."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +124,7 @@ def ledgers(entries: Sequence[Entry]) -> str:
 
 
 def steps(entries: Sequence[Entry]) -> str:
-    """Where each step's time went."""
+    """Shows where each step's time went."""
     parts = []
     for entry in entries:
         bars = [
@@ -149,7 +149,7 @@ def _present(entries: Sequence[Entry]) -> dict[str, str]:
 
 
 def gantts(entries: Sequence[Entry], step: int | None) -> str:
-    """What ran on each device during one step; None takes the middle one."""
+    """Shows what ran on each device during one step; None takes the middle one."""
     parts: list[str] = []
     colours: dict[str, str] = {}
     for entry in entries:
@@ -204,7 +204,7 @@ def histograms(entries: Sequence[Entry]) -> str:
 
 
 def staleness_of(run: RunData) -> list[int]:
-    """Of each sample trained on: the version that its step began with - the oldest of its tokens."""
+    """Returns, for each sample trained on, the version that its step began with - the oldest of its tokens."""
     after = {int(step): int(version) for step, version in run.curve("version")}
     samples = [t for t in run.transcripts if t.event == TerminalEvent.TRAINED and t.version_min is not None]
     first = min(after, default=1)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class BackEnd(Protocol):
-    """What each module of this folder offers."""
+    """Interface of each module of this folder."""
 
     def open_cluster(self, config: ClusterConfig, schedule: Schedule) -> Cluster:
         """The cluster a run uses; call on the running event loop."""

@@ -23,7 +23,7 @@ def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
 
 
 def this_machine() -> Machine:
-    """What this process may use."""
+    """Returns the cores, memory and GPUs that this process may use."""
     return Machine(num_cores=_num_cores(), memory_bytes=host_memory_bytes(), gpu_bytes=_gpu_bytes())
 
 
