@@ -70,7 +70,7 @@ class Settings(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun:
-    """What a call of train() came to."""
+    """Outcome of a call of train()."""
 
     folder: Path
     """The run's: settings, metrics, samples, checkpoints."""

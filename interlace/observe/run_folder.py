@@ -89,7 +89,7 @@ class RunFolder:
 
     @property
     def has_trained(self) -> bool:
-        """Whether any step was logged."""
+        """Returns whether any step was logged."""
         return self.metrics.exists() and self.metrics.stat().st_size > 0
 
     @property
