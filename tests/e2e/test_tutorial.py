@@ -65,6 +65,6 @@ def test_the_call_from_python_trains(folder: Path) -> None:
 
 
 def test_the_reward_is_what_the_text_says(folder: Path) -> None:
-    command = re.search(r"`python -c \"(.*?)\"`", TEXT)
+    command = re.search(r"    python -c \"(.*?)\"\n", TEXT)
     assert command is not None
     assert run(folder, "-c", command[1]).strip() == "{'right': 1.0, 'brief': -0.011}"
