@@ -3,13 +3,14 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart
 PYTHON ?= python3
 PYTEST_ARGS ?=
+FAULTS_ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 PYTHON_VLLM ?= $(PYTHON)
 
-.PHONY: quickstart test test-slow test-ray test-vllm check bench clean
+.PHONY: quickstart test test-slow test-ray test-vllm test-faults check bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -27,6 +28,10 @@ test-ray: .venv/.installed-dev
 # vLLM's CPU build in an environment of its own: the tests that every engine passes, and training on it.
 test-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -m vllm $(PYTEST_ARGS)
+
+# Whatever breaks a run, tried one by one: about half an hour. FAULTS_ARGS="--family storage" tries a part.
+test-faults: .venv/.installed-dev
+	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check

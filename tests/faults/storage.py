@@ -1,0 +1,157 @@
+"""Storage: what is damaged, lost, full, or written by two."""
+
+import pickle
+import shutil
+import signal
+from pathlib import Path
+
+from tests.faults.lab import Ended, Fault, Lab, cut, each, flip, small_disk
+from tests.faults.security import Payload
+
+WEIGHTS, MOMENTS, ASIDE = "model.safetensors", "optimizer/rank-0-of-1.safetensors", "set aside as damaged-step_4"
+
+
+def damaged_metadata(lab: Lab) -> None:
+    """A payload where the format of torch.distributed.checkpoint has its pickle."""
+    mark = lab.folder / "ran"
+    (lab.newest / "optimizer" / ".metadata").write_bytes(pickle.dumps(Payload(mark)))
+    lab.resume("steps=6").refused("format of an earlier version")
+    assert not mark.exists()
+
+
+def metrics_lost(lab: Lab, keep: int, *, torn: bool) -> None:
+    path = lab.run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:keep]) + (lines[keep][:30] if torn else ""))
+    lab.resumes_to(6, "metrics.jsonl had lost step")
+
+
+def middle_line_lost(lab: Lab) -> None:
+    path = lab.run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:1], *lines[2:]]))
+    lab.resumes_to(6, "metrics.jsonl had lost step 2")
+
+
+def samples_lost(lab: Lab) -> None:
+    (lab.run / "samples" / "step_000003.jsonl").unlink()
+    lab.resumes_to(6, "has lost samples of step 3")
+
+
+def none_is_whole(lab: Lab) -> None:
+    flip(lab.newest / WEIGHTS)
+    flip(lab.run / "checkpoints" / "step_2" / WEIGHTS)
+    ended = lab.resume("steps=6")
+    ended.refused("has no whole checkpoint to go on from", "step_4 has", "step_2 has")
+    assert "To go on from" not in ended.text, "it advises the command that has just failed"
+    assert lab.steps() == [1, 2, 3, 4]
+
+
+def full_at_a_checkpoint(lab: Lab) -> None:
+    with small_disk(lab.folder / "runs", "3M"):
+        lab.train("steps=4", "checkpoint_every=1", "keep_checkpoints=9").refused("no space", "--resume")
+
+
+def full_at_a_line(lab: Lab) -> None:
+    with small_disk(lab.folder / "runs", "120k"):
+        lab.train("steps=40", "checkpoint_every=0").refused("is full", "Make room")
+
+
+def two_at_once(lab: Lab, *arguments: str) -> list[Ended]:
+    processes = [lab.start("train", "quickstart", "--name", "x", *arguments) for _ in range(2)]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    return [Ended(code=process.returncode, text=text) for process, text in zip(processes, outputs, strict=True)]
+
+
+def two_starts(lab: Lab) -> None:
+    from tests.support.training import SMALL
+
+    ended = two_at_once(lab, *SMALL, f"model.cache_dir={lab.shared.cache}")
+    assert sorted(each.code for each in ended) == [0, 2], [each.text[-300:] for each in ended]
+    next(each for each in ended if each.code).refused("exists already")
+
+
+def two_resumes(lab: Lab) -> None:
+    assert lab.newest.is_dir()
+    ended = two_at_once(lab, "--resume", "steps=6")
+    assert sorted(each.code for each in ended) == [0, 2], [each.text[-300:] for each in ended]
+    next(each for each in ended if each.code).refused("is being trained by process")
+    assert lab.steps() == [1, 2, 3, 4, 5, 6]
+
+
+def overwritten_while_trained(lab: Lab) -> None:
+    trained = lab.start("train", "quickstart", "--name", "x", "--resume", "steps=500") if lab.newest else None
+    assert trained and trained.stdout
+    try:
+        next(line for line in trained.stdout if line.startswith("step 5/"))
+        lab.train("--overwrite").refused("is being trained by process")
+    finally:
+        trained.send_signal(signal.SIGKILL)
+        trained.communicate()
+    assert lab.newest.is_dir()
+
+
+def state_is_lost(lab: Lab) -> None:
+    (lab.newest / "state.json").unlink()
+    lab.resumes_to(6, "lacks state.json", ASIDE)
+
+
+def half_written(lab: Lab) -> None:
+    unfinished = lab.run / "checkpoints" / ".tmp-step_6"
+    shutil.copytree(lab.newest, unfinished)
+    cut(unfinished / WEIGHTS)
+    lab.resumes_to(6)
+    assert not unfinished.exists()
+
+
+def no_checkpoint(lab: Lab) -> None:
+    shutil.rmtree(lab.run / "checkpoints")
+    lab.resumes_to(4)
+
+
+def damage(name: str, path: str, *, whole: bool = False) -> Fault:
+    """whole: the file goes; otherwise a bit of it flips."""
+
+    def check(lab: Lab) -> None:
+        found: Path = lab.newest / path
+        if whole:
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
+        else:
+            flip(found)
+        lab.resumes_to(6, ASIDE, "resuming after step 2")
+
+    return Fault(name=name, check=check)
+
+
+def truncated(path: str) -> Fault:
+    def check(lab: Lab) -> None:
+        cut(lab.newest / path)
+        lab.resumes_to(6, ASIDE, "resuming after step 2")
+
+    return Fault(name=f"{path} truncated", check=check)
+
+
+FAULTS = [
+    *(truncated(path) for path in ("state.json", WEIGHTS, MOMENTS, "manifest.json", "metrics.jsonl")),
+    *(damage(f"one bit of {path} flipped", path) for path in (WEIGHTS, MOMENTS, "config.json", "state.json")),
+    damage("optimizer/ gone", "optimizer", whole=True),
+    damage("tokenizer gone", "tokenizer.json", whole=True),
+    *each(
+        [
+            ("state.json gone", state_is_lost),
+            ("a pickle that runs as optimizer/.metadata", damaged_metadata),
+            ("no checkpoint is whole", none_is_whole),
+            ("no checkpoint at all", no_checkpoint),
+            ("a checkpoint half written", half_written),
+            ("last line of metrics torn", lambda lab: metrics_lost(lab, 3, torn=True)),
+            ("last two lines of metrics lost", lambda lab: metrics_lost(lab, 2, torn=False)),
+            ("a line in the middle of metrics lost", middle_line_lost),
+            ("samples of a step lost", samples_lost),
+            ("disk full at a checkpoint", full_at_a_checkpoint),
+            ("disk full at a line", full_at_a_line),
+            ("two starts of one name", two_starts),
+            ("two resumes of one run", two_resumes),
+            ("--overwrite of a run that trains", overwritten_while_trained),
+        ],
+    ),
+]
