@@ -23,7 +23,7 @@ REFUSED = {
     "promts_per_step=2": "Did you mean 'prompts_per_step'",
     "schedule=areel": "Did you mean 'areal'",
     "schedule.max_staleness=-1": "max_staleness",
-    "algorithm=gpro": "Did you mean 'grpo'",
+    "algorithm=gpro": "unknown algorithm 'gpro'",
     "cluster.devices=cpu:0": "cpu:0",
     "cluster.devices=cuda:1": "cuda",
     "actor.ranks=64": "ranks",
@@ -74,7 +74,7 @@ def a_weight_that_is_not_a_number(lab: Lab) -> None:
 def a_vocabulary_that_is_too_small(lab: Lab) -> None:
     path = lab.newest / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 7}))
-    lab.train(f"model={lab.newest}", "warmup=null", "--name", "y").refused("vocab")
+    lab.train(f"model={lab.newest}", "warmup=null", "--name", "y").refused("258 tokens", "7 embeddings")
 
 
 def a_model_cut_short(lab: Lab) -> None:
