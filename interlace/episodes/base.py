@@ -30,7 +30,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outcome:
-    """How an episode ended."""
+    """Outcome of an episode."""
 
     reward: float | None = None
     """The episode's own; None leaves it to the recipe's reward."""
@@ -69,7 +69,7 @@ class Session(Protocol):
 
 
 class Episode(Protocol):
-    """How one sample comes to be. One object serves all samples of a run, many at once."""
+    """Way in which one sample comes to be. One object serves all samples of a run, many at once."""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
         """Makes the turns of one sample. Returns its reward, or None for the recipe's.

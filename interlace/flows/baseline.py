@@ -21,7 +21,7 @@ from interlace.stages.turns import answered
 
 
 class GreedyBaseline:
-    """Generates and scores them as groups are admitted; a group's samples wait for its baseline."""
+    """Baselines, generated and scored as groups are admitted; a group's samples wait for its baseline."""
 
     def __init__(
         self,

@@ -106,7 +106,7 @@ class StepObserver(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopSettings:
-    """How the loop draws and rewards samples. Its sizes are the stages'."""
+    """Settings of drawing and rewarding samples. The loop's sizes are the stages'."""
 
     sampling: SamplingParams
     shaping: ShapingConfig = ShapingConfig()
@@ -339,7 +339,7 @@ class PolicyRun:
         return self._ended
 
     def finish(self) -> Sequence[Ended]:
-        """After the flow: whatever was admitted and not needed ends as `surplus`. Returns it, with what ended since."""
+        """Ends as `surplus`, after the flow, what was admitted and not needed. Returns it, with what ended since."""
         self.admission.end()
         self._channel.close()
         return self._ended

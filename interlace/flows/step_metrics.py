@@ -17,7 +17,7 @@ PHASES = ("rollout", "reward", "reference", "values", "train", "weight_sync", "s
 
 
 class StepMeter:
-    """Measures from one step boundary to the next."""
+    """Meter from one step boundary to the next."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -28,7 +28,7 @@ async def supervised_warmup(
     folder: Path,
     on_step: Callable[[int], None],
 ) -> None:
-    """Trains for `num_steps` optimizer steps and writes the model to `folder`. on_step: called with the steps done."""
+    """Trains for `num_steps` optimizer steps, writes the model to `folder`. on_step: called with how many are done."""
     async with trainer.hold("warm-up"):
         for step in range(num_steps):
             await trainer.accumulate(examples.batch(step))

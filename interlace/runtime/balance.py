@@ -104,7 +104,7 @@ class _Partition:
 
 
 def _differenced(loads: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """The largest differencing method (Karmarkar and Karp, 1982): the two partitions that are least even are merged,
+    """Deals by largest differencing (Karmarkar and Karp, 1982): the two partitions that are least even are merged,
     the full ranks of one with the empty ranks of the other, until one is left.
     """
     none = ((),) * (num_ranks - 1)

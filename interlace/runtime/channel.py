@@ -172,7 +172,7 @@ class Channel(Generic[K, R]):
         return self._rows[key]
 
     async def feed(self, rows: AsyncIterable[tuple[K, R]], columns: Sequence[str]) -> None:
-        """A source, to be spawned: opens each (key, row) once there is room, with `columns`; closes after the last."""
+        """Runs a source, to be spawned: opens each (key, row) when there is room, with `columns`; closes at the end."""
         async for key, row in rows:
             await self.has_room(f"source of {self.name}")
             self.open(key, row, columns)
@@ -181,7 +181,7 @@ class Channel(Generic[K, R]):
     def fill(
         self, column: str, needs: Sequence[str], function: Callable[[R], Awaitable[object]]
     ) -> Coroutine[None, None, None]:
-        """A stage, to be spawned: `column` of each row is what `function` gives for it, once `needs` are there."""
+        """Runs a stage, to be spawned: `column` of each row is what `function` gives for it, once `needs` are there."""
         cursor = self.subscribe(
             column, needs
         )  # now, and not when the stage comes to run: no row ends before it is read
@@ -230,7 +230,7 @@ class Channel(Generic[K, R]):
 
 
 def with_columns(record: R, values: Mapping[str, object]) -> R:
-    """A copy with other values. dataclasses.replace does the same in many times the time, at every put."""
+    """Returns a copy with other values. dataclasses.replace does the same in many times the time, at every put."""
     copy: R = object.__new__(type(record))
     object.__setattr__(copy, "__dict__", {**record.__dict__, **values})  # past the lock of a frozen record
     return copy
@@ -309,7 +309,7 @@ class Cursor(Generic[K, R]):
         return self.lease(num_rows, max_weight=max_weight, weight=weight)
 
     async def rows(self) -> AsyncIterator[tuple[K, R]]:
-        """(key, row) after row, to the end of the stream; each is acknowledged once the loop asks for the next."""
+        """Yields (key, row) to the end of the stream; each row is acknowledged once the loop asks for the next."""
         while not self.exhausted:
             if not self._ready:
                 await self.changed.wait(who=self.name, what=f"rows of channel {self._channel.name}")

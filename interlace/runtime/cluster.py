@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerSpec:
-    """How to make the ranks of a group."""
+    """Recipe for the ranks of a group."""
 
     name: str
     """`role` or `role/instance`."""
@@ -247,7 +247,7 @@ class Cluster(ABC):
 
 
 async def _leave(devices: Sequence[Device], ranks: Sequence[Rank]) -> None:
-    """A worker is made on its devices, and loaded there once it is called: until then others may need the room."""
+    """Offloads a new worker, made on its devices and loaded once called: until then others may need the room."""
     if devices[0].pool == "cuda":  # a CPU's memory is the host's
         await asyncio.gather(*(rank.call("offload", (), {}) for rank in ranks))
 

@@ -55,7 +55,7 @@ class Hold:
 
 
 class DeviceLock:
-    """Grants devices and keeps the memory ledger.
+    """Lock that grants devices and keeps the memory ledger.
 
     A tenant stays loaded until another does not fit; then the least recently used leaves. The caller of hold() never
     waits for a channel, the gate or a handle of another group while it holds.

@@ -63,7 +63,7 @@ def _read(part: str, spec: str, seen: Sequence[str]) -> tuple[str, int | None]:
 
 
 def _cores(count: int | None, machines: Sequence[Machine]) -> list[tuple[str, int, int]]:
-    """(machine, number within it, bytes) of each CPU device, dealt evenly over the machines where a count is given."""
+    """Returns (machine, number, bytes) of each CPU device, dealt evenly over the machines where a count is given."""
     shares = [machine.num_cores for machine in machines]
     if count is not None:
         share, rest = divmod(count, len(machines))

@@ -9,7 +9,7 @@ from interlace.runtime.group import Rank, RankResult
 
 
 class ResultOrder:
-    """Lets one result through at a time: the next once all that the last one set off has come to rest.
+    """Queue that lets one result through at a time: the next once all that the last one set off has come to rest.
 
     Results that come at nearly one moment would otherwise be worked on in turns, mixed as it happens, and the order in
     which they came would not say what the controller did. Rest also shows a stall: nothing is left that could go on.

@@ -111,7 +111,7 @@ class Records:
 
 
 class Recorder(Protocol):
-    """Keeps what the ledger has no need of once a step is over."""
+    """Keeper of what the ledger has no need of once a step is over."""
 
     def keep(self, records: Records) -> None:
         """Takes in one stretch after the other, without a gap."""
@@ -123,7 +123,7 @@ class Recorder(Protocol):
 
 
 class NoRecorder:
-    """Keeps nothing."""
+    """Recorder that keeps nothing."""
 
     def keep(self, records: Records) -> None:
         """Does nothing."""
@@ -133,7 +133,7 @@ class NoRecorder:
 
 
 class KeepAll:
-    """Keeps what ended, to be looked at afterwards."""
+    """Recorder that keeps what ended, to be looked at afterwards."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []

@@ -119,7 +119,7 @@ class TraceFile:
 
 
 class _When(NamedTuple):
-    """Begin and end of a slice."""
+    """Time of a slice: begin and end in microseconds, and the same as the trace's text."""
 
     start_us: float
     end_us: float
@@ -239,7 +239,7 @@ def _samples(given: Sequence[object]) -> str:
 
 
 def _names_of(given: Sequence[object]) -> list[JSON]:
-    """`uid [indices]` of each group, samples of no group (an evaluation's) by their uid."""
+    """Returns `uid [indices]` of each group, samples of no group (an evaluation's) by their uid."""
     groups: dict[str, list[int]] = {}
     for item in given:
         if not is_row(item):

@@ -48,13 +48,13 @@ class WaitRegistry:
         return self._next
 
     def end(self, token: int) -> None:
-        """Ends what begin() gave the token for."""
+        """Ends the operation of a begin(), by its token."""
         del self._operations[token]
         self.progress += 1
 
     @contextmanager
     def operation(self, *, who: str, what: str) -> Iterator[None]:
-        """Something goes on outside the controller inside: a worker is started, a file is written."""
+        """Notes that something goes on outside the controller in the block: a worker is started, a file is written."""
         token = self.begin(who, what, self.clock.now())
         try:
             yield
@@ -62,7 +62,7 @@ class WaitRegistry:
             self.end(token)
 
     def longest(self) -> str:
-        """The operation that goes on for longest; where none does, the wait that does. Empty where nothing is."""
+        """Returns the operation that goes on for longest; where none does, the longest wait. Empty where nothing is."""
         entries = [*self._operations.values()] or [*self._waits.values()]
         if not entries:
             return ""
@@ -78,7 +78,7 @@ class WaitRegistry:
 
 
 class Signal:
-    """Wakes those who wait. A wait re-checks its condition: a signal says that something changed, not what."""
+    """Signal that wakes the waiters. A wait re-checks its condition: a signal says that something changed, not what."""
 
     def __init__(self, waits: WaitRegistry) -> None:
         self._waits = waits

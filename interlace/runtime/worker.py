@@ -26,7 +26,7 @@ _PHASES: dict[Bin | None, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """How the runtime calls a method on the ranks of a group."""
+    """Way in which the runtime calls a method on the ranks of a group."""
 
     split: Split = "broadcast"
     """broadcast: every rank gets the same. samples: the first argument, a sequence, is dealt to the ranks by load."""

@@ -18,7 +18,7 @@ class Ticket:
 
 
 class Batcher:
-    """Keeps the hard staleness bound.
+    """Keeper of the hard staleness bound.
 
     slack(u) = slots left through version u - outstanding groups with deadline <= u. A group may be taken only if slack
     stays >= 0 for every version before its own deadline; else the trainer waits for the groups that are due.

@@ -80,7 +80,7 @@ class ConcurrencyLimit(Protocol):
 
 
 class FixedLimit:
-    """Always the same."""
+    """Limit that is always the same."""
 
     adapts = False
 

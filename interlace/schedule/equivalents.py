@@ -43,7 +43,7 @@ _VARIANTS: Mapping[str, Mapping[str, object]] = {
 
 
 def equivalents(schedule: Schedule) -> dict[str, Schedule]:
-    """A schedule and others, by name, under which the same samples and, but for rounding, the same weights come out.
+    """Returns a schedule and others, by name, that give the same samples and, but for rounding, the same weights.
 
     The others need two devices. Raises UserError for a schedule under which the result depends on who is faster.
     """

@@ -55,7 +55,7 @@ _KINDS = [policy.model_fields["kind"].default for policy in get_args(AnyTail)]
 
 
 def _named(value: object) -> object:
-    """A tail that is written as its name, or as YAML's null, as a mapping."""
+    """Returns a tail, written as its name or as YAML's null, as a mapping."""
     named = {"kind": value or "none"} if value is None or isinstance(value, str) else value
     if not isinstance(named, Config) and not (isinstance(named, Mapping) and named.get("kind") in _KINDS):
         raise ValueError(

@@ -43,7 +43,7 @@ class Batch:
 
 
 class Batches:
-    """Forms batches of complete groups, as the batcher's rules allow.
+    """Former of batches of complete groups, as the batcher's rules allow.
 
     Consumes: complete groups (`complete`).
     Produces: one Batch a step, which fills while it is trained on.

@@ -25,7 +25,7 @@ from interlace.stages.train import TrainStage
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopSizes:
-    """How much one run does. The only home of these numbers behind the recipe."""
+    """Sizes of one run. The only home of these numbers behind the recipe."""
 
     prompts_per_step: int
     """Groups of a step."""

@@ -17,7 +17,7 @@ from interlace.stages.turns import response_columns, turn_columns
 
 
 class GenerateStage:
-    """Runs an episode for each admitted row.
+    """Stage that runs an episode for each admitted row.
 
     Consumes waves of admitted rows (`generate`). Produces the columns GENERATED, and `outcome` where the episode brings
     a reward of its own; a row whose episode raises ends as `failed`.
@@ -66,7 +66,7 @@ class GenerateStage:
             task.cancel()
 
     def _requests(self, samples: Sequence[Sample]) -> list[Request]:
-        """One a sample; those of a prompt share its list of ids."""
+        """Makes one request a sample; requests of a prompt share its list of ids."""
         requests: list[Request] = []
         prompt, ids = None, []
         for sample in samples:

@@ -8,7 +8,7 @@ from interlace.runtime.typed_group import TypedGroup
 
 
 class GenerationMeter:
-    """Counts tokens into one engine and out of it."""
+    """Counter of tokens into one engine and out of it."""
 
     def __init__(self, group: TypedGroup, timeline: Timeline) -> None:
         self._group, self._timeline = group, timeline

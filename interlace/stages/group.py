@@ -9,7 +9,7 @@ from interlace.stages.stream import Stream
 
 
 class GroupStage:
-    """Hands groups on as they become whole; it runs on the controller, at once.
+    """Stage that hands groups on as they become whole; it runs on the controller, at once.
 
     Consumes: rows of the stream, and tombstones.
     Produces: calls of `on_group`, one a group; a group with too few survivors is dropped as `filtered`.

@@ -27,7 +27,7 @@ class Failure:
 
 
 class MapStage(Generic[G, R]):
-    """Adds columns to rows, granule by granule; replicas share each granule evenly.
+    """Stage that adds columns to rows, granule by granule; replicas share each granule evenly.
 
     Consumes: rows of the stream.
     Produces: the columns that it writes; a row whose result is a Failure ends as `failed`.

@@ -9,7 +9,7 @@ from interlace.stages.role_groups import ActorGroup
 
 
 class Publisher:
-    """Moves the actor's weights to the rollout engines.
+    """Publisher of the actor's weights to the rollout engines.
 
     Consumes trained steps. Produces versions: slots of the gate, weights that serve, another budget for
     what is suspended.

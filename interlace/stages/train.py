@@ -11,7 +11,7 @@ from interlace.stages.role_groups import ActorGroup, TrainedGroup
 
 
 class TrainStage:
-    """Trains on a batch while it fills.
+    """Stage that trains on a batch while it fills.
 
     The gradient of a minibatch is accumulated granule by granule: it is unnormalised until the minibatch is closed, so
     the result does not depend on the granules. Some algorithms need the whole batch first.

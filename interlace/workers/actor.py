@@ -36,5 +36,5 @@ class ActorWorker(TrainedWorker):
 
     @operation(bin="inference", phase="reference", split="samples", collect="concat")
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """Returns log-probs [L] of each sample under the weights below the adapter: a reference without a model."""
+        """Returns log-probs [L] of each sample below the adapter: a reference without a model of its own."""
         return self._engine.base_logprobs(samples)

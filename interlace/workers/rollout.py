@@ -31,7 +31,7 @@ caller as much as some decode steps of a small model."""
 
 
 class RolloutWorker(Worker):
-    """Serves requests until something is finished."""
+    """Server of requests; a call lasts until something is finished."""
 
     def __init__(
         self,

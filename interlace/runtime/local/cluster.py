@@ -125,7 +125,7 @@ class LocalCluster(Cluster):
         return Rendezvous(url=f"file://{meeting}/store")
 
     def _patience_s(self) -> float:
-        """A thread cannot be ended. What may be waited for in the run is waited for at its end, unless that hurries."""
+        """Returns how long the end waits for a thread, which cannot be ended: like the run, unless it hurries."""
         return HURRIED_S if self.hurries else self.watchdog.hang_after_s
 
 
@@ -139,7 +139,7 @@ def _is_cancelled() -> bool:
 
 
 def host_memory_bytes() -> int:
-    """Memory of this machine, bounded by the container's limit where there is one."""
+    """Returns the memory of this machine, bounded by the container's limit where there is one."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()

@@ -107,7 +107,7 @@ def with_buffers(dump: Callable[[OnBuffer], bytes]) -> Pickled:
 
 
 class Assembler:
-    """Puts messages together. Small ones come several to a read, large arrays straight into the memory they belong in.
+    """Builder of messages. Small ones come several to a read, large arrays straight into the memory they belong in.
 
     Receive into `space`, then say how much it was.
     """

@@ -32,7 +32,7 @@ class _Open:
 
 
 class ProcessRank(asyncio.BufferedProtocol, ABC):
-    """Sends calls and gives out replies. A process that dies ends the run with an error that says what it was doing."""
+    """Sender of calls, receiver of replies. A process that dies ends the run with an error: what it was doing."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
                 self._replied(message)
 
     def _unreadable(self, error: Exception) -> None:
-        """A reply was lost, and what follows it with it."""
+        """Breaks the connection off: a reply was lost, and what follows it with it."""
         lost = InterlaceError(
             f"{self.name}: a reply cannot be read here ({type(error).__name__}: {error}), {self._doing()}. Return data "
             "whose classes can be imported and made here."
@@ -217,7 +217,7 @@ class ProcessRank(asyncio.BufferedProtocol, ABC):
         self._break(WorkerDiedError(f"{self.name} died while {doing} {cause}"))
 
     def _break(self, error: InterlaceError) -> None:
-        """Nothing comes over the connection any more."""
+        """Fails all open calls: nothing comes over the connection any more."""
         self._dead = error
         for entry in self._open.values():
             if not entry.answer.done():

@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 
 class WorkerServer:
-    """Runs the operations that come over a connection.
+    """Runner of the operations that come over a connection.
 
     A plain operation runs on the thread of run(), in the order of the calls. A coroutine runs on an event loop beside
     it, where those that need no device overlap. A concurrent operation runs at once, on the thread that receives.

@@ -15,7 +15,7 @@ PackedTensor: TypeAlias = tuple[str, tuple[int, ...], NDArray[np.uint8]]
 
 
 def pack(tensor: "Tensor") -> PackedTensor:
-    """On the host. Shares the memory of a tensor that is contiguous there."""
+    """Packs a tensor on the host. Shares the memory of a tensor that is contiguous there."""
     import torch
 
     flat = tensor.detach().cpu().contiguous().reshape(-1)
@@ -34,7 +34,7 @@ def unpack(dtype: str, shape: tuple[int, ...], content: NDArray[np.uint8]) -> "T
 
 
 def tensor_reducers() -> Mapping[type, Callable[[Any], tuple[Any, ...]]]:
-    """How a pickler takes tensors apart, so that their content can travel beside the pickle."""
+    """Returns how a pickler takes tensors apart, so that their content can travel beside the pickle."""
     import torch
 
     return {torch.Tensor: lambda tensor: (unpack, pack(tensor))}

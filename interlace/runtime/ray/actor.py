@@ -60,7 +60,7 @@ class Tables:
             table.ref = self._received.pop(table.key)
 
     def store(self, value: Any) -> Any:
-        """A result whose large tables are in the store."""
+        """Returns a result whose large tables are in the store."""
         value = store_large(value)
         self._sent.update({table.key: table.ref for table in stored_in((value,)) if table.ref is not None})
         return value

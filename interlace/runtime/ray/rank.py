@@ -100,7 +100,7 @@ class RayRank(ProcessRank):
 
 
 def _tune(connection: socket.socket) -> None:
-    """Small messages at once; a peer that is gone without a word (a node that lost power) is noticed in seconds."""
+    """Sends small messages at once, and notices a peer gone without a word (a node that lost power) in seconds."""
     for option, value in [("TCP_NODELAY", 1), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)]:
         if hasattr(socket, option):  # not every platform has each of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -60,7 +60,7 @@ class RaySession:
         return cls(is_own=True)
 
     def machines(self, look: Callable[[], Machine]) -> list[Machine]:
-        """The cluster's living nodes, in order of their addresses; `look` runs on each."""
+        """Returns the cluster's living nodes, in order of their addresses; `look` runs on each."""
         nodes = sorted((node["NodeManagerAddress"], node["NodeID"]) for node in ray.nodes() if node["Alive"])
         task: Any = ray.remote(num_cpus=0)(look)
         seen = [
@@ -70,7 +70,7 @@ class RaySession:
         return [replace(machine, name=node_id) for machine, (_, node_id) in zip(ray.get(seen), nodes, strict=True)]
 
     def reserve(self, slots: Sequence[DeviceSlot]) -> Any:
-        """A placement group with a bundle for each device, on its node. Raises UserError where they are not free."""
+        """Reserves a placement group with a bundle for each device, on its node. UserError where they are not free."""
         bundles = [_needs(slot, slots) for slot in slots]
         labels = [{NODE_LABEL: slot.machine} for slot in slots]
         group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)

@@ -50,7 +50,7 @@ class StoredTensors(Mapping[str, "Tensor"]):
 
 
 def store_large(result: Any) -> Any:
-    """A record whose large tables of tensors are in the store; anything else as it is."""
+    """Returns a record with its large tables of tensors in the store; anything else as it is."""
     if not dataclasses.is_dataclass(result) or isinstance(result, type):
         return result
     values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
@@ -59,7 +59,7 @@ def store_large(result: Any) -> Any:
 
 
 def stored_in(values: Sequence[Any]) -> list[StoredTensors]:
-    """Stored tables among some values and the fields of the records among them."""
+    """Finds stored tables among some values and the fields of the records among them."""
     found = []
     for value in values:
         record = dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -118,7 +118,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.close()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Passed over when its time comes."""
+        """Does nothing: a cancelled timer is passed over when its time comes."""
 
     def _run_once(self) -> None:
         # In place of the base class's turn, which asks a selector and the clock each time: most turns of a simulation

@@ -20,7 +20,7 @@ class Load:
 
 
 class DispatchPolicy(ABC):
-    """Called with a wave of requests at once; ties are broken by the lower engine number, so it is deterministic."""
+    """Policy, called with a wave of requests at once; the lower engine number breaks ties: it is deterministic."""
 
     longest_first = False
     """True if engines start the requests that are expected to be longest first, instead of in order of admission."""

@@ -10,14 +10,14 @@ class LeastTokens(DispatchPolicy):
     """Live load, not a count of assignments (which would be round-robin in disguise)."""
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
-        """Greedy: each request to the least loaded engine, whose load then grows by what is expected of it."""
+        """Assigns greedily: each request to the least loaded engine, whose load grows by what is expected of it."""
         return least_loaded(range(len(expected_tokens)), range(len(loads)), expected_tokens, loads)
 
 
 def least_loaded(
     order: Sequence[int], engines: Sequence[int], expected_tokens: Sequence[float], loads: Sequence[Load]
 ) -> list[int]:
-    """The engine of each request in `order`, chosen among `engines` one after another."""
+    """Returns the engine of each request in `order`, chosen among `engines` one after another."""
     heap = [(loads[engine].live_tokens, engine) for engine in engines]
     heapq.heapify(heap)
     chosen = []

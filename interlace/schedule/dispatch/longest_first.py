@@ -12,7 +12,7 @@ class LongestFirst(DispatchPolicy):
     longest_first = True
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
-        """Descending by expectation; ties in order of admission."""
+        """Assigns in descending order of expectation; ties in order of admission."""
         order = sorted(range(len(expected_tokens)), key=lambda request: (-expected_tokens[request], request))
         found = dict(zip(order, least_loaded(order, range(len(loads)), expected_tokens, loads), strict=True))
         return [found[request] for request in range(len(expected_tokens))]

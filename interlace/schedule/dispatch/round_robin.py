@@ -6,13 +6,13 @@ from interlace.schedule.dispatch import DispatchPolicy, Load
 
 
 class RoundRobin(DispatchPolicy):
-    """Goes on where the last wave stopped."""
+    """Policy that goes on where the last wave stopped."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
-        """One after another, whatever the lengths."""
+        """Assigns one after another, whatever the lengths."""
         engines = [(self._next + i) % len(loads) for i in range(len(expected_tokens))]
         self._next = (self._next + len(engines)) % len(loads)
         return engines

@@ -13,12 +13,12 @@ FLAT_BATCH = 150.0
 
 
 class SkewAware(DispatchPolicy):
-    """Splits engines between the longest fifth and the rest so that the slower set takes least time."""
+    """Policy that splits engines between the longest fifth and the rest so that the slower set takes least time."""
 
     longest_first = True
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
-        """A wave that is small against the engines is only balanced: there is no tail to set apart."""
+        """Assigns a wave; one that is small against the engines is only balanced: there is no tail to set apart."""
         order = sorted(range(len(expected_tokens)), key=lambda request: (-expected_tokens[request], request))
         engines = range(len(loads))
         num_tail = math.ceil(TAIL_FRACTION * len(order))
@@ -33,7 +33,7 @@ class SkewAware(DispatchPolicy):
         return [found[request] for request in range(len(expected_tokens))]
 
     def _split(self, lengths: Sequence[float], num_tail: int, num_engines: int) -> int:
-        """How many engines the tail gets. lengths: descending. The sets run side by side, so the slower one counts."""
+        """Returns the tail's number of engines. lengths: descending. The slower of the sets, side by side, counts."""
         tail_length = lengths[math.floor((1 - TAIL_QUANTILE) * len(lengths))]
         regular_length = lengths[math.floor((1 - REGULAR_QUANTILE) * len(lengths))]
 
@@ -45,7 +45,7 @@ class SkewAware(DispatchPolicy):
 
 
 def _latency(batch: float, length: float) -> float:
-    """Time of `length` decode steps at a batch size, in steps of a batch of one."""
+    """Returns the time of `length` decode steps at a batch size, in steps of a batch of one."""
     return (1 + batch / FLAT_BATCH) * length
 
 
