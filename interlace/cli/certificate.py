@@ -51,7 +51,7 @@ def certify_recipe(spec: str, overrides: Sequence[str]) -> bool:
 
 @contextmanager
 def _scratch(stop: "StopSignal") -> Iterator[Path]:
-    """A folder for the runs. After an error it stays: the error may say what to read there."""
+    """Makes a folder for the runs, which stays after an error: the error may say what to read there."""
     folder = Path(tempfile.mkdtemp(prefix="interlace-doctor-"))
     try:
         yield folder

@@ -138,7 +138,7 @@ def _table(outcomes: Sequence["ScheduleOutcome"], first: "ScheduleOutcome", bins
 
 
 def _add_bin(table: Table, name: str, outcomes: Sequence["ScheduleOutcome"]) -> None:
-    """A row of the ledger; each schedule's largest waste in red."""
+    """Adds a row of the ledger; each schedule's largest waste in red."""
     from interlace.observe.goodput import USEFUL
 
     cells = []

@@ -173,7 +173,7 @@ def _real_model() -> Finding:
 
 
 def _smoke_run() -> Finding:
-    """Two steps of the quick start: warm-up, generation, scoring, training, checkpoint."""
+    """Runs two steps of the quick start: warm-up, generation, scoring, training, checkpoint."""
     from interlace.jobs.train import train
     from interlace.observe.progress import QuietProgress
     from interlace.observe.run_folder import RunFolder

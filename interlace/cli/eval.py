@@ -44,7 +44,7 @@ def evaluate(
 
 
 def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "Recipe":
-    """The recipe with the model that is asked about. Raises UserError where nothing can be evaluated."""
+    """Returns the recipe with the model that is asked about. Raises UserError where nothing can be evaluated."""
     from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe
 

@@ -25,7 +25,7 @@ P = ParamSpec("P")
 
 
 def _reporting(command: Callable[P, None]) -> Callable[P, None]:
-    """The command, its errors shown as sentences and not as tracebacks."""
+    """Wraps the command, its errors shown as sentences and not as tracebacks."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -64,7 +64,7 @@ class _WithSettings(typer.core.TyperCommand):
 
 
 def _setting(option: str) -> str:
-    """The setting that an option is called after; empty where there is none."""
+    """Returns the setting that an option is called after; empty where there is none."""
     from interlace.recipes.config import Recipe
 
     key = option.removeprefix("--").replace("-", "_")

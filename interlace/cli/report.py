@@ -32,7 +32,7 @@ def report(
 
 
 def run_folder(spec: str) -> "RunFolder":
-    """A run by its name or folder. Raises UserError where there is none."""
+    """Finds a run by its name or folder. Raises UserError where there is none."""
     found = find_run(spec)
     if found is None:
         raise UserError(f"{spec!r} is no run: neither {spec} nor {ROOT / spec} holds a config.yaml.")
@@ -40,7 +40,7 @@ def run_folder(spec: str) -> "RunFolder":
 
 
 def find_run(spec: str) -> "RunFolder | None":
-    """A run by its name or folder; None where there is none."""
+    """Finds a run by its name or folder; None where there is none."""
     from interlace.observe.run_folder import RunFolder
 
     folders = (RunFolder(path=path) for path in (Path(spec), ROOT / spec))

@@ -52,7 +52,7 @@ class Config(BaseModel):
 
 
 def explain(cls: type[BaseModel], error: ValidationError, where: str = "") -> str:
-    """A validation error as sentences, one a mistake: the dotted key, what was given, what is accepted."""
+    """Writes a validation error as sentences, one a mistake: the dotted key, what was given, what is accepted."""
     prefix = f"{where}: " if where else ""
     told: dict[str, list[str]] = {}
     for detail in error.errors():
@@ -109,7 +109,7 @@ def _is_section(one: Any) -> bool:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """All that a field may be."""
+    """Yields all types that a field may have."""
     yield annotation
     for arg in get_args(annotation):
         yield from _types(arg)

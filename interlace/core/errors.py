@@ -48,7 +48,7 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 def nearest(given: str, options: Iterable[str]) -> str:
-    """The tail of an unknown-name error: ' Did you mean X?' where an option is close, then the options."""
+    """Returns the tail of an unknown-name error: ' Did you mean X?' where an option is close, then the options."""
     names = sorted(options)
     # A system's name is written in small letters here.
     lowered = {name.lower(): name for name in names}

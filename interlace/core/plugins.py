@@ -22,7 +22,7 @@ def builtin_names(package: ModuleType, *, hidden: tuple[str, ...] = ("base",)) -
 
 
 def builtin_module(kind: str, package: ModuleType, name: str, *, hidden: tuple[str, ...] = ("base",)) -> ModuleType:
-    """The module of a built-in part. kind: what it is, for the message. Raises UserError naming the nearest."""
+    """Imports the module of a built-in part. kind: what it is, for the message. Raises UserError naming the nearest."""
     names = builtin_names(package, hidden=hidden)
     if name not in names:
         own = " Your own is written package.module:Name."
@@ -31,7 +31,7 @@ def builtin_module(kind: str, package: ModuleType, name: str, *, hidden: tuple[s
 
 
 def load_object(kind: str, spec: str) -> object:
-    """The object that `package.module:Name` names. The current folder is importable, as with `python -m`.
+    """Loads the object that `package.module:Name` names. The current folder is importable, as with `python -m`.
 
     Raises UserError where the module or the name in it is not there, or the module itself raises.
     """

@@ -75,7 +75,7 @@ class RolloutCosts(StateCosts):
         return self
 
     def step_s(self, batch: int) -> float:
-        """A decode step of `batch` sequences without context; beyond the last point the last slope goes on."""
+        """Predicts a decode step of `batch` sequences without context; beyond the last point the last slope goes on."""
         steps = self.steps
         if batch <= steps[0][0] or len(steps) == 1:
             return steps[0][1]
@@ -188,6 +188,6 @@ class Profile(Config):
     """Costs are those of a worker that works alone; pairs that are not named here leave each other alone."""
 
     def slowdown(self, role: str, beside: Iterable[str]) -> float:
-        """How many times as long a role's work takes while others work, one entry an instance. Their costs add up."""
+        """Returns how many times as long a role's work takes while others work, one entry an instance. Costs add up."""
         pairs = {(pair.role, pair.beside): pair.slowdown - 1 for pair in self.interference}
         return 1 + sum(pairs.get((role, other), 0.0) for other in beside)

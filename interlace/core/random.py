@@ -10,7 +10,7 @@ _BETWEEN, _ESCAPE = "\x1f", "\x1e"
 
 
 def stable_hash(*key: Key) -> int:
-    """A 63-bit non-negative hash of a key, the same in every process and on every machine."""
+    """Returns a 63-bit non-negative hash of a key, the same in every process and on every machine."""
     parts = [f"{part.__class__.__name__}:{part}" for part in key]
     text = _BETWEEN.join(parts)
     if _ESCAPE in text or text.count(_BETWEEN) >= len(parts):
@@ -20,12 +20,12 @@ def stable_hash(*key: Key) -> int:
 
 
 def keyed_random(*key: Key) -> random.Random:
-    """A generator of its own for a key."""
+    """Makes a generator of its own for a key."""
     return random.Random(stable_hash(*key))
 
 
 def permutation(size: int, *key: Key) -> list[int]:
-    """A shuffle of range(size) that depends on the key alone."""
+    """Returns a shuffle of range(size) that depends on the key alone."""
     order = list(range(size))
     keyed_random("permutation", *key).shuffle(order)
     return order

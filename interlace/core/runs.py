@@ -23,14 +23,14 @@ class Runs(Sequence[N], Generic[N]):
 
     @classmethod
     def repeated(cls, value: N, count: int) -> "Runs[N]":
-        """One run."""
+        """Returns one run."""
         found: Runs[N] = cls.__new__(cls)
         found._pieces, found._length = ((value, count),) if count else (), count
         return found
 
     @classmethod
     def of(cls, values: Sequence[N]) -> "Runs[N]":
-        """The same sequence, as runs."""
+        """Returns the same sequence, as runs."""
         if isinstance(values, cls):
             return values
         # One run is the rule, and counting a tuple's equal numbers takes a tenth of the time of grouping them.
@@ -82,5 +82,5 @@ class Runs(Sequence[N], Generic[N]):
 
 @lru_cache(maxsize=64)
 def endless(value: int | float, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """One value as often as anybody may ask for; it takes the memory of one."""
+    """Returns one value, repeated for any length that is asked for; it takes the memory of one."""
     return np.broadcast_to(np.asarray(value, dtype), 2**40)

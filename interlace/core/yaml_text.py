@@ -54,11 +54,11 @@ class YamlFiles:
     folder: Path
 
     def names(self) -> list[str]:
-        """The shipped ones, sorted."""
+        """Returns the names of the shipped files, sorted."""
         return sorted(path.stem for path in self.folder.glob("*.yaml"))
 
     def path(self, spec: str) -> Path:
-        """The file of a shipped one, or of a user's own, given as a path that ends in .yaml. Raises UserError."""
+        """Returns the file of a shipped name, or a user's own, given as a path that ends in .yaml. Raises UserError."""
         if spec.endswith((".yaml", ".yml")):
             if not Path(spec).is_file():
                 looked_in = Path(spec).parent.resolve()

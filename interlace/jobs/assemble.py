@@ -23,7 +23,7 @@ class Assembled:
 
 
 async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
-    """The recipe's, ending where the engine's model ends its responses too."""
+    """Returns the recipe's sampling, ending where the engine's model ends its responses too."""
     stops = dict.fromkeys((*recipe.sampling.stop_token_ids, *await engine.stop_token_ids()))
     return recipe.sampling.model_copy(update={"stop_token_ids": tuple(stops)})
 

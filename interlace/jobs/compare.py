@@ -66,7 +66,7 @@ def run_variants(
 
 
 def write_comparison(outcomes: Sequence[ScheduleOutcome]) -> Path:
-    """One report of all runs, in the first one's folder. Returns its path."""
+    """Writes one report of all runs, in the first one's folder. Returns its path."""
     path = outcomes[0].folder / "comparison.html"
     write_report([RunFolder(path=outcome.folder) for outcome in outcomes], path)
     return path

@@ -65,7 +65,7 @@ class _Result:
 
 
 def toy(recipe: Recipe) -> Recipe:
-    """The recipe with its steps, prompts and lengths cut down, on two devices. Raises UserError.
+    """Returns the recipe with its steps, prompts and lengths cut down, on two devices. Raises UserError.
 
     Model and warm-up stay: from an untrained model all answers may be worth the same, and nothing would be learned.
     """
@@ -97,7 +97,7 @@ def toy(recipe: Recipe) -> Recipe:
 
 
 def variants(recipe: Recipe) -> dict[str, Recipe]:
-    """The recipe under its own schedule and the equivalent ones. Raises UserError where nothing can be promised."""
+    """Returns the recipe under its own and the equivalent schedules. Raises UserError where nothing can be promised."""
     check_invariance(recipe)
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
     found = {

@@ -88,7 +88,7 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
 
 
 def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
-    """By role, workers around an engine or a scorer of the recipe's. Which of them are needed, the algorithm says."""
+    """Makes, by role, workers around an engine or a scorer of the recipe's. The algorithm says which are needed."""
     from interlace.workers.actor import ActorWorker
     from interlace.workers.critic import CriticWorker
     from interlace.workers.process_reward import ProcessRewardWorker
@@ -134,7 +134,7 @@ def _around(worker: type[Worker], make_engine: Callable[..., object]) -> RoleWor
 
 
 def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
-    """A model has a rank on each device of its placement; anything else scores on the host."""
+    """Makes the scorer: a model has a rank on each device of its placement; anything else scores on the host."""
     if reward.model is not None:
         make_engine = partial(make_reward_model, recipe.cluster.threads_per_worker, reward)
         return replace(_around(RewardModelWorker, make_engine), whole_on_each=True)
@@ -207,7 +207,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
 
 
 def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
-    """The engine that trains a recipe's policy by its algorithm's loss."""
+    """Makes the engine that trains a recipe's policy by its algorithm's loss."""
     from interlace.engines.train import Adapter, TrainEngine
 
     recipe, algorithm = source.recipe, algorithm_of(source.recipe)
@@ -228,7 +228,7 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
 
 
 def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
-    """The engine of supervised warm-up."""
+    """Makes the engine of supervised warm-up."""
     import torch
 
     from interlace.engines.train import TrainEngine, sft_loss
@@ -252,7 +252,7 @@ def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[T
 
 
 def make_critic_engine(source: EngineSource, folder: Path | None, context: WorkerContext) -> "CriticEngine":
-    """The value model: of a checkpoint, or new on the policy's body."""
+    """Makes the engine of the value model: of a checkpoint, or new on the policy's body."""
     from transformers import AutoModelForTokenClassification
 
     from interlace.engines.train import CriticEngine, critic_model
@@ -275,7 +275,7 @@ def make_critic_engine(source: EngineSource, folder: Path | None, context: Worke
 def make_process_reward_engine(
     source: EngineSource, folder: Path | None, context: WorkerContext
 ) -> "ImplicitRewardEngine":
-    """The process reward model: of a checkpoint, or the reference at first."""
+    """Makes the engine of the process reward model: of a checkpoint, or the reference at first."""
     from transformers import AutoModelForCausalLM
 
     from interlace.engines.train import ImplicitRewardEngine
@@ -334,7 +334,7 @@ def _torch_name(device: str) -> str:
 
 
 def join_ranks(context: WorkerContext) -> "Ranks":
-    """A trained worker's group, met by all of its ranks at once."""
+    """Joins a trained worker's group, met by all of its ranks at once."""
     from interlace.engines.train.ranks import Ranks
 
     if context.rendezvous is None:

@@ -39,7 +39,7 @@ class ScheduleOutcome:
 
     @classmethod
     def of(cls, schedule: str, run: RunData) -> "ScheduleOutcome":
-        """From what the run wrote."""
+        """Makes the outcome from what the run wrote."""
         seconds = sum(run.values("timing_s/step"))
         rewards = run.values("reward/mean")
         return cls(
@@ -57,7 +57,7 @@ class ScheduleOutcome:
         )
 
     def ratio(self, name: str, first: "ScheduleOutcome") -> float:
-        """A number of RATIOS against the first schedule's; NaN where that is 0."""
+        """Returns a number of RATIOS divided by the first schedule's; NaN where the latter is 0."""
         base: float = getattr(first, name)
         return getattr(self, name) / base if base else float("nan")
 
@@ -85,7 +85,7 @@ class ScheduleOutcome:
 
 
 def names_of(schedules: str) -> list[str]:
-    """The names in a list with commas. Raises UserError where there is none, or one is there twice."""
+    """Returns the names in a list with commas. Raises UserError where there is none, or one is there twice."""
     named = [name.strip() for name in schedules.split(",") if name.strip()]
     if not named:
         raise UserError("no schedule is named: write some, with commas between, as in verl-colocated,one-step-off.")
@@ -95,7 +95,7 @@ def names_of(schedules: str) -> list[str]:
 
 
 def under_each(spec: str, overrides: Sequence[str], schedules: str) -> dict[str, Recipe]:
-    """The recipe under each schedule of a list with commas, all read before any of them runs. Raises UserError."""
+    """Reads the recipe under each schedule of a list with commas, all before any of them runs. Raises UserError."""
     named = names_of(schedules)
     if any(override_key(override) == "schedule" for override in overrides):
         raise UserError("schedule=... and the option that lists schedules both name the schedule: leave out the first.")

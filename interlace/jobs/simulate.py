@@ -130,7 +130,7 @@ def simulate_variants(
     *,
     timeline: Path | None = None,
 ) -> list[SimulatedVariant]:
-    """A recipe under each schedule (comma-separated names; None: its own), all read before any is run.
+    """Runs a recipe under each schedule (comma-separated names; None: its own), all read before any is run.
 
     timeline: where that of the first is written. Raises UserError.
     """

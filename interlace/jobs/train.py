@@ -370,5 +370,5 @@ class _Session:
 
 
 def _failures(result: StepResult) -> list[str]:
-    """Why samples failed, one reason each."""
+    """Returns why samples failed, one reason each."""
     return [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]

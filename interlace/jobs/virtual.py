@@ -59,7 +59,7 @@ class SimulationBackend(Protocol):
         ...
 
     def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
-        """The data set."""
+        """Returns the data set."""
         ...
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
@@ -168,7 +168,7 @@ class _Session:
         )
 
     async def on_step(self, result: StepResult) -> bool:
-        """Never stops."""
+        """Returns True: a run on the virtual clock never stops."""
         self._results.append(result)
         return True
 

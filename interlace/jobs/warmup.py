@@ -51,7 +51,7 @@ async def warmed_model(
     *,
     on_step: Callable[[], None] = lambda: None,
 ) -> ModelConfig:
-    """The model to start from: the recipe's own, or what its warm-up makes of it.
+    """Returns the model to start from: the recipe's own, or the one that its warm-up makes.
 
     on_step: called after each step of a warm-up, which what it raises ends.
     """

@@ -68,7 +68,7 @@ class Checkpoints:
         return final
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, oldest first."""
+        """Returns the steps that have a checkpoint, oldest first."""
         if not self._folder.is_dir():
             return []
         matches = (_STEP.fullmatch(path.name) for path in self._folder.iterdir())
@@ -93,7 +93,7 @@ class Checkpoints:
         return path.rename(aside)
 
     def latest(self) -> Path | None:
-        """The newest checkpoint, whole or damaged."""
+        """Returns the newest checkpoint, whole or damaged."""
         steps = self.steps()
         return self._folder / f"step_{steps[-1]}" if steps else None
 

@@ -65,15 +65,15 @@ class Ledger:
         return sum(self.seconds.values())
 
     def fraction(self, name: str) -> float:
-        """A bin's share, 0 ... 1; 0 of an empty ledger."""
+        """Returns a bin's share, 0 ... 1; 0 of an empty ledger."""
         return self.seconds.get(name, 0.0) / self.total_s if self.total_s > 0 else 0.0
 
     def plus(self, other: "Ledger") -> "Ledger":
-        """Both together."""
+        """Adds both ledgers."""
         return Ledger(seconds={name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0) for name in BINS})
 
     def largest_waste(self) -> Waste | None:
-        """The largest bin that is neither useful work nor startup; None where there is none."""
+        """Returns the largest bin that is neither useful work nor startup; None where there is none."""
         worst = max(GOVERNED_BY, key=self.fraction)
         if self.fraction(worst) == 0:
             return None
@@ -87,7 +87,7 @@ class Ledger:
 
 
 def ledger_of(rows: Sequence[Mapping[str, object]]) -> Ledger:
-    """The steps' ledgers together, from the lines of metrics.jsonl, each weighted by its step's time."""
+    """Adds up the steps' ledgers, from the lines of metrics.jsonl, each weighted by its step's time."""
     seconds = dict.fromkeys(BINS, 0.0)
     for row in rows:
         step_s = row.get("timing_s/step")

@@ -16,7 +16,7 @@ _PLAIN = frozenset((type(None), str, bool, int))
 
 
 def to_line(row: Mapping[str, object]) -> str:
-    """A row as one line. What JSON cannot say (NaN, infinity) becomes null; numpy numbers become plain ones."""
+    """Writes a row as one line. Numbers not in JSON (NaN, infinity) become null; numpy numbers become plain ones."""
     plain = {key: value if type(value) in _PLAIN else _plain(value) for key, value in row.items()}
     return _ENCODER.encode(plain) + "\n"
 
@@ -37,7 +37,7 @@ def _plain(value: object) -> JSON:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The objects of a file. Raises UserError where it is damaged."""
+    """Reads the objects of a file. Raises UserError where it is damaged."""
     try:
         return [json.loads(line) for line in _lines(path) if line.strip()]
     except ValueError as error:  # not JSON, or not UTF-8
@@ -73,7 +73,7 @@ def _lines(path: Path) -> Sequence[bytes]:
 
 
 def _step_of(line: bytes) -> float:
-    """The line's step; infinity where the line is not whole, so that it is dropped."""
+    """Returns the line's step; infinity where the line is not whole, so that it is dropped."""
     try:
         return float(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
     except ValueError:

@@ -32,7 +32,7 @@ class LengthBias:
 
 
 def ks_distance(first: Sequence[int], second: Sequence[int]) -> float:
-    """The two-sample Kolmogorov-Smirnov statistic. Neither may be empty."""
+    """Computes the two-sample Kolmogorov-Smirnov statistic. Neither sample may be empty."""
     one, two = sorted(first), sorted(second)
     gaps = (abs(bisect_right(one, x) / len(one) - bisect_right(two, x) / len(two)) for x in {*one, *two})
     return max(gaps)

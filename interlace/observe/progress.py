@@ -36,11 +36,11 @@ class ProgressView(Protocol):
         ...
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step that ended."""
+        """Shows a step that ended."""
         ...
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Shows a line that stays."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -51,7 +51,7 @@ class ProgressView(Protocol):
 
 
 def open_progress(console: Console, *, num_steps: int, quiet: bool = False) -> ProgressView:
-    """The view that fits the console."""
+    """Opens the view that fits the console."""
     if quiet:
         return QuietProgress()
     return LiveProgress(console, num_steps) if console.is_terminal else PlainProgress(console, num_steps)

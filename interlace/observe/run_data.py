@@ -59,18 +59,18 @@ class RunData:
         return sorted(found.items())
 
     def values(self, metric: str) -> list[float]:
-        """The metric, step after step, where it is there."""
+        """Returns the metric, step after step, where it is there."""
         return [value for _, value in self.curve(metric)]
 
     def time_mean(self, metric: str) -> float | None:
-        """A rate's mean, each step weighted by its time; None where it is missing."""
+        """Averages a rate, each step weighted by its time; None where it is missing."""
         seconds = dict(self.curve("timing_s/step"))
         weighted = [(value, seconds.get(step, 0.0)) for step, value in self.curve(metric)]
         total = sum(weight for _, weight in weighted)
         return sum(value * weight for value, weight in weighted) / total if total > 0 else None
 
     def lengths(self, event: TerminalEvent | None = None) -> list[int]:
-        """Response tokens of samples that finished generating; of one terminal event, or of all."""
+        """Returns the response tokens of samples that finished generating; of one terminal event, or of all."""
         return [t.num_tokens for t in self.transcripts if t.num_tokens and (event is None or t.event == event)]
 
     @property

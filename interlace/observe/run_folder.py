@@ -38,7 +38,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, root: Path, name: str, *, overwrite: bool = False) -> "RunFolder":
-        """A fresh folder. Raises UserError where the name is taken (unless `overwrite`) or cannot name a folder."""
+        """Makes a fresh folder. Raises UserError for a name that is taken (unless `overwrite`) or not a folder's."""
         run = cls.named(root, name)
         if overwrite and run.path.exists():
             run._delete()
@@ -68,7 +68,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, root: Path, name: str) -> "RunFolder":
-        """The folder of a run to go on with. Raises UserError where there is none."""
+        """Returns the folder of a run to go on with. Raises UserError where there is none."""
         run = cls.named(root, name)
         if not run.config.exists():
             raise UserError(f"there is no run {name!r} to resume ({run.config} is missing). Start it without --resume.")
@@ -121,7 +121,7 @@ class RunFolder:
         return self.path / "process.json"
 
     def write_config(self, config: Config) -> None:
-        """The resolved configuration, keys in the order of its fields. Raises UserError where it cannot be written."""
+        """Writes the resolved configuration, keys in the order of its fields. Raises UserError where this fails."""
         text = to_yaml(config.model_dump(mode="json"))
         try:
             self.config.write_text(text, encoding="utf-8")
@@ -210,7 +210,7 @@ def _complete(path: Path, step: int, checkpoint: Path | None) -> str | None:
 
 
 def _steps(numbers: Sequence[int]) -> str:
-    """Steps in words, as ranges."""
+    """Writes steps in words, as ranges."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and ranges[-1][-1] == number - 1:
@@ -221,7 +221,7 @@ def _steps(numbers: Sequence[int]) -> str:
 
 
 def default_name(root: Path, recipe: str) -> str:
-    """The recipe's name, numbered from 2 where it is taken: a second `train` does not have to invent one."""
+    """Returns the recipe's name, numbered from 2 where it is taken: a second `train` does not have to invent one."""
     recipe = folder_name(recipe)
     number = max((n for _, n in _numbered(root, recipe)), default=0) + 1
     return recipe if number == 1 else f"{recipe}-{number}"
@@ -234,7 +234,7 @@ def folder_name(text: str) -> str:
 
 
 def latest_name(root: Path, recipe: str) -> str:
-    """The name of the newest run that default_name named, for --resume without a name. Raises UserError."""
+    """Returns the name of the newest run that default_name named, for --resume without a name. Raises UserError."""
     runs = _numbered(root, folder_name(recipe))
     if not runs:
         raise UserError(f"there is no run of {recipe!r} under {root} to resume. Start it without --resume.")

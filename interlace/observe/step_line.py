@@ -39,7 +39,7 @@ class StepLine:
         )
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """Reward, response length, staleness, tokens/s and seconds, each as shown."""
+        """Returns reward, response length, staleness, tokens/s and seconds, each as shown."""
         return (
             number(self.reward, 2),
             number(self.response_length, 1),
@@ -54,12 +54,12 @@ class StepLine:
 
 
 def number(value: float, digits: int) -> str:
-    """A fixed number of decimals; a dash for NaN."""
+    """Writes a number with a fixed number of decimals; a dash for NaN."""
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def short(value: float) -> str:
-    """A count in few characters: 950, 3.2k, 14k, 1.3M."""
+    """Writes a count in few characters: 950, 3.2k, 14k, 1.3M."""
     if math.isnan(value):
         return "-"
     for unit, size in (("M", 1e6), ("k", 1e3)):
@@ -78,7 +78,7 @@ def duration(seconds: float) -> str:
 
 
 def brief(text: str) -> str:
-    """The first line of a text of any kind, printable, at most 200 letters of it."""
+    """Returns the first line of a text of any kind, printable, at most 200 letters of it."""
     start = text.partition("\n")[0][:200]
     return printable(start) if start == text else f"{printable(start)} ..."
 

@@ -59,7 +59,7 @@ def derived_numbers_table(numbers: Sequence[DerivedNumber]) -> Table:
 
 
 def accuracy_table(rows: Sequence[AccuracyRow]) -> Table:
-    """Held-out accuracy before and after."""
+    """Makes the table of held-out accuracy before and after."""
     table = Table(title="Held-out accuracy (prompts never trained on)", title_justify="left")
     table.add_column("decoding")
     for heading in ("prompts", "before", "after", "change"):
@@ -78,7 +78,7 @@ def accuracy_table(rows: Sequence[AccuracyRow]) -> Table:
 
 
 def answers_table(rows: Sequence[AnswerRow]) -> Table:
-    """Sampled answers before and after; a long one is folded, never cut."""
+    """Makes the table of sampled answers before and after; a long one is folded, never cut."""
     table = Table(title="Sampled answers to held-out prompts", title_justify="left", show_lines=True)
     for heading in ("prompt", "right answer", "before", "after"):
         table.add_column(heading, overflow="fold")

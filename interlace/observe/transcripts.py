@@ -38,7 +38,7 @@ def step_file(folder: Path, step: int) -> Path:
 
 
 def read_transcripts(folder: Path) -> list[Row]:
-    """All steps' rows, in order. Raises UserError where one is damaged."""
+    """Reads all steps' rows, in order. Raises UserError where one is damaged."""
     return [row for path in sorted(folder.glob("*.jsonl")) for row in read_rows(path)]
 
 

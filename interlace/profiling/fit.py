@@ -13,14 +13,14 @@ Call = Callable[[], Awaitable[object]]
 
 
 async def timed(call: Call) -> float:
-    """Seconds that one call takes."""
+    """Returns the seconds that one call takes."""
     start_s = time.perf_counter()
     await call()
     return time.perf_counter() - start_s
 
 
 async def medians(calls: Sequence[Call], *, rounds: int, budget_s: float) -> list[float]:
-    """Median seconds of each call. They take turns, so that what else the machine does meets all alike.
+    """Measures the median seconds of each call. Calls take turns, so that what else the machine does meets all alike.
 
     One round warms up and is not counted; after budget_s seconds no further round begins, but one is always counted.
     """
@@ -37,7 +37,7 @@ async def medians(calls: Sequence[Call], *, rounds: int, budget_s: float) -> lis
 
 
 def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> NDArray[np.float64]:
-    """Non-negative coefficients x that make rows @ x closest to the seconds, each error relative to its own.
+    """Returns non-negative coefficients x that make rows @ x closest to the seconds, each error relative to its own.
 
     Least squares with an active set: whatever comes out negative is none, and the rest is fitted again.
     """

@@ -110,7 +110,7 @@ def _workers(
 
 
 def _generate(engine: RolloutGroup, samples: Sequence[Sample], sampling: SamplingParams) -> Call:
-    """An engine's share of a step, as it is sampled there."""
+    """Makes the call of an engine's share of a step, sampled as in the step."""
     requests = [
         Request(
             uid=sample.prompt.uid,

@@ -71,7 +71,7 @@ def spread_placement(devices: Sequence[Device]) -> Schedule:
 
 
 def with_zero_lr(recipe: Recipe, schedule: Schedule) -> Recipe:
-    """The recipe under a schedule, its models trained at full cost to no effect: what is measured stays as it is."""
+    """Returns the recipe under a schedule, its models trained at full cost to no effect: they stay as they are."""
     still = {"lr": NO_STEP, "schedule": "constant"}
     return recipe.model_copy(
         update={
@@ -173,7 +173,7 @@ class _Measurement:
 
 
 def device_name(device: Device) -> str:
-    """Kind of device, as people call it: `cpu, one core of AMD EPYC 7B13`."""
+    """Returns the kind of device, as people call it: `cpu, one core of AMD EPYC 7B13`."""
     if device.pool == "cpu":
         return f"cpu, one core of {_processor()}"
     import torch

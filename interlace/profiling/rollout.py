@@ -30,7 +30,7 @@ class Cell:
 
     @classmethod
     def even(cls, batch: int, prompt_tokens: int, steps: int, per_prompt: int = 1) -> "Cell":
-        """All end at the same step, so that one call serves them."""
+        """Makes a cell whose requests all end at the same step, so that one call serves them."""
         return cls(prompt_tokens=prompt_tokens, steps=(steps,) * batch, per_prompt=per_prompt)
 
     @property
@@ -67,7 +67,7 @@ class Requests:
         self._num_prompts = 0
 
     def draw(self, cell: Cell) -> list[Request]:
-        """The requests of a cell. They end nowhere but at their number of steps."""
+        """Draws the requests of a cell. They end nowhere but at their number of steps."""
         found = []
         params = {steps: self._ending_at(steps) for steps in set(cell.steps)}
         for place, steps in enumerate(cell.steps):
@@ -154,7 +154,7 @@ def grid(recipe: Recipe, samples: Sequence[Sample]) -> list[Cell]:
 
 
 def fit_rollout(measured: Sequence[Measured], *, kv_tokens: int, max_running: int) -> RolloutCosts:
-    """The costs that explain the times best.
+    """Returns the costs that explain the times best.
 
     Serving b requests with m prompts of p tokens takes `intake_s + b sequence_s + m p prefill_token_s`, `call_s` for
     each call, and for each decode step `step_s(running) + context_token_s (cached tokens)`.

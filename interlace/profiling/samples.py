@@ -27,7 +27,7 @@ TIMED_ONE_BY_ONE = 48
 async def draw_samples(
     engine: RolloutGroup, prompts: Sequence[Prompt], sampling: SamplingParams, recipe: Recipe, *, budget_s: float
 ) -> list[Sample]:
-    """Samples of whole steps, each of new prompts, until there are enough or time is up; one step at least."""
+    """Draws samples of whole steps, each of new prompts, until there are enough or time is up; one step at least."""
     found: list[Sample] = []
     start_s, per_step = time.perf_counter(), recipe.prompts_per_step
     for first in range(0, max(1, len(prompts) - per_step + 1), per_step):
@@ -103,7 +103,7 @@ async def measure_reward(
 
 
 def by_prompt(samples: Sequence[Sample], values: Sequence[Value]) -> list[list[Value]]:
-    """One value a sample, as one list a prompt."""
+    """Sorts one value a sample into one list a prompt."""
     found: dict[int, list[Value]] = {}
     for sample, value in zip(samples, values, strict=True):
         found.setdefault(sample.key.gid, []).append(value)

@@ -22,7 +22,7 @@ NOTHING_KEPT = 0.5
 
 
 def trainable(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples with every column that some loss reads, filled with numbers of the usual size."""
+    """Returns samples with every column that some loss reads, filled with numbers of the usual size."""
     random = np.random.default_rng(0)
 
     def filled(sample: Sample) -> Sample:
@@ -82,7 +82,7 @@ async def measure_training(
 
 
 async def measure_export(group: ActorGroup) -> float:
-    """Seconds in which an actor gives all its weights."""
+    """Measures the seconds in which an actor gives all its weights."""
     [export_s] = await medians([lambda: group.export_weights(0, copy=True)], rounds=5, budget_s=5.0)
     return export_s
 
@@ -93,7 +93,7 @@ def efficiency(alone_s: float, on_two_s: float) -> float:
 
 
 def train_call(group: TrainedGroup, samples: Sequence[Sample], recipe: Recipe) -> Call:
-    """One minibatch, as a step of the recipe trains it."""
+    """Returns one minibatch, as a step of the recipe trains it."""
     ready = trainable(samples)
     return _train(group, ready[: max(1, len(ready) // recipe.minibatches)])
 

@@ -158,7 +158,7 @@ def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedToke
 
 
 def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
-    """Tokens of the longest prompt, which must leave room for a response."""
+    """Counts the tokens of the longest prompt, which must leave room for a response."""
     longest: Prompt = max([*prompts.train, *prompts.heldout], key=lambda prompt: len(prompt.token_ids))
     num_tokens, max_new_tokens = len(longest.token_ids), recipe.sampling.max_new_tokens
     if size.context is not None and num_tokens + max_new_tokens > size.context:

@@ -147,7 +147,7 @@ class LoggingConfig(Config):
 
 
 def _task(name: str) -> dict[str, object]:
-    """A data file, or the name of a reasoning-gym dataset."""
+    """Reads a task written as a data file, or as the name of a reasoning-gym dataset."""
     return {"reasoning_gym": {"name": name}} if name.isidentifier() else {"files": {"train": name}}
 
 
@@ -206,7 +206,7 @@ class Recipe(Config):
 
 
 def algorithm_of(recipe: Recipe) -> Algorithm:
-    """The recipe's algorithm."""
+    """Returns the recipe's algorithm."""
     choice = recipe.algorithm
     return create_algorithm(choice.name, choice.settings.model_dump())
 

@@ -22,7 +22,7 @@ KEPT = ("model", "cluster")
 
 
 def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of that name or path, overrides applied in order. Raises UserError naming the first mistakes."""
+    """Loads the recipe of a name or path, overrides applied in order. Raises UserError naming the first mistakes."""
     data = _RECIPES.read(spec)
     if not isinstance(data, dict):
         raise UserError(f"recipe {spec!r} holds no settings: write one `key: value` a line.")
@@ -35,7 +35,7 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def override_key(override: str) -> str:
-    """The dotted key of `key=value`. Raises UserError where there is none."""
+    """Returns the dotted key of `key=value`. Raises UserError where there is none."""
     key, equals, _ = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.\w+)*", key):
         raise UserError(f"cannot read the override {override!r}. {FORM}")
@@ -86,7 +86,7 @@ def _elsewhere(error: ValidationError) -> Iterator[str]:
 
 
 def _keys(cls: type[Config], prefix: str = "") -> Iterator[str]:
-    """Dotted keys of all settings below a config."""
+    """Yields dotted keys of all settings below a config."""
     for name, field in cls.model_fields.items():
         inner = list(_configs(field.annotation))
         if not inner:

@@ -153,5 +153,5 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
 
 
 def _gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:
-    """Whole weights and a whole gradient, where ranks keep them for a minibatch."""
+    """Counts the bytes of whole weights and a whole gradient, where ranks keep them for a minibatch."""
     return 0 if trained.reshard else 2 * size.trained_bytes

@@ -13,19 +13,19 @@ _STEPS = 2**31
 
 
 def uniforms(*key: int | str) -> tuple[float, float]:
-    """Two independent draws from (0, 1) for a key."""
+    """Draws two independent numbers from (0, 1) for a key."""
     bits = stable_hash(*key)
     return (bits % _STEPS + 0.5) / _STEPS, (bits // _STEPS % _STEPS + 0.5) / _STEPS
 
 
 def to_normal(uniform: float) -> float:
-    """A draw from (0, 1) as a standard normal one."""
+    """Turns a draw from (0, 1) into a standard normal one."""
     return _NORMAL.inv_cdf(uniform)
 
 
 @lru_cache(maxsize=65536)
 def of_prompt(seed: int, uid: str) -> float:
-    """How long responses to a prompt are: a standard normal draw, asked for again and again."""
+    """Returns how long responses to a prompt are: a standard normal draw, asked for again and again."""
     return to_normal(uniforms("prompt", seed, uid)[0])
 
 
@@ -37,7 +37,7 @@ class ResponseLengths:
     seed: int = 0
 
     def of(self, uid: str, attempt: int, index: int, turn: int = 0) -> float:
-        """Tokens of one turn; infinite for one that never ends by itself."""
+        """Returns the tokens of one turn; infinite for one that never ends by itself."""
         later = (turn,) if turn else ()
         mine, chance = uniforms("response", self.seed, uid, attempt, index, *later)
         settings = self.lengths
@@ -48,7 +48,7 @@ class ResponseLengths:
         return math.inf if chance < settings.cap_share else max(1, round(settings.median * math.exp(shift)))
 
     def _quantile(self, shift: float) -> float:
-        """The measured length at the rank that the shift has among all."""
+        """Returns the measured length at the rank that the shift has among all."""
         settings = self.lengths
         spread = math.hypot(settings.prompt_sigma, settings.response_sigma)
         place = (_NORMAL.cdf(shift / spread) if spread else 0.5) * (len(settings.quantiles) - 1)

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent / "profiles"
 
 
 def profile_names() -> list[str]:
-    """The shipped profiles, sorted."""
+    """Returns the shipped profiles, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 

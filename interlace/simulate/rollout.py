@@ -171,7 +171,7 @@ class SimulatedEngine(Worker):
 
     @operation(on_device=False)
     def stop_token_ids(self) -> tuple[int, ...]:
-        """None: responses are as long as their length says."""
+        """Returns none: responses are as long as their length says."""
         return ()
 
     @operation(on_device=False)
@@ -346,7 +346,7 @@ def _ended(sequence: _Sequence, reason: FinishReason) -> Response:
 
 
 def _response_of(request: Request, versions: Sequence[tuple[int, int]], reason: FinishReason) -> Response:
-    """A simulated response. versions: (version, tokens that it made) pairs, in order."""
+    """Returns a simulated response. versions: (version, tokens that it made) pairs, in order."""
     tagged = Runs.repeated(*versions[0]) if len(versions) == 1 else Runs(versions)
     zeros = Runs.repeated(0, len(tagged))
     completion = Completion(

@@ -40,7 +40,7 @@ class SimulatedReward(Worker):
 
     @operation(bin="score", on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """One result a sample, once the last is there."""
+        """Returns one result a sample, once the last is there."""
         now = end_s = self._loop.now_s
         # One controller makes all calls and passes all samples on.
         self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
@@ -81,7 +81,7 @@ class SimulatedRewardModel(SimulatedReward):
     """A model that scores, on devices of its own."""
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """One result a sample, once the last is there."""
+        """Returns one result a sample, once the last is there."""
         return await super().score(samples)
 
 
@@ -97,7 +97,7 @@ class SimulatedInference(Worker):
 
     @operation(bin="inference", phase="reference")
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] of each sample."""
+        """Returns [L] of each sample."""
         await self._compute(samples, self._costs.token_s)
         return zeros(samples)
 
@@ -129,23 +129,23 @@ class SimulatedTrainer(SimulatedInference):
 
     @operation(bin="inference")
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] of each sample."""
+        """Returns [L] of each sample."""
         await self._compute(samples, self._train_costs.inference_token_s)
         return zeros(samples)
 
     @operation(bin="inference", phase="values")
     async def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] of each sample."""
+        """Returns [L] of each sample."""
         return await self.logprobs(samples)
 
     @operation(bin="inference", phase="values")
     async def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] of each sample."""
+        """Returns [L] of each sample."""
         return await self.logprobs(samples)
 
     @operation(bin="train")
     async def accumulate(self, samples: Sequence[Sample]) -> None:
-        """Forward and backward."""
+        """Takes the time of forward and backward."""
         await self._compute(samples, self._costs.token_s)
 
     @operation(bin="train")
@@ -155,14 +155,14 @@ class SimulatedTrainer(SimulatedInference):
 
     @operation(on_device=False)
     async def step_metrics(self) -> Metrics:
-        """Nothing: nothing is learned."""
+        """Returns nothing: nothing is learned."""
         if self._controller_step_s:
             await virtual_loop().alarm(self._controller_step_s)
         return {}
 
     @operation(bin="weight_sync")
     async def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
-        """A version without tensors."""
+        """Returns a version without tensors."""
         del copy
         await self._work(self._train_costs.export_s)
         return WeightBundle(version=version, tensors={})

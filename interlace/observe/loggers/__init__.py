@@ -44,7 +44,7 @@ class MetricsLoggers:
 
 
 def open_loggers(info: RunInfo, names: Sequence[str] | None = None) -> MetricsLoggers:
-    """The run's loggers. names: None takes TensorBoard where it is installed.
+    """Opens the run's loggers. names: None takes TensorBoard where it is installed.
 
     Raises UserError for an unknown name, or a service whose package is not installed.
     """

@@ -24,7 +24,7 @@ class MetricsLogger(Protocol):
     """A logger is made as `Logger(info)` and used from one thread."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Called once a step."""
+        """Takes the metrics of a step; called once a step."""
         ...
 
     def close(self) -> None: ...

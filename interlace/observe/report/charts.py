@@ -22,7 +22,7 @@ class Series:
 
 
 def curves(name: str, series: Sequence[Series]) -> str:
-    """A line a run over the steps; empty where no run has the numbers."""
+    """Draws a line a run over the steps; empty where no run has the numbers."""
     drawn = [each for each in series if each.points]
     if not drawn:
         return ""
@@ -45,7 +45,7 @@ def curves(name: str, series: Sequence[Series]) -> str:
 def stacked_bars(
     name: str, steps: Sequence[tuple[float, Mapping[str, float]]], colours: Mapping[str, str], unit: str
 ) -> str:
-    """A bar a step, its parts in the order of `colours` from the bottom up. unit: of the parts, for the tooltips."""
+    """Draws a bar a step, parts ordered as in `colours` from the bottom up. unit: of the parts, for the tooltips."""
     bars = _thinned(steps)
     plot = Plot(width=1060.0, height=260.0)
     # One step that took far longer than the others (the first, often) must not flatten them.
@@ -73,7 +73,7 @@ def stacked_bars(
 
 
 def shares_bar(name: str, shares: Mapping[str, float], colours: Mapping[str, str]) -> str:
-    """One bar of 100 %."""
+    """Draws one bar of 100 %."""
     plot = Plot(width=1060.0, height=34.0)
     at = 0.0
     for part, colour in colours.items():

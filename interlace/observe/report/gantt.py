@@ -106,7 +106,7 @@ def _events(text: str) -> Sequence[Mapping[str, Any]]:
 
 
 def gantt(name: str, timeline: DeviceTimeline, start_s: float, end_s: float) -> str:
-    """A row a device from start to end; seconds count from the start."""
+    """Draws a row a device from start to end; seconds count from the start."""
     row = 30.0
     plot = Plot(width=1060.0, height=row * len(timeline.devices) + 44.0, left=64.0)
     x = plot.x_scale(0.0, end_s - start_s)

@@ -82,7 +82,7 @@ def write_report(folders: Sequence[RunFolder], path: Path, *, step: int | None =
 
 
 def page(entries: Sequence[Entry], step: int | None) -> str:
-    """The whole document."""
+    """Renders the whole document."""
     bodies = {
         "Learning": sections.learning(entries),
         "Goodput ledger": sections.ledgers(entries),

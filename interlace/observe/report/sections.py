@@ -51,7 +51,7 @@ class Entry:
 
 
 def figure(title: str, note: str, svg: str, *, wide: bool = False) -> str:
-    """A titled figure."""
+    """Makes a titled figure."""
     css = "figure wide" if wide else "figure"
     return f'<figure class="{css}"><figcaption>{escape(title)}<small>{escape(note)}</small></figcaption>{svg}</figure>'
 
@@ -63,7 +63,7 @@ def legend(colours: Mapping[str, str]) -> str:
 
 
 def summary(entries: Sequence[Entry]) -> str:
-    """A row a run."""
+    """Makes the table, a row a run."""
     heads = (
         "run", "steps", "s a step", "tokens/s", "trained tokens/s a device", "useful", "largest waste",
         "staleness", "reward", "accuracy",
@@ -97,7 +97,7 @@ def _change(values: Sequence[float]) -> str:
 
 
 def learning(entries: Sequence[Entry]) -> str:
-    """Curves over the steps, all runs in each."""
+    """Draws curves over the steps, all runs in each."""
     figures = []
     for metric, title, note in CURVES:
         series = [Series(name=e.run.name, colour=e.colour, points=e.run.curve(metric)) for e in entries]
@@ -107,12 +107,12 @@ def learning(entries: Sequence[Entry]) -> str:
 
 
 def _runs_legend(entries: Sequence[Entry]) -> str:
-    """Which colour is which run; nothing for a single one."""
+    """Shows which colour is which run; nothing for a single one."""
     return legend({entry.run.name: entry.colour for entry in entries}) if len(entries) > 1 else ""
 
 
 def ledgers(entries: Sequence[Entry]) -> str:
-    """The goodput ledger of each run."""
+    """Shows the goodput ledger of each run."""
     parts = []
     for entry in entries:
         books = ledger_of(entry.run.rows)
@@ -230,7 +230,7 @@ def _counted(values: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def slowest(entries: Sequence[Entry]) -> str:
-    """The samples with the most tokens, which are those that a step waits for; of each prompt one."""
+    """Returns the samples with the most tokens, which are those that a step waits for; of each prompt one."""
     parts = []
     for entry in entries:
         descending = sorted(entry.run.transcripts, key=lambda sample: -sample.num_tokens)
@@ -256,7 +256,7 @@ def _shown(text: str) -> str:
 
 
 def configurations(entries: Sequence[Entry]) -> str:
-    """Every setting of each run."""
+    """Shows every setting of each run."""
     return "".join(
         f"<details><summary>{escape(entry.run.name)}</summary><pre>{escape(entry.config)}</pre></details>"
         for entry in entries

@@ -10,7 +10,7 @@ LEFT, RIGHT, TOP, BOTTOM = 48.0, 14.0, 12.0, 36.0
 
 
 def nice_ticks(low: float, high: float, count: int) -> list[float]:
-    """About `count` round numbers that cover [low, high] within one step at each end."""
+    """Returns about `count` round numbers that cover [low, high] within one step at each end."""
     if not high > low:
         spread = abs(low) * 0.1 or 1.0
         low, high = low - spread, high + spread
@@ -22,7 +22,7 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def label(value: float) -> str:
-    """A tick's text: few characters at any size."""
+    """Returns a tick's text: few characters at any size."""
     size = abs(value)
     if size >= 1e6:
         return f"{value / 1e6:g}M"
@@ -55,11 +55,11 @@ class Plot:
     parts: list[str] = field(default_factory=list)
 
     def x_scale(self, low: float, high: float) -> Scale:
-        """Over the frame's width."""
+        """Makes a scale over the frame's width."""
         return Scale(low=low, high=high, start=self.left, end=self.width - RIGHT)
 
     def y_scale(self, low: float, high: float) -> Scale:
-        """Over the frame's height, upwards."""
+        """Makes a scale over the frame's height, upwards."""
         return Scale(low=low, high=high, start=self.height - self.bottom, end=TOP)
 
     def grid(self, x: Scale, y: Scale, x_ticks: Iterable[float], y_ticks: Iterable[float]) -> None:
@@ -77,7 +77,7 @@ class Plot:
         self.text((self.left + self.width - RIGHT) / 2, self.height - 4, text, "middle")
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
-        """A straight line of a CSS class."""
+        """Draws a straight line of a CSS class."""
         self.parts.append(f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
 
     def text(self, x: float, y: float, text: str, anchor: str) -> None:
@@ -85,26 +85,26 @@ class Plot:
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def rect(self, x: float, y: float, width: float, height: float, colour: str, tip: str) -> None:
-        """A filled box with a tooltip."""
+        """Draws a filled box with a tooltip."""
         self.parts.append(
             f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.0):.2f}" height="{max(height, 0.0):.2f}" '
             f'fill="{colour}"><title>{escape(tip)}</title></rect>'
         )
 
     def path(self, points: Sequence[tuple[float, float]], colour: str) -> None:
-        """A line through points."""
+        """Draws a line through points."""
         if points:
             route = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
             self.parts.append(f'<path class="curve" stroke="{colour}" d="M{route}"/>')
 
     def dot(self, x: float, y: float, colour: str, tip: str) -> None:
-        """A point with a tooltip."""
+        """Draws a point with a tooltip."""
         self.parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4" fill="{colour}"><title>{escape(tip)}</title></circle>'
         )
 
     def render(self, name: str) -> str:
-        """The figure. name: said to those who do not see it."""
+        """Renders the figure. name: read to people who do not see it."""
         return (
             f'<svg viewBox="0 0 {self.width:g} {self.height:g}" role="img" aria-label="{escape(name)}">'
             f"{''.join(self.parts)}</svg>"

@@ -17,7 +17,7 @@ class BackEnd(Protocol):
     """Interface of each module of this folder."""
 
     def open_cluster(self, config: ClusterConfig, schedule: Schedule) -> Cluster:
-        """The cluster a run uses; call on the running event loop."""
+        """Opens the cluster that a run uses; call on the running event loop."""
         ...
 
     def find_devices(self, config: ClusterConfig) -> tuple[Device, ...]:
@@ -26,7 +26,7 @@ class BackEnd(Protocol):
 
 
 def back_end(config: ClusterConfig) -> BackEnd:
-    """The module that the config names."""
+    """Returns the module that the config names."""
     return cast("BackEnd", builtin_module("cluster back end", clusters, config.backend))
 
 

@@ -11,12 +11,12 @@ from interlace.schedule.schedule import Schedule
 
 
 def open_cluster(config: ClusterConfig, schedule: Schedule) -> LocalCluster:
-    """The cluster a run uses; call on the running event loop."""
+    """Opens the cluster that a run uses; call on the running event loop."""
     return LocalCluster(find_devices(config), schedule, hang_after_s=config.hang_after_s)
 
 
 def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
-    """The devices that `cluster.devices` names. Raises UserError where it cannot be read, or what is not there."""
+    """Finds the devices of `cluster.devices`. Raises UserError where it cannot be read or names an absent one."""
     if config.address is not None:
         raise UserError(f"cluster.address = {config.address!r}, but cluster=local joins nothing. Set cluster=ray.")
     return tuple(slot.device for slot in find_slots(config.devices, [this_machine()]))
@@ -36,5 +36,5 @@ def _gpu_bytes() -> tuple[int, ...]:
 
 
 def _num_cores() -> int:
-    """Cores this process may use, which in a container are fewer than the machine's."""
+    """Counts the cores that this process may use, which in a container are fewer than the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
