@@ -10,9 +10,9 @@ EPSILON = 1e-6
 
 
 def group_normalized(rewards_G: FloatArray, *, scale_by_std: bool) -> FloatArray:
-    """GRPO (arXiv 2402.03300, section 4.1.2): (reward - mean) / (std + 1e-6), std of the sample (G - 1).
+    """Computes GRPO's advantages (arXiv 2402.03300, section 4.1.2): (reward - mean) / (std + 1e-6).
 
-    Without the division: Dr. GRPO (arXiv 2503.20783). A group of one gets 0.
+    std: of the sample (G - 1). Without the division: Dr. GRPO (arXiv 2503.20783). A group of one gets 0.
     """
     # Of equal rewards too, whose mean in float32 may be another number: what is left a std, or a batch, would scale up.
     if (rewards_G == rewards_G[:1]).all():
@@ -22,7 +22,10 @@ def group_normalized(rewards_G: FloatArray, *, scale_by_std: bool) -> FloatArray
 
 
 def leave_one_out(rewards_G: FloatArray) -> FloatArray:
-    """RLOO (arXiv 2402.14740, eq. 8): reward - mean of the other samples' rewards. A group of one has baseline 0."""
+    """Computes RLOO's advantages (arXiv 2402.14740, eq. 8): reward - mean of the other samples' rewards.
+
+    A group of one has baseline 0.
+    """
     size = len(rewards_G)
     if size < 2:
         return rewards_G.copy()
@@ -30,22 +33,25 @@ def leave_one_out(rewards_G: FloatArray) -> FloatArray:
 
 
 def mean_scaled(rewards_G: FloatArray) -> FloatArray:
-    """MaxRL (arXiv 2602.02710): (reward - mean) / mean, for rewards of 0 or more. All 0 where the mean is 0."""
+    """Computes MaxRL's advantages (arXiv 2602.02710): (reward - mean) / mean, for rewards of 0 or more.
+
+    All are 0 where the mean is 0.
+    """
     mean = rewards_G.mean()
     return (rewards_G - mean) / mean if mean > 0 else np.zeros_like(rewards_G)
 
 
 def generalized(rewards_L: FloatArray, values_L: FloatArray, *, gamma: float, lam: float) -> FloatArray:
-    """GAE (arXiv 1506.02438, eq. 16): sum over k of (gamma lam)^k delta_(t+k), delta_t = r_t + gamma V_(t+1) - V_t.
+    """Computes GAE (arXiv 1506.02438, eq. 16): sum over k of (gamma lam)^k delta_(t+k).
 
-    values_L: before each token; after the last one the value is 0. Returns [L].
+    delta_t = r_t + gamma V_(t+1) - V_t. values_L: before each token; after the last one the value is 0. Returns [L].
     """
     next_values_L = np.append(values_L[1:], np.float32(0))
     return discounted_sum(rewards_L + gamma * next_values_L - values_L, gamma * lam)
 
 
 def discounted_sum(values_L: FloatArray, discount: float) -> FloatArray:
-    """[L] each entry plus the discounted ones after it; with discount 1, the return to go."""
+    """Computes [L] each entry plus the discounted ones after it; with discount 1, the return to go."""
     if discount == 1.0:
         return np.cumsum(values_L[::-1], dtype=np.float64)[::-1].astype(np.float32)
     sums_L, total = np.empty_like(values_L), 0.0
@@ -69,7 +75,7 @@ def whitened(columns: Sequence[FloatArray], masks: Sequence[BoolArray | None]) -
 
 
 def implicit_process(process_G: Sequence[FloatArray], outcomes_G: FloatArray, *, gamma: float) -> list[FloatArray]:
-    """PRIME (arXiv 2502.01456, section 3.2): leave-one-out on process rewards and on the outcome, added up.
+    """Computes PRIME's advantages (arXiv 2502.01456, section 3.2): leave-one-out on process rewards plus outcomes.
 
     process_G: [L] token rewards of each sample. Their baseline is the mean over the other samples of each
     one's mean token reward; the centred rewards are then summed from each token on.
@@ -84,9 +90,9 @@ def implicit_process(process_G: Sequence[FloatArray], outcomes_G: FloatArray, *,
 
 
 def token_rewards(sample: Sample, kl_coefficient: float) -> FloatArray:
-    """[trained tokens] the sample's reward on its last trained token, less the KL to the reference on each (k1).
+    """Returns [trained tokens]: the sample's reward on its last trained token, less the KL to the reference on each.
 
-    Raises ValueError where the reward, or the reference's log-probs for a KL, are missing.
+    The KL is estimated by k1. Raises ValueError where the reward, or the reference's log-probs for a KL, are missing.
     """
     if sample.reward is None:
         raise ValueError(f"sample {sample.key} has no reward")
@@ -97,7 +103,7 @@ def token_rewards(sample: Sample, kl_coefficient: float) -> FloatArray:
 
 
 def kl_penalty(sample: Sample, kl_coefficient: float) -> FloatArray:
-    """[L] coefficient x (behaviour log-prob - reference log-prob), to be taken off the reward."""
+    """Computes [L] coefficient x (behaviour log-prob - reference log-prob), to be taken off the reward."""
     if kl_coefficient == 0:
         return np.zeros(sample.num_tokens, np.float32)
     if sample.ref_logprobs is None:
@@ -106,12 +112,12 @@ def kl_penalty(sample: Sample, kl_coefficient: float) -> FloatArray:
 
 
 def trained_only(values_L: FloatArray, sample: Sample) -> FloatArray:
-    """[trained tokens] from [L]."""
+    """Returns [trained tokens] from [L]."""
     return values_L if sample.loss_mask is None else values_L[sample.loss_mask]
 
 
 def at_trained_tokens(values: FloatArray, sample: Sample) -> FloatArray:
-    """[L] from [trained tokens]; 0 elsewhere."""
+    """Returns [L] from [trained tokens]; 0 elsewhere."""
     if sample.loss_mask is None:
         return values
     spread_L = np.zeros(sample.num_tokens, np.float32)

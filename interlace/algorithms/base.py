@@ -57,12 +57,12 @@ class Algorithm(ABC):
 
     @property
     def is_group_relative(self) -> bool:
-        """True where one sample alone has no advantage: samples_per_prompt must then be 2 or more."""
+        """Says whether one sample alone has no advantage: samples_per_prompt must then be 2 or more."""
         return False
 
     @property
     def min_reward(self) -> float | None:
-        """The lowest reward that its advantages are defined for; None takes any."""
+        """Returns the lowest reward that the advantages are defined for; None takes any."""
         return None
 
     @property
@@ -79,8 +79,9 @@ class Algorithm(ABC):
     def advantages(self, group: SampleGroup) -> Advantages: ...
 
     def batch_advantages(self, samples: Sequence[Sample]) -> Sequence[FloatArray]:
-        """The advantages in view of the whole batch, [L] each; called once it is closed where `needs.batch_statistics`.
+        """Computes the advantages in view of the whole batch, [L] each.
 
+        Called once the batch is closed where `needs.batch_statistics`.
         samples: of all its groups, with the advantages of their group. Raises ValueError where one is missing.
         """
         return advantages_of(samples)
@@ -90,7 +91,7 @@ class Algorithm(ABC):
 
 
 def rewards_of(group: SampleGroup) -> FloatArray:
-    """[samples] rewards of a scored group. Raises ValueError where one is missing."""
+    """Returns [samples] rewards of a scored group. Raises ValueError where one is missing."""
     rewards = [sample.reward for sample in group.samples]
     missing = [sample.key for sample in group.samples if sample.reward is None]
     if missing:
@@ -99,7 +100,7 @@ def rewards_of(group: SampleGroup) -> FloatArray:
 
 
 def advantages_of(samples: Sequence[Sample]) -> list[FloatArray]:
-    """[L] of each sample. Raises ValueError where one is missing."""
+    """Returns the advantages, [L] of each sample. Raises ValueError where one is missing."""
     missing = [sample.key for sample in samples if sample.advantages is None]
     if missing:
         raise ValueError(f"samples {missing} have no advantages")

@@ -29,7 +29,7 @@ class CISPO(GRPO):
     Settings = CISPOSettings
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """Policy gradient under a bounded weight."""
+        """Computes the policy gradient under a bounded weight."""
         ratio_T = importance_ratio(inputs.logprobs_T.detach(), proximal_T)
         weights_T = ratio_T.clamp(1 - self.settings.clip_low, 1 + self.settings.clip_high)
         return Surrogate(loss_T=-weights_T * inputs.advantages_T * inputs.logprobs_T, clipped_T=weights_T != ratio_T)

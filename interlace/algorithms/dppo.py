@@ -43,7 +43,7 @@ class DPPO(GRPO):
     settings: DPPOSettings
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """-mask A r + ratio_penalty (log r)^2."""
+        """Computes -mask A r + ratio_penalty (log r)^2."""
         settings, advantages_T = self.settings, inputs.advantages_T
         moved_T = inputs.logprobs_T.detach().exp() - proximal_T.exp()
         outside_T = ((advantages_T > 0) & (moved_T > settings.max_gain)) | (

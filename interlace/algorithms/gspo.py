@@ -29,7 +29,7 @@ class GSPO(GRPO):
     Settings = GSPOSettings
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """The value of the sequence's ratio at each token, with that token's gradient."""
+        """Computes the value of the sequence's ratio at each token, with that token's gradient."""
         log_ratio_N = sequence_mean(inputs.logprobs_T.detach() - proximal_T, inputs)
         log_ratio_T = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)[inputs.sample_T]
         ratio_T = (log_ratio_T + inputs.logprobs_T - inputs.logprobs_T.detach()).exp()

@@ -14,13 +14,14 @@ SHARED = ("base", "load", "policy", "advantages", "losses", "off_policy")
 
 
 def algorithm_names() -> list[str]:
-    """The built-in algorithms, sorted. Imports none of them."""
+    """Lists the built-in algorithms, sorted. Imports none of them."""
     return builtin_names(_package(), hidden=SHARED)
 
 
 def create_algorithm(spec: str, settings: Mapping[str, object]) -> Algorithm:
-    """spec: a built-in's name, or a user's `package.module:Class`. Raises UserError for an unknown name or setting, and
-    for a class that leaves out what every algorithm has.
+    """Makes an algorithm. spec: a built-in's name, or a user's `package.module:Class`.
+
+    Raises UserError for an unknown name or setting, and for a class that leaves out what every algorithm has.
     """
     found = load_object("algorithm", spec) if ":" in spec else _builtin(spec)
     kind = concrete_subclass(f"algorithm {spec!r}", found, Algorithm)  # type: ignore[type-abstract]

@@ -27,14 +27,14 @@ class Surrogate:
 
 
 def importance_ratio(logprobs_T: Tensor, proximal_T: Tensor) -> Tensor:
-    """[T] r, with gradient."""
+    """Computes [T] r, with gradient."""
     return (logprobs_T - proximal_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def clipped_surrogate(
     ratio_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Surrogate:
-    """PPO (arXiv 1707.06347, eq. 7) with its own bound on either side (DAPO, arXiv 2503.14476).
+    """Computes PPO's loss (arXiv 1707.06347, eq. 7) with its own bound on either side (DAPO, arXiv 2503.14476).
 
     dual_clip: c > 1 bounds the loss of a token with negative advantage at -c A (arXiv 1912.09729, eq. 5).
     """
@@ -51,7 +51,7 @@ def clipped_surrogate(
 
 
 def kl_divergence(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstimator) -> Tensor:
-    """[T] estimate of KL(policy, reference) (http://joschu.net/blog/kl-approx.html)."""
+    """Computes the [T] estimate of KL(policy, reference) (http://joschu.net/blog/kl-approx.html)."""
     gap_T = (ref_logprobs_T - logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     match estimator:
         case "k1":
@@ -67,11 +67,11 @@ def kl_divergence(logprobs_T: Tensor, ref_logprobs_T: Tensor, estimator: KLEstim
 
 
 def sequence_mean(values_T: Tensor, inputs: LossInputs) -> Tensor:
-    """[N] mean over each sample's trained tokens; 0 where it has none."""
+    """Computes the [N] mean over each sample's trained tokens; 0 where it has none."""
     return sequence_sum(values_T, inputs) / sequence_sum(values_T.new_ones(values_T.shape), inputs).clamp(min=1)
 
 
 def sequence_sum(values_T: Tensor, inputs: LossInputs) -> Tensor:
-    """[N] sum over each sample's trained tokens."""
+    """Computes the [N] sum over each sample's trained tokens."""
     weights_T = inputs.mask_T.to(values_T.dtype)
     return values_T.new_zeros(inputs.num_samples).index_add(0, inputs.sample_T, values_T * weights_T)

@@ -31,7 +31,7 @@ class MaxRL(GroupAlgorithm):
 
     @property
     def min_reward(self) -> float:
-        """Below 0 a mean may be 0 or less, and to divide by it would turn right into wrong."""
+        """Returns 0: below 0 a mean may be 0 or less, and to divide by it would turn right into wrong."""
         return 0.0
 
     def advantages(self, group: SampleGroup) -> Advantages:

@@ -63,13 +63,13 @@ class OffPolicyConfig(Config):
         return self
 
     def proximal_logprobs(self, inputs: LossInputs) -> Tensor:
-        """[T] log-probs that the surrogate's ratio is taken to."""
+        """Returns the [T] log-probs that the surrogate's ratio is taken to."""
         if self.proximal != "interpolated":
             return inputs.proximal_logprobs_T
         return inputs.logprobs_T.detach().lerp(inputs.behaviour_logprobs_T, self.interpolation)
 
     def correct(self, inputs: LossInputs, proximal_T: Tensor) -> Correction | None:
-        """The weights, or None where all are 1.
+        """Returns the weights, or None where all are 1.
 
         Without a separate proximal policy the mask looks at current over behaviour.
         """

@@ -52,13 +52,13 @@ class PolicyAlgorithm(Algorithm):
         )
 
     def rewards(self, group: SampleGroup) -> FloatArray:
-        """[G] rewards, less the KL penalty summed over each sample's trained tokens."""
+        """Returns [G] rewards, less the KL penalty summed over each sample's trained tokens."""
         coefficient = self.settings.kl_reward_coefficient
         penalties = [trained_only(kl_penalty(sample, coefficient), sample).sum() for sample in group.samples]
         return rewards_of(group) - np.array(penalties, np.float32)
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """The loss of each token. proximal_T: the log-probs that ratios are taken to."""
+        """Computes the loss of each token. proximal_T: the log-probs that ratios are taken to."""
         return clipped_surrogate(
             importance_ratio(inputs.logprobs_T, proximal_T),
             inputs.advantages_T,
@@ -68,7 +68,7 @@ class PolicyAlgorithm(Algorithm):
         )
 
     def loss(self, inputs: LossInputs) -> LossOutputs:
-        """Weight x surrogate + kl_coefficient x KL - entropy_coefficient x entropy.
+        """Computes weight x surrogate + kl_coefficient x KL - entropy_coefficient x entropy.
 
         Raises ValueError where the KL counts and the reference's log-probs are missing.
         """

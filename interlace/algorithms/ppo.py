@@ -45,7 +45,7 @@ class PPO(PolicyAlgorithm):
         return whitened(advantages_of(samples), [sample.loss_mask for sample in samples])
 
     def _estimate(self, sample: Sample) -> tuple[FloatArray, FloatArray]:
-        """(advantages, returns), [L] each; the return is what the critic should have said: advantage + value."""
+        """Returns (advantages, returns), [L] each; the return is the critic's target: advantage + value."""
         if sample.values is None:
             raise ValueError(f"sample {sample.key} has no values: PPO needs a critic")
         values = trained_only(sample.values, sample)

@@ -31,7 +31,7 @@ class RLOO(GroupAlgorithm):
         return Advantages(advantages=per_token(leave_one_out(self.rewards(group)), group.samples))
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """Clipped like a single action whose log-prob is the sequence's."""
+        """Clips like a single action whose log-prob is the sequence's."""
         log_ratio_N = sequence_sum(inputs.logprobs_T - proximal_T, inputs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         return clipped_surrogate(
             log_ratio_N.exp()[inputs.sample_T],

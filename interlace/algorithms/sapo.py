@@ -22,7 +22,7 @@ class SAPOSettings(OwnSurrogateSettings):
     temperature_positive: float = Field(default=1.0, gt=0)
     """Temperature of tokens with positive advantage."""
     temperature_negative: float = Field(default=1.05, gt=0)
-    """Temperature of the others: steeper: pushing a token down spreads its probability over many unsampled ones."""
+    """Temperature of the others, steeper: pushing a token down spreads its probability over many unsampled ones."""
 
 
 class SAPO(GRPO):
@@ -32,7 +32,7 @@ class SAPO(GRPO):
     settings: SAPOSettings
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
-        """The gated loss."""
+        """Computes the gated loss."""
         settings, advantages_T = self.settings, inputs.advantages_T
         ratio_T = importance_ratio(inputs.logprobs_T, proximal_T)
         negative_T = advantages_T.new_full(advantages_T.shape, settings.temperature_negative)

@@ -15,7 +15,7 @@ CHAT_COLUMN = "messages"
 
 
 def file_rows(source: FileSource, split: Split) -> list[Row]:
-    """All rows of a split's file, in order.
+    """Reads all rows of a split's file, in order.
 
     Raises UserError where the file is missing, empty or of another kind, a line is not JSON, or a column is missing.
     """

@@ -95,7 +95,7 @@ def shown_text(row: Row, question: str) -> str:
 
 
 def _with_specials(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
-    """Token ids with those that the tokenizer puts around a text, but not the end of one that is to be continued."""
+    """Adds the tokens that the tokenizer puts around a text, but not the end of a text that is to be continued."""
     ids: list[list[int]] = tokenizer(list(texts))["input_ids"]
     for place, tokens in enumerate(ids):
         if tokens[-1:] == [tokenizer.eos_token_id]:

@@ -73,7 +73,7 @@ def _render(rows: Iterable[Row], style: PromptFormat) -> Iterator[_Rendered]:
 
 
 def _distinct(items: Iterator[_Rendered], count: int, taken: Collection[str], name: str) -> list[_Rendered]:
-    """The first `count` items of texts that were not seen before and are not in `taken`."""
+    """Returns the first `count` items of texts that were not seen before and are not in `taken`."""
     if not count:
         return []
     seen = set(taken)

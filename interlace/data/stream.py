@@ -46,11 +46,11 @@ class PromptStream:
 
     @property
     def exhausted(self) -> bool:
-        """Never: after an epoch comes the next."""
+        """Returns False: after an epoch comes the next."""
         return False
 
     def __next__(self) -> Prompt:
-        """The next prompt; there is always one."""
+        """Returns the next prompt; there is always one."""
         if self._pending:
             return self._prompt(self._pending.pop(0))
         self._drawn += 1

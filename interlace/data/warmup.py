@@ -58,7 +58,7 @@ class Demonstrations:
         self._orders: dict[int, list[int]] = {}
 
     def batch(self, step: int, size: int) -> list[Demonstration]:
-        """The `size` examples of a step; steps count from 0 and follow on each other where `size` stays."""
+        """Returns the `size` examples of a step; steps count from 0 and follow on each other where `size` stays."""
         prompts = [self._draw(step * size + offset) for offset in range(size)]
         texts = [self._write(prompt) for prompt in prompts]
         encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -89,7 +89,7 @@ class Demonstrations:
 
 
 def load_demonstrator(config: DemonstrationConfig) -> Demonstrator:
-    """The writer a config names. Raises UserError for an unknown style or setting."""
+    """Loads the writer a config names. Raises UserError for an unknown style or setting."""
     if ":" in config.style:
         found = load_object("demonstration style", config.style)
     else:

@@ -58,7 +58,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def _cached_path(source: Path, compiler: str) -> Path:
-    """One file a source, flags, compiler and processor, below the user's cache."""
+    """Returns one path for each source, flags, compiler and processor, below the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "interlace"
     paths = [*sorted(source.parent.iterdir()), *sorted(SHARED.iterdir())]
     sources = [path.read_text() for path in paths if path.suffix in (".cpp", ".h")]

@@ -42,7 +42,7 @@ def check_classifier(config: ModelConfig) -> None:
 
 
 def empty_classifier(config: ModelConfig) -> "PreTrainedModel":
-    """The model without its weights, on the meta device. Raises UserError as check_classifier."""
+    """Makes the model without its weights, on the meta device. Raises UserError as check_classifier."""
     import torch
     from transformers import AutoModelForSequenceClassification
 

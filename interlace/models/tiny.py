@@ -33,14 +33,14 @@ SHAPES = {
 
 
 def check_tiny(name: str) -> TinyShape:
-    """The shape of `tiny:name`. Raises UserError for an unknown name."""
+    """Returns the shape of `tiny:name`. Raises UserError for an unknown name."""
     if name not in SHAPES:
         raise UserError(f"unknown tiny model {name!r}.{nearest(name, SHAPES)}")
     return SHAPES[name]
 
 
 def build_tiny(name: str, seed: int) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """A randomly initialised model, the same for the same seed, and its tokenizer. Raises UserError as check_tiny."""
+    """Builds a randomly initialised model, the same for a seed, and its tokenizer. Raises UserError as check_tiny."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -67,7 +67,7 @@ def build_tiny(name: str, seed: int) -> "tuple[PreTrainedModel, PreTrainedTokeni
 
 
 def build_tokenizer(max_length: int) -> "PreTrainedTokenizerBase":
-    """One token a byte, and the tags of a thought and an answer as tokens of their own.
+    """Builds a tokenizer with one token a byte, and the tags of a thought and an answer as tokens of their own.
 
     Decoding gives back any text exactly, tags included; pad and end-of-sequence are special and can be left out.
     """

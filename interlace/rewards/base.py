@@ -110,7 +110,7 @@ class RewardConfig(Config):
 
     @property
     def least(self) -> float | None:
-        """The lowest reward that these settings are known to give; None where a model or your own function decides."""
+        """Returns the lowest reward that these settings are known to give; None if a model or your function decides."""
         is_own = ":" in self.name
         if self.name == MODEL or (is_own and self.tag is None):
             return None
@@ -130,7 +130,7 @@ class ScoreRequest:
 
 
 def load_reward(name: str) -> RewardFn:
-    """The function a name stands for. Raises UserError where there is none, or it cannot be called as one."""
+    """Loads the function a name stands for. Raises UserError where there is none, or it cannot be called as one."""
     if ":" in name:
         return _own_reward(name)
     found: RewardFn = builtin_module("reward", rewards, name, hidden=HIDDEN).score
@@ -235,7 +235,7 @@ def _message(error: BaseException) -> str:
 
 
 def _whole(text: str) -> str:
-    """Half a character, as a response's JSON may hold it, spelled out: no file could take it."""
+    """Spells out half a character, as a response's JSON may hold it: no file could take it."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -37,7 +37,7 @@ class ModelScorer:
         return sum(tensor.nbytes for tensor in self._model.state_dict().values())
 
     def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """One result a sample, in their order. One that the model cannot read or gives no number for fails alone."""
+        """Returns one result a sample, in their order. A sample that the model cannot read or score fails alone."""
         ids = [self._token_ids(sample) for sample in samples]
         fitting = [row for row, tokens in enumerate(ids) if self._context is None or len(tokens) <= self._context]
         found = [
@@ -65,7 +65,7 @@ class ModelScorer:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> "Tensor":
-        """[texts] the model's numbers, in float32."""
+        """Computes [texts] the model's numbers, in float32."""
         import torch
 
         width, pad = max(map(len, rows)), self._tokenizer.pad_token_id

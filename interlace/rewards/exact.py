@@ -6,6 +6,6 @@ from interlace.core.types import JSON
 
 
 def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> bool:
-    """The verdict."""
+    """Returns the verdict."""
     del prompt, metadata
     return response.strip() == answer.strip()

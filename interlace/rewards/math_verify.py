@@ -10,7 +10,7 @@ PRELOAD = ("math_verify",)
 
 
 def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> bool:
-    """The verdict. An answer that is no expression raises ValueError."""
+    """Returns the verdict. An answer that is no expression raises ValueError."""
     from math_verify import verify
 
     del prompt, metadata

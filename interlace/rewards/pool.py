@@ -305,7 +305,7 @@ def _resolve(job: _Job, result: RewardResult) -> None:
 
 
 def _start_server() -> None:
-    """Deaf to SIGTERM, which a whole run may get: without it no process can start."""
+    """Starts the server deaf to SIGTERM, which a whole run may get: without the server no process can start."""
     resource_tracker.ensure_running()  # where the server started it, it would undo the next line
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:

@@ -70,7 +70,7 @@ class _Answers:
         self._connection, self._writing = connection, threading.Lock()
 
     def send(self, *words: object) -> None:
-        """One answer."""
+        """Sends one answer."""
         line = json.dumps(words).encode() + b"\n"
         with self._writing:
             self._connection.sendall(line)
@@ -168,7 +168,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def _end_with_the_run() -> None:
-    """Time limits are the run's: once it was killed, a function that loops would go on for good."""
+    """Ends with the run, which keeps the time limits: after a kill, a function that loops would go on for good."""
     run = multiprocessing.parent_process()
     if run is not None:
         run.join()

@@ -14,7 +14,7 @@ PRELOAD = ("reasoning_gym",)
 
 
 def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> bool:
-    """The verdict. Raises UserError for a prompt that is not from reasoning-gym."""
+    """Returns the verdict. Raises UserError for a prompt that is not from reasoning-gym."""
     dataset = metadata.get("source_dataset")
     if not isinstance(dataset, str):
         raise UserError("reward reasoning_gym scores prompts of a reasoning_gym dataset only; this one is from a file")

@@ -26,7 +26,7 @@ class Scorer:
         """Turn of callers that want the thread."""
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """One result a sample, in their order. A function that raises or takes too long fails its sample alone."""
+        """Returns one result a sample, in their order. A function that raises or is too slow fails its sample alone."""
         requests = [
             ScoreRequest(
                 prompt=sample.prompt.text,
@@ -93,7 +93,7 @@ class _Work:
     """Flag: further results are dropped."""
 
     def run(self) -> None:
-        """On the thread."""
+        """Scores the requests, on the thread."""
         for request in self.requests:
             self.since_s = time.monotonic()
             result = evaluate(self.function, self.config, request)

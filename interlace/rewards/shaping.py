@@ -63,7 +63,7 @@ class ShapingConfig(Config):
 
 
 def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> RewardResult:
-    """The result with what its form adds. token_ids: what the policy wrote. A failure stays one."""
+    """Returns the result with what its form adds. token_ids: what the policy wrote. A failure stays one."""
     if result.failure is not None:
         return result
     task = result.reward + sum((config.weights[name] - 1) * result.parts.get(name, 0.0) for name in config.weights)
@@ -79,7 +79,7 @@ def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> 
 
 
 def group_shaped(results: Sequence[RewardResult], lengths: Sequence[int], config: ShapingConfig) -> list[RewardResult]:
-    """The results of one group with what depends on all of them. lengths: tokens of each response."""
+    """Returns the results of one group with what depends on all of them. lengths: tokens of each response."""
     if not config.length_weight:
         return list(results)
     found = []
@@ -91,20 +91,20 @@ def group_shaped(results: Sequence[RewardResult], lengths: Sequence[int], config
 
 
 def length_shares(lengths: Sequence[int]) -> list[float]:
-    """0.5 for the shortest of a group, -0.5 for its longest, linearly between; 0 for all where all are equal."""
+    """Returns 0.5 for the shortest of a group, -0.5 for its longest, linearly between; 0 if all are equal."""
     low, span = min(lengths), max(lengths) - min(lengths)
     return [0.5 - (length - low) / span if span else 0.0 for length in lengths]
 
 
 def overlong_share(length: int, limit: int, buffer: int) -> float:
-    """0 up to limit - buffer, then linearly to 1 at the limit; 1 beyond."""
+    """Returns 0 up to limit - buffer, then linearly to 1 at the limit; 1 beyond."""
     if length <= limit - buffer:
         return 0.0
     return 1.0 if length > limit else (length - (limit - buffer)) / buffer
 
 
 def repeated_share(token_ids: IntArray, ngram: int) -> float:
-    """Share of a response's runs of `ngram` tokens that came before in it; 0 where it is shorter than one run."""
+    """Returns the share of a response's runs of `ngram` tokens that came before in it; 0 below one run's length."""
     tokens = token_ids.tolist()
     runs = [tuple(tokens[first : first + ngram]) for first in range(len(tokens) - ngram + 1)]
     return 1 - len(set(runs)) / len(runs) if runs else 0.0

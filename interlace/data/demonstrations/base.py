@@ -22,4 +22,4 @@ class Demonstrator(ABC):
 
     @abstractmethod
     def write(self, prompt: Prompt, rng: random.Random) -> str:
-        """The response's text; the end-of-sequence token is added later. All randomness comes from rng."""
+        """Writes the response's text; the end-of-sequence token is added later. All randomness comes from rng."""

@@ -42,7 +42,7 @@ class Demonstrator(base.Demonstrator):
 
 
 def _question(prompt: Prompt) -> tuple[list[str], bool]:
-    """The digits, and whether they are to descend."""
+    """Reads the digits, and whether they are to descend."""
     numbers = prompt.metadata.get("original_numbers")
     direction = prompt.metadata.get("direction")
     if not isinstance(numbers, list | tuple) or direction not in ("ascending", "descending"):

@@ -43,7 +43,7 @@ class AttentionBackend(Protocol):
     """Time spent so far."""
 
     def begin(self, rows: Int64Array, positions: Int64Array) -> None:
-        """rows, positions: [T] of the step's tokens; a row's tokens are neighbours, in order."""
+        """Begins a step. rows, positions: [T] of the step's tokens; a row's tokens are neighbours, in order."""
         ...
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, traits: AttentionTraits) -> Tensor:
@@ -103,7 +103,7 @@ def rollout_attention(  # house: the signature is that of transformers
     s_aux: Tensor | None = None,
     **unused: object,  # noqa: ARG001 - whatever else a model passes along
 ) -> tuple[Tensor, None]:
-    """The function behind the interface. query [1, heads, T, dim], key and value [1, kv heads, T, dim]."""
+    """Computes attention behind the interface. query [1, heads, T, dim], key and value [1, kv heads, T, dim]."""
     binding: LayerBinding | None = getattr(module, _BINDING, None)
     traits = AttentionTraits(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -156,7 +156,7 @@ class KernelAttention:
     def arguments(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, out: Tensor, traits: AttentionTraits
     ) -> kernels.Attention:
-        """The kernel's view of a layer's tensors. Valid while they live and the pool is not reallocated."""
+        """Returns the kernel's view of a layer's tensors. Valid while they live and the pool is not reallocated."""
         shape, group = self.pool.layers[layer], query.shape[1] // key.shape[1]
         if group not in self._scratch:
             self._scratch[group] = torch.zeros(group + 1, self._scratch_row + group)
@@ -218,7 +218,10 @@ class TorchAttention:
         return np.asarray(store.page_table[rows, positions >> store.page_shift] + offset, np.int64)
 
     def _segment(self, tokens: Int64Array, rows: Int64Array, positions: Int64Array) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens, positions [B, S]; rows [B]. Returns tokens, cells [B, K] and the distance of each key [B, S, K]."""
+        """Pads a segment. tokens, positions [B, S]; rows [B].
+
+        Returns tokens, cells [B, K] and the distance of each key [B, S, K].
+        """
         # A whole number of cache lines: the bits of a sum must not depend on the longest row of the batch.
         longest = int(positions.max()) // 64 * 64 + 64
         keys = np.minimum(np.arange(longest)[None], positions[:, -1:])

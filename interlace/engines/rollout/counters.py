@@ -15,7 +15,7 @@ class Counters:
         self._reset(0.0, 0, 0)
 
     def count(self, *, tokens: int, sampled: int, forward_s: float, sample_s: float, steps: int = 1) -> None:
-        """Tokens run, tokens drawn, and where the time went."""
+        """Counts tokens run, tokens drawn, and where the time went."""
         self._steps += steps
         self._sampled += sampled
         self._prefilled += tokens - sampled

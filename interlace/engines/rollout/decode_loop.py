@@ -60,7 +60,7 @@ class DecodeLoop:
         """Flag, 1 while a caller waits for the next look at the queue."""
 
     def advance(self, version: int) -> tuple[int, list[Ended]]:
-        """One look at the queue and the forward passes until the next. version: of the weights.
+        """Looks at the queue once and runs the forward passes until the next look. version: of the weights.
 
         Returns the number of tokens drawn, and who is done: each keeps its row until the scheduler removes it.
         """
@@ -93,7 +93,7 @@ class DecodeLoop:
 
     @torch.inference_mode()
     def _run(self, plan: Plan) -> int:
-        """One forward pass, and tokens for each row whose last token ran. Returns how many."""
+        """Runs one forward pass, and draws a token for each row whose last token ran. Returns how many."""
         table, start = self._table, time.perf_counter()
         if plan.all_decode:
             rows = sampled = plan.rows

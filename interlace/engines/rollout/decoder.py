@@ -202,7 +202,7 @@ class DecoderRunner:
         parts = [*pairwise(self._bounds(rows))]
 
         def run(number: int) -> None:
-            """One thread's rows, which end on their own."""
+            """Runs one thread's rows, which end on their own."""
             begin, end = parts[number]
             buffers = self._buffers_for(number, end - begin, self._logits[begin:])
             self._attention.describe(buffers.tokens, rows[begin:end])
@@ -227,7 +227,7 @@ class DecoderRunner:
         )
 
     def _on_threads(self, run: Callable[[int], None], count: int) -> None:
-        """Each number below `count` on a thread; without threads there is one."""
+        """Runs each number below `count` on a thread; without threads there is one."""
         if self._threads is None:
             run(0)
             return
@@ -274,7 +274,7 @@ class DecoderRunner:
         wanted: Int64Array,
         logits: Tensor,
     ) -> None:
-        """One thread's tokens."""
+        """Runs one thread's tokens."""
         buffers = self._buffers_for(number, len(rows), logits)
         buffers.tokens.position = positions.ctypes.data
         self._attention.describe(buffers.tokens, rows)
@@ -284,7 +284,7 @@ class DecoderRunner:
         )  # fmt: skip
 
     def _buffers_for(self, number: int, rows: int, logits: Tensor) -> _Buffers:
-        """A thread's, large enough, with the place for its logits."""
+        """Returns a thread's buffers, large enough, with the place for its logits."""
         held = self._buffers[number]
         if rows > held.rows:
             held = self._buffers[number] = _Buffers(max(rows, 2 * held.rows), self._decoder, self._longest)

@@ -219,7 +219,7 @@ class NativeEngine:
         return self._report
 
     def _kv_use(self) -> float:
-        """Share of the cells that running sequences hold; what ended ones left for reuse is free to be taken."""
+        """Returns the share of the cells that running sequences hold; what ended ones left for reuse counts as free."""
         return self._store.held(self._scheduler.running_rows()) / self._store.num_cells
 
     def _forget_computed(self) -> None:

@@ -73,7 +73,7 @@ class LiveRequests:
         )
 
     def num_sent(self, name: str) -> int:
-        """Tokens that came back since the request was submitted."""
+        """Counts tokens that came back since the request was submitted."""
         progress = self._live[name]
         return len(progress.token_ids) - len(progress.request.generated_ids)
 
@@ -225,7 +225,7 @@ class ExternalEngine(ABC):
 
 
 def request_seed(seed: int, request: Request) -> int:
-    """A serving engine's seed is per request, not per position: a resumed request needs one of its own."""
+    """Draws a request's seed: serving engines have one per request, so a resumed request needs one of its own."""
     return stable_hash(seed, request.noise_key, len(request.generated_ids)) % 2**31
 
 

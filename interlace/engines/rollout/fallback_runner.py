@@ -31,7 +31,7 @@ class PlainRunner:
         return lambda: torch.cat(logits)[torch.from_numpy(wanted).to(self._model.device)]
 
     def _run_row(self, row: int, token_ids: list[int], start: int) -> Tensor:
-        """[len(token_ids), vocabulary]. A row that starts again at 0 is another sequence."""
+        """Returns [len(token_ids), vocabulary]. A row that starts again at 0 is another sequence."""
         device = self._model.device
         known = self._tokens.get(row, [])[:start] + token_ids
         self._tokens[row] = known
@@ -48,7 +48,7 @@ class PlainRunner:
         return out.logits[0]
 
     def rebind(self) -> None:
-        """Nothing to do: the model finds its own."""
+        """Does nothing: the model finds its own tensors."""
 
     def clear(self) -> None:
         """Drops what is cached; every row has to start again at 0."""

@@ -128,7 +128,7 @@ _SIGNATURES: dict[str, list[type]] = {
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The kernels, compiled if this source has not been on this machine. Raises KernelsUnavailable."""
+    """Returns the kernels, compiled if this source has not been on this machine. Raises KernelsUnavailable."""
     loaded = load_library(SOURCE)
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)

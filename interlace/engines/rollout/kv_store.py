@@ -45,7 +45,7 @@ class KVPool:
         self.values = self._stack([(layer.kv_heads, layer.value_dim) for layer in self.layers])
 
     def _stack(self, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """One view a layer."""
+        """Returns one view a layer."""
         views: dict[int, Tensor] = {}
         for shape in dict.fromkeys(shapes):
             members = [number for number, own in enumerate(shapes) if own == shape]
@@ -61,7 +61,7 @@ class KVPool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
+        """Returns the bytes held."""
         return sum(stack.nbytes for stack in self._stacks)
 
     def copy(self, source: int, target: int, count: int) -> None:
@@ -70,7 +70,7 @@ class KVPool:
             stack[:, target : target + count].copy_(stack[:, source : source + count])
 
     def read(self, cells: Int64Array) -> list[Tensor]:
-        """The content of some cells in host memory, to be written back by write()."""
+        """Copies the content of some cells to host memory, to be written back by write()."""
         index = torch.from_numpy(cells).to(self.device)
         return [stack[:, index].cpu() for stack in self._stacks]
 
@@ -117,7 +117,7 @@ class KVStore(Protocol):
         ...
 
     def cells(self, row: int, num_tokens: int) -> Int64Array:
-        """[num_tokens] pool cells of a row's first tokens."""
+        """Returns [num_tokens] pool cells of a row's first tokens."""
         ...
 
     def held(self, rows: Int64Array) -> int:
@@ -160,7 +160,7 @@ class SlotStore:
 
     @staticmethod
     def longest_in(num_tokens: int) -> int:
-        """The largest power of two: the rest lies in slots of its own."""
+        """Returns the largest power of two: the rest lies in slots of its own."""
         return 1 << (num_tokens.bit_length() - 1) if num_tokens >= BLOCK else 0
 
     def reserve(self, row: int, num_tokens: int) -> bool:
@@ -200,7 +200,7 @@ class SlotStore:
         return int(self.capacity[rows].sum())
 
     def _take(self, size: int) -> int | None:
-        """A free block of `size`, splitting the smallest larger one; the lowest offset, so that runs repeat."""
+        """Takes a free block of `size`, splitting the smallest larger one; the lowest offset, so that runs repeat."""
         found = min((held for held, offsets in self._free.items() if held >= size and offsets), default=None)
         if found is None:
             return None
@@ -242,7 +242,7 @@ class PagedStore:
 
     @staticmethod
     def longest_in(num_tokens: int, page_size: int = BLOCK) -> int:
-        """All whole pages."""
+        """Returns the tokens of all whole pages."""
         return num_tokens // page_size * page_size
 
     @property

@@ -29,7 +29,7 @@ class LiveWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held on the device."""
+        """Returns the bytes held on the device."""
         return 0 if self.residence.is_away else sum(self._tensors[name].nbytes for name in set(self._same_as.values()))
 
     def relocate(self, move: Move) -> None:

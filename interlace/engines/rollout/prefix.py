@@ -58,7 +58,7 @@ class PrefixIndex:
         return shared
 
     def announce(self, sequence: SequenceState) -> None:
-        """A sequence starts to run."""
+        """Notes that a sequence starts to run."""
         if not self._enabled:
             return
         self._leaders.setdefault(tuple(sequence.request.prompt_ids), sequence)
@@ -69,7 +69,7 @@ class PrefixIndex:
         self._running[sequence] = holder
 
     def retire(self, sequence: SequenceState, *, retain: bool) -> None:
-        """A sequence stops running; its row is about to be freed, or, retained, its cells move to a spare row."""
+        """Notes that a sequence stops running; its row will be freed, or, retained, its cells move to a spare row."""
         key = tuple(sequence.request.prompt_ids)
         if self._leaders.get(key) is sequence:
             del self._leaders[key]
@@ -98,7 +98,7 @@ class PrefixIndex:
         return True
 
     def clear(self) -> None:
-        """Nothing that is held now may be forked by what comes: the weights changed, or the pool goes."""
+        """Bars later sequences from forking what is held now: the weights changed, or the pool goes."""
         while self.evict():
             pass
         self._leaders.clear()
@@ -112,7 +112,7 @@ class PrefixIndex:
             del self._starts[holder.start]
 
     def _longest(self, sequence: SequenceState) -> tuple[int, int]:
-        """The row that shares the most first tokens with a sequence, and how many; all but its last at most."""
+        """Finds the row that shares the most first tokens with a sequence, and how many; all but its last at most."""
         best, row, token_ids = 0, -1, sequence.token_ids
         leader = self._leaders.get(tuple(sequence.request.prompt_ids))
         if leader is not None:

@@ -82,7 +82,7 @@ def _serve_routed(
     expected: list[Tensor],
     notes: list[str],
 ) -> PreparedModel | None:
-    """The fast way. None, and the fault as the last note, where its logits are not the model's."""
+    """Prepares the fast way. None, and the fault as the last note, where its logits are not the model's."""
     pool = KVPool(routed.shapes, config.engine.max_tokens + _SPARE_CELLS, model.dtype, model.device)
     store = _store(pool, config)
     attention = _attention(pool, store, config, notes)
@@ -108,7 +108,7 @@ def _serve_routed(
 
 
 def _variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | None:
-    """Why a row's bits depend on what runs beside it. None: they do not, with as little padding as that takes."""
+    """Says why a row's bits depend on what runs beside it. None: they do not, with the least padding that takes."""
     if not isinstance(runner, ModelRunner):
         return probe.invariance_fault(prompt)
     faults: list[str] = []

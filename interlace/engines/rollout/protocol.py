@@ -65,7 +65,7 @@ class RolloutEngine(Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the weights that the next token will come from."""
+        """Returns the version of the weights that the next token will come from."""
         ...
 
     def submit(self, request: Request) -> None:
@@ -77,7 +77,7 @@ class RolloutEngine(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """From any thread: the step() that runs, or else the next, takes no decode step more than it has begun."""
+        """Ends early, from any thread, the step() that runs, or else the next: no further decode step begins."""
         ...
 
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
@@ -85,7 +85,7 @@ class RolloutEngine(Protocol):
         ...
 
     def pause(self) -> None:
-        """step() does nothing until resume(); running sequences keep their KV cache."""
+        """Makes step() do nothing until resume(); running sequences keep their KV cache."""
         ...
 
     def resume(self) -> None: ...
@@ -100,7 +100,7 @@ class RolloutEngine(Protocol):
         ...
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
-        """update_weights() with those that a Hugging Face folder holds."""
+        """Calls update_weights() with the weights in a Hugging Face folder."""
         ...
 
     def onload(self) -> None: ...

@@ -18,7 +18,7 @@ none."""
 
 
 def pad(array: Int64Array, rows: int, fill: int) -> Int64Array:
-    """[N] -> [max(N, rows)]."""
+    """Pads [N] -> [max(N, rows)]."""
     return array if len(array) >= rows else np.pad(array, (0, rows - len(array)), constant_values=fill)
 
 
@@ -39,14 +39,15 @@ class Runner(Protocol):
         """Says what makes a row's bits independent of the other rows, where they are independent."""
 
     def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
-        """token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N], ascending: whose logits to return.
+        """Starts a forward pass.
 
+        token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N], ascending: whose logits to return.
         May return while the pass still runs; nothing that it reads may change until its logits were asked for.
         """
         ...
 
     def rebind(self) -> None:
-        """The KV pool or the model's parameters lie elsewhere now."""
+        """Takes note that the KV pool or the model's parameters lie elsewhere now."""
         ...
 
 
@@ -81,4 +82,4 @@ class ModelRunner:
         return lambda: out.logits[0]
 
     def rebind(self) -> None:
-        """Nothing to do: the model finds its own."""
+        """Does nothing: the model finds its own tensors."""

@@ -24,7 +24,7 @@ _LAST_SHIFT, _UNUSED_BITS = np.uint64(31), np.uint64(11)
 
 
 def keyed_uniform(keys: NDArray[np.uint64], positions: Int64Array) -> NDArray[np.float64]:
-    """[N] numbers in (0, 1), one for each key and position: splitmix64 (Steele et al., OOPSLA 2014) as a hash."""
+    """Draws [N] numbers in (0, 1), one for each key and position: splitmix64 (Steele et al., OOPSLA 2014) as a hash."""
     x = positions.astype(np.uint64)
     x += _ONE
     x *= _GOLDEN
@@ -138,7 +138,7 @@ def _check_finite(logprobs: FloatRows) -> None:
 
 
 def refuse_logits() -> NoReturn:
-    """For a model whose logits are no numbers: sampling on would produce garbage in silence."""
+    """Raises for a model whose logits are no numbers: sampling on would produce garbage in silence."""
     raise InterlaceError(
         "the model's logits are not finite: its weights have probably diverged. Look at the last weight update"
         " (grad norm, learning rate), or load an earlier checkpoint."

@@ -62,7 +62,7 @@ class SavedWeights:
                     self.shapes[name] = tuple(held.get_slice(name).get_shape())
 
     def read(self, name: str) -> "Tensor":
-        """One tensor, in host memory."""
+        """Reads one tensor into host memory."""
         from safetensors import safe_open
 
         with safe_open(self._files[name], framework="pt") as held:

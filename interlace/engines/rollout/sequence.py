@@ -32,7 +32,7 @@ class SequenceState:
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of the prompt."""
+        """Counts the tokens of the prompt."""
         return len(self.request.prompt_ids)
 
 
@@ -106,11 +106,11 @@ class SequenceTable:
         self._free.append(row)
 
     def params(self, row: int) -> SamplingParams:
-        """The sampling parameters of the sequence in a row."""
+        """Returns the sampling parameters of the sequence in a row."""
         return self.occupant(row).request.params
 
     def occupant(self, row: int) -> SequenceState:
-        """The sequence in a row."""
+        """Returns the sequence in a row."""
         sequence = self._sequences[row]
         if sequence is None:
             raise KeyError(f"row {row} is free")

@@ -121,7 +121,7 @@ class SGLangEngine(ExternalEngine):
             self._paused = False
 
     def _replace(self, weights: NamedWeights, version: int, mode: UpdateMode) -> None:
-        """Between two steps, SGLang's own scheduler standing still."""
+        """Replaces the weights between two steps, while SGLang's own scheduler stands still."""
         check_mode(mode)
         self._control("retract" if mode == "recompute" else "in_place")
         try:
@@ -133,7 +133,7 @@ class SGLangEngine(ExternalEngine):
         self._version = version
 
     def _swap(self, weights: NamedWeights) -> None:
-        """SGLang checks names while it loads: where it fails, a part of the weights may be new."""
+        """Loads the weights. SGLang checks names meanwhile: where it fails, a part of the weights may be new."""
         # Nothing to flush: retracted requests have given up their cache, and SGLang does not while any are queued.
         for bucket in _buckets(weights):
             result = self._engine.update_weights_from_tensor(bucket, flush_cache=False)

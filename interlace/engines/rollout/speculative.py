@@ -30,14 +30,14 @@ class NgramDrafter:
         self._responses: OrderedDict[str, Int64Array] = OrderedDict()
 
     def observe(self, uid: str, token_ids: Int64Array) -> None:
-        """A response to prompt `uid` ended."""
+        """Keeps a response to prompt `uid` that ended."""
         parts = (token_ids, np.asarray([_SEPARATOR]), self._responses.pop(uid, np.zeros(0, np.int64)))
         self._responses[uid] = np.concatenate(parts)[:_TOKENS_A_PROMPT]
         if len(self._responses) > _PROMPTS:
             self._responses.popitem(last=False)
 
     def propose(self, uid: str, token_ids: Int64Array, most: int) -> Int64Array:
-        """Up to `most` tokens that may follow `token_ids` (prompt and response so far); none without a match."""
+        """Guesses up to `most` tokens after `token_ids` (prompt and response so far); none without a match."""
         if most < 1 or len(token_ids) < SHORTEST_MATCH + 1:
             return np.zeros(0, np.int64)
         text = token_ids
@@ -105,7 +105,7 @@ class Speculator:
         self._rest -= tokens
 
     def observe(self, sequence: SequenceState) -> None:
-        """One ends, whose row still holds its tokens: later ones may guess from it."""
+        """Keeps the tokens of a sequence that ends, from which later ones may guess. Its row still holds them."""
         if self._most:
             start = max(sequence.num_prompt - LONGEST_MATCH, 0)  # a guess of its first tokens needs a suffix too
             known = self._table.token_ids[sequence.row, start : self._table.num_tokens[sequence.row]]

@@ -26,14 +26,14 @@ UNSURE = "no bit changed on a probe, but half precision rounds most of what othe
 
 
 def probe_prompts(vocab_size: int) -> list[list[int]]:
-    """Token ids to probe with, the same each time."""
+    """Returns token ids to probe with, the same each time."""
     draw = keyed_random("rollout probe")
     return [[draw.randrange(vocab_size) for _ in range(length)] for length in (LONG, SHORT)]
 
 
 @torch.inference_mode()
 def reference_logits(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """[L, vocabulary] of each prompt, by the model with its own attention, alone and without a cache."""
+    """Computes [L, vocabulary] of each prompt by the model with its own attention, alone and without a cache."""
     if model.config._attn_implementation == INTERFACE:  # an engine had it before
         model.set_attn_implementation("eager")
     return [
@@ -43,7 +43,7 @@ def reference_logits(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -
 
 
 def routing_fault(config: PretrainedConfig, traits: Sequence[AttentionTraits]) -> str | None:
-    """Why what came through the attention interface cannot be all there is to the model's attention; None: it can."""
+    """Says why the calls of the attention interface cannot be all of the model's attention; None: they can."""
     text = config.get_text_config()
     layers = int(text.num_hidden_layers)
     if len(traits) != layers:
@@ -79,7 +79,7 @@ class Probe:
 
     @torch.inference_mode()
     def run(self, *runs: Run) -> Tensor:
-        """One forward pass. Returns [tokens, vocabulary] of all tokens in order."""
+        """Runs one forward pass. Returns [tokens, vocabulary] of all tokens in order."""
         tokens = np.concatenate([np.asarray(ids, np.int64) for _, ids, _ in runs])
         rows = np.concatenate([np.full(len(ids), row, np.int64) for row, ids, _ in runs])
         positions = np.concatenate([np.arange(start, start + len(ids)) for _, ids, start in runs])
@@ -87,7 +87,7 @@ class Probe:
         return logits()[: len(tokens)].float().clone()
 
     def logits_fault(self, prompts: Sequence[Sequence[int]], expected: Sequence[Tensor]) -> str | None:
-        """Packed, in chunks and token by token, against the model by itself. None: the log-probs agree."""
+        """Compares packed, in chunks and token by token, with the model by itself. None: the log-probs agree."""
         (long, short), got = prompts, []
         for a, b, c, d in ((0, 9, 0, 4), (9, 12, 4, 5), (12, 13, 5, 6)):
             first, second = (self.rows[0], long[a:b], a), (self.rows[-1], short[c:d], c)

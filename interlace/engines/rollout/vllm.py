@@ -154,7 +154,7 @@ class VLLMEngine(ExternalEngine):
             self._engine.wake_up()
 
     def memory(self) -> EngineMemory:
-        """Bytes on each device, awake."""
+        """Returns the bytes on each device, awake."""
         return self._memory
 
     def _params(self, request: Request) -> "vllm.SamplingParams":

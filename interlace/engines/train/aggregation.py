@@ -33,7 +33,7 @@ class Aggregator:
             raise UserError("aggregation 'constant' divides by a number of tokens: set aggregation_length.")
 
     def weights(self, lengths: Sequence[int], device: torch.device) -> Tensor | None:
-        """[T] weight of each trained token; None where all are 1. lengths: trained tokens by sample."""
+        """Returns the [T] weight of each trained token; None where all are 1. lengths: trained tokens by sample."""
         if self.aggregation != "seq_mean_token_mean":
             return None
         counts = torch.tensor(lengths)

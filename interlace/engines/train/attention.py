@@ -71,7 +71,7 @@ class SharedTokens:
 
     @classmethod
     def of(cls, spread_F: NDArray[np.int64], device: torch.device) -> SharedTokens | None:
-        """None where every place of the row is one token's, in order."""
+        """Makes the map to the row; None where every place of the row is one token's, in order."""
         places, home_S = np.unique(spread_F, return_index=True)
         if np.array_equal(places, spread_F):
             return None
@@ -114,7 +114,7 @@ class PackedLayout:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """They count the sequences' tokens, not the row's, where some tokens belong to several sequences."""
+        """Returns the blocks, which count the sequences' tokens, not the row's, where sequences share tokens."""
         sizes = [len(own) for own in self._by_length]
         blocks, first, start = [], 0, 0
         for index in range(1, len(sizes) + 1):
@@ -126,12 +126,12 @@ class PackedLayout:
 
     @cached_property
     def shared(self) -> SharedTokens | None:
-        """How the sequences' tokens come from the row, where some belong to several sequences."""
+        """Returns how the sequences' tokens come from the row, where some belong to several sequences."""
         return SharedTokens.of(np.concatenate(self._by_length), self.device)
 
     @cached_property
     def _by_length(self) -> list[NDArray[np.int64]]:
-        """Longest first: sequences of similar length share a block."""
+        """Sorts longest first: sequences of similar length share a block."""
         return sorted(self.places, key=len, reverse=True)
 
 
@@ -157,7 +157,7 @@ def packed_attention(  # noqa: PLR0913 # house: the signature is that of transfo
     packed_layout: PackedLayout | None = None,
     **rest: object,
 ) -> tuple[Tensor, None]:
-    """Block-diagonal causal attention, with transformers' signature (its `**kwargs` included).
+    """Computes block-diagonal causal attention, with transformers' signature (its `**kwargs` included).
 
     query: [1, heads, tokens, head dim]; key, value: [1, key/value heads, tokens, ...]. s_aux: [heads] attention sinks.
     Returns [1, tokens, heads, value dim]. Raises RuntimeError where the model was called without a packed layout, or
@@ -225,7 +225,7 @@ class _Kernel:
         return weights.to(value.dtype) @ value
 
     def _mask(self, length: int, device: torch.device) -> Tensor:
-        """[L, L] True where a token (row) sees another (column)."""
+        """Returns [L, L], True where a token (row) sees another (column)."""
         mask = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         return mask if self.window is None else mask.triu(1 - self.window)
 
@@ -276,14 +276,14 @@ class _Scatter(torch.autograd.Function):
 
 
 def _attend_block(kernel: _Kernel, block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """query, key, value: [block's tokens, heads, D] -> [block's tokens, heads, value dim]."""
+    """Attends within a block: query, key, value [block's tokens, heads, D] -> [block's tokens, heads, value dim]."""
     dense = [_to_dense(block, rows) for rows in (query, key, value)]
     out = kernel(*dense).transpose(1, 2).flatten(0, 1)
     return out if block.to_row is None else _Scatter.apply(out, block.to_row)
 
 
 def _to_dense(block: Block, rows: Tensor) -> Tensor:
-    """[block's tokens, heads, D] -> [sequences, heads, longest, D]."""
+    """Spreads [block's tokens, heads, D] -> [sequences, heads, longest, D]."""
     if block.to_dense is not None:
         rows = _Rows.apply(rows, block.to_dense, block.to_row)
     return rows.unflatten(0, (block.num_sequences, block.length)).transpose(1, 2)

@@ -52,7 +52,7 @@ class _Packed(ctypes.Structure):
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The kernel, compiled if this source has not been on this machine. Raises KernelsUnavailable."""
+    """Returns the kernel, compiled if this source has not been on this machine. Raises KernelsUnavailable."""
     loaded = load_library(SOURCE)
     for function in (loaded.attend, loaded.attend_backward):
         function.argtypes, function.restype = [_PTR], None
@@ -84,8 +84,11 @@ class PackedSequences:
 
     @classmethod
     def of(cls, places: Sequence[Places]) -> PackedSequences:
-        """places: of each sequence's tokens. Those that begin at one place have in common what goes on alike, and come
-        depth first: each has with the one before it what it has with any."""
+        """Lays sequences out. places: of each sequence's tokens.
+
+        Sequences that begin at one place have in common what goes on alike, and come depth first: each shares with the
+        one before it all that it shares with any.
+        """
         ordered = sorted(places, key=lambda own: int(own[0]))
         parts, known = [0], [0]
         for n in range(1, len(ordered)):
@@ -111,7 +114,7 @@ class _Call:
     num_threads: int
 
     def run(self, name: str, normalizers: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """rows: [S, heads, dim] each, the last stride one, by their names in the structure."""
+        """Runs the kernel. rows: [S, heads, dim] each, the last stride one, by their names in the structure."""
         sequences, query, key, value = self.sequences, rows["query"], rows["key"], rows["value"]
         packed = _Packed(
             num_parts=len(sequences.parts) - 1,
@@ -132,8 +135,9 @@ class _Call:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, *, sequences: PackedSequences, scale: float, window: int | None
 ) -> Tensor:
-    """Causal attention within each sequence: query [S, heads, D], key and value [S, key/value heads, ...] in float32.
+    """Computes causal attention within each sequence.
 
+    query: [S, heads, D]; key, value: [S, key/value heads, ...], all in float32.
     window: tokens that a token sees, itself included; None sees all before it. Returns [S, heads, value dim].
     """
     call = _Call(sequences=sequences, scale=scale, window=window or 0, num_threads=torch.get_num_threads())
@@ -167,12 +171,12 @@ class _Attention(torch.autograd.Function):
 
 
 def _num_alike(one: Places, other: Places) -> int:
-    """Leading places that are the same."""
+    """Counts leading places that are the same."""
     shorter = min(len(one), len(other))
     differs = np.flatnonzero(one[:shorter] != other[:shorter])
     return int(differs[0]) if len(differs) else shorter
 
 
 def _dense(rows: Tensor) -> Tensor:
-    """With each head's numbers next to each other."""
+    """Returns the tensor with each head's numbers next to each other."""
     return rows if rows.stride(-1) == 1 else rows.contiguous()

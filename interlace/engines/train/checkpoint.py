@@ -151,6 +151,6 @@ def _naming_a_full_disk(folder: Path) -> Iterator[None]:
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """In host memory and its own; of a sharded tensor, this rank's shard."""
+    """Copies a tensor to host memory of its own; of a sharded tensor, this rank's shard."""
     detached = tensor.detach()
     return detached.clone() if detached.device.type == "cpu" else detached.cpu()

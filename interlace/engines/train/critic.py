@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 
 def critic_model(policy: PreTrainedModel, *, seed: int = 0) -> PreTrainedModel:
-    """A token classifier with one label on a copy of the policy's body: a standard model that `from_pretrained` loads.
+    """Makes a token classifier with one label on a copy of the policy's body.
 
+    The classifier is a standard model that `from_pretrained` loads.
     seed: of the head's weights. Raises UserError where transformers has no token classifier of this architecture.
     """
     from transformers import AutoModelForTokenClassification
@@ -73,7 +74,7 @@ class CriticEngine(TrainedEngine):
         self.config = config
 
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] of each sample: the return expected before each response token."""
+        """Computes [L] of each sample: the return expected before each response token."""
         return self._for_each_token(samples, self._values)
 
     def _values(self, batch: MicroBatch) -> Tensor:
@@ -98,14 +99,15 @@ class CriticEngine(TrainedEngine):
         self._minibatch.add(loss=loss, values=reported, count=num_tokens, denominator=float(num_tokens))
 
     def _derive(self, metrics: Metrics) -> Metrics:
-        """explained_variance: of the returns, by the values that the advantages were made with."""
+        """Adds explained_variance: of the returns, by the values that the advantages were made with."""
         variance = max(metrics.pop("return_square") - metrics["return_mean"] ** 2, 1e-8)
         return metrics | {"explained_variance": 1 - metrics.pop("squared_error") / variance}
 
 
 def value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """Half the squared error, the larger of the free and the clipped value's (as in PPO's reference implementation).
+    """Computes half the squared error, the larger of the free and the clipped value's.
 
+    PPO's reference implementation does so too.
     Returns ([T] loss, [T] bool: tokens whose clipped value counts). The mean is taken over the minibatch's tokens.
     """
     error_T = (values_T - returns_T).square()

@@ -46,7 +46,7 @@ class LogprobEngine(PackedEngine):
         self.config = config
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] response-token log-probs of each sample, in nats, at the sampling temperature."""
+        """Computes [L] response-token log-probs of each sample, in nats, at the sampling temperature."""
         return self._for_each_token(samples, lambda batch: _forward(self, batch, self.config.temperature)[0])
 
 
@@ -86,7 +86,7 @@ class TrainEngine(TrainedEngine):
         )
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] response-token log-probs of each sample, in nats, at the sampling temperature, without gradient."""
+        """Computes [L] response-token log-probs of each sample in nats, at the sampling temperature, no gradient."""
         return self._for_each_token(samples, lambda batch: _forward(self, batch, self.config.temperature)[0])
 
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
@@ -97,7 +97,7 @@ class TrainEngine(TrainedEngine):
             return self.logprobs(samples)
 
     def export(self, *, copy: bool) -> Mapping[str, Tensor]:
-        """`weights` in the type that they are served in. copy: later updates do not touch them."""
+        """Returns `weights` in the type that they are served in. copy: later updates do not touch them."""
         dtype = getattr(torch, self.config.served_dtype)
         own = self._own_weights()
         # Rounded before they travel: half the bytes. A tensor that is of the type already is still the own one.
@@ -108,11 +108,11 @@ class TrainEngine(TrainedEngine):
         return self._ranks.gather_on_first(served)
 
     def _own_weights(self) -> Mapping[str, Tensor]:
-        """An adapter is added to the weights it belongs to."""
+        """Returns the weights, an adapter added in."""
         return self._adapter.merged_weights() if self._adapter else super()._own_weights()
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
-        """A Hugging Face folder of the whole model; an adapter, also alone, in ADAPTER_FOLDER of it."""
+        """Copies a Hugging Face folder of the whole model; an adapter, also alone, in ADAPTER_FOLDER of the folder."""
         if self._adapter is None:
             return super()._copy_files(tokenizer)
         weights = {name: tensor.cpu() for name, tensor in self.weights().items()}
@@ -134,7 +134,7 @@ class TrainEngine(TrainedEngine):
         self._minibatch.add_max("ratio_max", values_T["ratio_mean"])
 
     def _derive(self, metrics: Metrics) -> Metrics:
-        """ess: effective sample size of the importance ratios, as a share of the tokens."""
+        """Adds ess: effective sample size of the importance ratios, as a share of the tokens."""
         return metrics | {"ess": metrics["ratio_mean"] ** 2 / metrics.pop("ratio_square")}
 
     def _is_too_far(self, metrics: Metrics) -> bool:
@@ -147,7 +147,7 @@ class TrainEngine(TrainedEngine):
 
 
 def _forward(engine: PackedEngine, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log-probs, entropy) of the response tokens, [T] each."""
+    """Computes (log-probs, entropy) of the response tokens, [T] each."""
     return token_logprobs(engine.packed.outputs(batch), batch.targets_T, temperature)
 
 

@@ -53,7 +53,7 @@ class ImplicitRewardEngine(TrainedEngine):
         self.config, self._temperature = config, temperature
 
     def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        """[L] beta x log(phi / reference) of each sample. Raises ValueError without reference log-probs."""
+        """Computes [L] beta x log(phi / reference) of each sample. Raises ValueError without reference log-probs."""
         missing = [sample.key for sample in samples if sample.ref_logprobs is None]
         if missing:
             raise ValueError(f"samples {missing} have no reference log-probs")
@@ -69,7 +69,7 @@ class ImplicitRewardEngine(TrainedEngine):
         return token_logprobs(self.packed.outputs(batch), batch.targets_T, self._temperature)[0]
 
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
-        """Binary cross-entropy of the outcome (eq. 5), mean over samples; trained tokens only count in the score."""
+        """Adds the outcome's binary cross-entropy (eq. 5), mean over samples; only trained tokens count in scores."""
         ref_logprobs_T = columns.ref_logprobs_T
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         if ref_logprobs_T is None or len(rewards) < len(samples):

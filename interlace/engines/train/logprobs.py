@@ -48,7 +48,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(
         ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor | None
     ) -> tuple[Tensor | None, None, None]:
-        """D logprob(a) / d s = 1_a - p; d entropy / d s = -p (log p + entropy), s = logits / temperature."""
+        """Computes d logprob(a) / d s = 1_a - p; d entropy / d s = -p (log p + entropy), s = logits / temperature."""
         logits_TV, targets_T, normalizer_T, entropy_T = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
         of_logprob_T, of_entropy_T = gradients
@@ -80,6 +80,6 @@ def _chunks(logits_TV: Tensor) -> list[slice]:
 
 
 def _scores(logits: Tensor, temperature: float) -> Tensor:
-    """The scaled logits in float32; they themselves where that changes nothing."""
+    """Returns the scaled logits in float32; the logits themselves where scaling changes nothing."""
     scores = logits.float()
     return scores if temperature == 1 else scores / temperature

@@ -48,7 +48,7 @@ class AdapterFiles:
     settings: peft.LoraConfig
 
     def write(self, folder: Path) -> None:
-        """Into ADAPTER_FOLDER of the model's folder."""
+        """Writes into ADAPTER_FOLDER of the model's folder."""
         from safetensors.torch import save_file
 
         own = folder / ADAPTER_FOLDER
@@ -81,7 +81,7 @@ class Adapter:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Inside, the model is the one it was before."""
+        """Turns the adapter off inside: the model is the one before the adapter."""
         self._enable(False)
         try:
             yield
@@ -90,7 +90,7 @@ class Adapter:
 
     @contextmanager
     def dropping(self, *key: int) -> Iterator[None]:
-        """Inside, dropout is on, its noise given by the seed and the key."""
+        """Turns dropout on inside, its noise given by the seed and the key."""
         self._generator.manual_seed(stable_hash("lora dropout", self._seed, *key))
         for dropout in self._dropouts:
             dropout.train()
@@ -102,7 +102,7 @@ class Adapter:
 
     @torch.no_grad()
     def merged_weights(self) -> Mapping[str, Tensor]:
-        """All weights of the model with the adapter added in, by the names they have without it.
+        """Computes all weights of the model with the adapter added in, by the names they have without it.
 
         Tensors of layers with an adapter are new; the others alias the model's, which never change.
         """
@@ -139,7 +139,7 @@ class Adapter:
                 own[name].copy_(tensor)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The adapter's own, by the names that peft's files have; they alias the model's."""
+        """Returns the adapter's own tensors, by the names that peft's files have; they alias the model's."""
         return {
             f"{name}.{half}.weight": getattr(layer, half)[NAME].weight.detach()
             for name, layer in self._layers.items()
@@ -173,7 +173,7 @@ class _Dropout(nn.Module):
 
 
 def _inject(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig, dict[str, Any]]:
-    """(peft's settings, the adapter's layers by the name of the layer they stand in for)."""
+    """Returns (peft's settings, the adapter's layers by the name of the layer they stand in for)."""
     targets = _targets(model, config)
     import peft
 
@@ -196,7 +196,7 @@ def _inject(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig
 
 
 def _targets(model: nn.Module, config: LoraConfig) -> dict[str, nn.Linear | Conv1D]:
-    """Linear layers by their full name."""
+    """Finds linear layers by their full name."""
     if find_spec("peft") is None:
         raise UserError("actor.lora needs peft, which is not installed: pip install 'interlace[lora]'.")
     from transformers.pytorch_utils import Conv1D

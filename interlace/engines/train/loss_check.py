@@ -7,7 +7,7 @@ from interlace.core.training import LossInputs, LossOutputs
 
 
 def checked(outputs: object, inputs: LossInputs) -> LossOutputs:
-    """The outputs. Raises UserError where they are not one number a token, or no gradient goes through them."""
+    """Returns the outputs. Raises UserError where they are not one number a token, or no gradient goes through them."""
     shape = inputs.logprobs_T.shape
     if not isinstance(outputs, LossOutputs):
         raise UserError(f"the algorithm's loss() returned a {type(outputs).__name__}; it returns LossOutputs.")

@@ -39,7 +39,7 @@ class OneDnnLinear(nn.Linear):
     """A linear layer whose large products oneDNN computes, in the forward and in the backward."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
+        """Computes [..., in] -> [..., out]."""
         is_float = input.dtype == self.weight.dtype == torch.float32
         if not is_float or input.numel() * self.out_features < FASTER_FROM:
             return super().forward(input)
@@ -72,14 +72,14 @@ class _Product(torch.autograd.Function):
 
 
 def _weight_gradient(gradient_TN: Tensor, rows_TK: Tensor) -> Tensor:
-    """[N, K]; computed the way round that has the longer rows, which is a quarter faster."""
+    """Computes [N, K] the way round that has the longer rows, which is a quarter faster."""
     if gradient_TN.shape[1] <= rows_TK.shape[1]:
         return _times(gradient_TN.t(), rows_TK.t())
     return _times(rows_TK.t(), gradient_TN.t()).t()
 
 
 def _times(rows_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """[T, N]."""
+    """Computes [T, N]."""
     return cast("Tensor", torch.ops.interlace.times(rows_TK, weight_NK, bias_N))
 
 

@@ -45,7 +45,7 @@ class MinibatchTotals:
 
     @classmethod
     def over_ranks(cls, parts: Sequence[MinibatchTotals]) -> MinibatchTotals:
-        """The whole minibatch's. A rank without samples has no sums."""
+        """Adds up the whole minibatch's totals. A rank without samples has no sums."""
         return cls(
             count=sum(part.count for part in parts),
             denominator=sum(part.denominator for part in parts),
@@ -105,7 +105,7 @@ class Minibatch:
 
 
 def policy_values(inputs: LossInputs, outputs: LossOutputs) -> dict[str, Tensor]:
-    """Per-token quantities that every policy loss reports, [T] each, detached.
+    """Computes per-token quantities that every policy loss reports, [T] each, detached.
 
     kl: of the policy from the one at the start of the step, by the non-negative estimator r - 1 - log r.
     step_ratio_mean: r, current over proximal. ratio_mean: current over behaviour; from its square comes the

@@ -50,11 +50,11 @@ class Optimizer:
 
     @property
     def next_lr(self) -> float:
-        """The learning rate of the next step."""
+        """Returns the learning rate of the next step."""
         return self.config.lr_at(self.step_count)
 
     def grad_norm(self, denominator: float) -> Tensor:
-        """L2 norm of the accumulated gradient divided by `denominator`."""
+        """Computes the L2 norm of the accumulated gradient divided by `denominator`."""
         gradients = self._gradients()
         norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
         return whole_tensor(norm) / denominator
@@ -72,7 +72,7 @@ class Optimizer:
         return change * root + decay * norm > LARGEST_CHANGE * max(norm, SMALLEST_WEIGHT * root)
 
     def step(self, denominator: float, norm: float) -> None:
-        """One update by (accumulated gradient / denominator), clipped; `norm` is that of the divided gradient."""
+        """Takes one update by (accumulated gradient / denominator), clipped; `norm` is that of the divided gradient."""
         bound = self.config.max_grad_norm
         clip = 1.0 if bound is None else min(1.0, bound / (norm + 1e-6))
         gradients = self._gradients()
@@ -122,7 +122,7 @@ class Optimizer:
             state.update({kind: move(tensor) for kind, tensor in state.items()})
 
     def tensors(self) -> Iterable[Tensor]:
-        """The optimizer's own tensors (moments)."""
+        """Returns the optimizer's own tensors (moments)."""
         for state in self._adamw.state.values():
             yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 

@@ -81,7 +81,10 @@ class PackedEngine:
         self.model._apply(move)
 
     def _split(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """Micro-batches, as indices, and empty ones where other ranks have more; without samples without a response."""
+        """Returns micro-batches, as indices, and empty ones where other ranks have more.
+
+        Samples without a response are left out.
+        """
         present = [index for index, sample in enumerate(samples) if _has_predictions(sample)]
         answered = [samples[index] for index in present]
         split = split_samples(answered, self._tokens_per_microbatch, padded=not self.packed.is_packed)
@@ -89,7 +92,7 @@ class PackedEngine:
         return [[present[row] for row in rows] for rows in split] + [[] for _ in range(num_missing)]
 
     def _accompany(self, batch: MicroBatch) -> Tensor:
-        """The forward of a placeholder, which counts nothing: other ranks have a micro-batch."""
+        """Runs the forward of a placeholder, which counts nothing: other ranks have a micro-batch."""
         return self.packed.outputs(batch).sum() * 0
 
     def _collate(self, samples: Sequence[Sample], *, masks: Sequence[BoolArray | None]) -> MicroBatch:
@@ -97,8 +100,8 @@ class PackedEngine:
 
     @torch.no_grad()
     def _for_each_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> list[FloatArray]:
-        """[L] of each sample, from what `compute` gives for each response token of a micro-batch; 0 at a token that
-        begins a context, which nothing predicts."""
+        """Returns [L] of each sample, from what `compute` gives for each response token of a micro-batch; 0 at a token
+        that begins a context, which nothing predicts."""
         found: list[FloatArray] = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
         split, asked = self._split(samples), [predicted(sample) for sample in samples]
 
@@ -127,7 +130,7 @@ def _has_predictions(sample: Sample) -> bool:
 
 
 def _spread(values: FloatArray, mask: BoolArray) -> FloatArray:
-    """[L] from the values where the mask is True; 0 elsewhere."""
+    """Returns [L] from the values where the mask is True; 0 elsewhere."""
     spread = np.zeros(len(mask), np.float32)
     spread[mask] = values
     return spread
@@ -172,7 +175,7 @@ class TrainedEngine(PackedEngine, ABC):
 
     @property
     def num_updates(self) -> int:
-        """Optimizer steps taken, skipped minibatches not counted."""
+        """Counts optimizer steps taken, skipped minibatches not counted."""
         return self._optimizer.step_count
 
     def accumulate(self, samples: Sequence[Sample]) -> None:
@@ -234,7 +237,7 @@ class TrainedEngine(PackedEngine, ABC):
         self._optimizer.relocate(move)
 
     def end_step(self) -> None:
-        """The next minibatch belongs to a new step."""
+        """Ends the step: the next minibatch belongs to a new one."""
         self._stopped = False
 
     def weights(self) -> Mapping[str, Tensor]:
@@ -271,7 +274,7 @@ class TrainedEngine(PackedEngine, ABC):
         read_optimizer(self._optimizer, folder, self._ranks)
 
     def close(self) -> None:
-        """Nothing is called after it."""
+        """Closes the engine; nothing is called after close()."""
         self._ranks.leave()
 
     def state_dict(self) -> OptimizerState:
@@ -282,7 +285,7 @@ class TrainedEngine(PackedEngine, ABC):
         self._optimizer.load_state_dict(state)
 
     def _copy_files(self, tokenizer: PreTrainedTokenizerBase | None) -> Sequence[Files]:
-        """A Hugging Face folder."""
+        """Copies the files of a Hugging Face folder."""
         weights = self.weights()
         if self._ranks.is_alone:  # else they are copies
             weights = {name: host_copy(tensor) for name, tensor in weights.items()}

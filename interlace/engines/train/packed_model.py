@@ -63,7 +63,7 @@ class PackedModel:
         ranks.shard(model, reshard=trained.reshard)
 
     def outputs(self, batch: MicroBatch) -> Tensor:
-        """[T, outputs]: logits (or a head's values) at the positions asked for."""
+        """Computes [T, outputs]: logits (or a head's values) at the positions asked for."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return self._forward(batch)
 
@@ -141,7 +141,7 @@ def _compare(expected: Tensor, got: Tensor, windows: list[int | None], layer_typ
 
 @torch.no_grad()
 def _probe_padded(model: PreTrainedModel, device: torch.device) -> Tensor:
-    """[sum of sizes, outputs] of short sequences, each run alone."""
+    """Computes [sum of sizes, outputs] of short sequences, each run alone."""
     rows = _probe_ids(model, device).split(PROBE_SIZES)
     return torch.cat([model(row[None], use_cache=False).logits[0] for row in rows])
 

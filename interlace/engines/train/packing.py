@@ -63,7 +63,7 @@ class Columns:
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """First-fit decreasing: bins of indices whose lengths sum to at most `budget`, each bin longest first.
+    """Splits by first-fit decreasing: bins of indices whose lengths sum to at most `budget`, each bin longest first.
 
     A length above the budget gets a bin of its own. Ties keep their order, so the result depends on the input alone.
     """
@@ -121,7 +121,7 @@ def split_samples(samples: Sequence[Sample], budget: int, *, padded: bool) -> li
 
 
 def placeholder() -> Sample:
-    """One token to predict, from one: what an empty micro-batch computes."""
+    """Makes one token to predict from one, which an empty micro-batch computes."""
     token = np.zeros(1, np.int32)
     prompt = Prompt(uid="placeholder", token_ids=token, text="", answer="")
     return Sample(key=SampleKey(0, 0), prompt=prompt, segments=(Segment(token_ids=token),))
@@ -162,7 +162,7 @@ def collate(
 
 
 def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequence[BoolArray | None]) -> Columns:
-    """The samples' columns at the tokens asked for.
+    """Reads the samples' columns at the tokens asked for.
 
     Raises ValueError where only some samples have one, or a sample one of another length.
     """
@@ -191,8 +191,8 @@ def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequenc
 
 
 def _padded(trie: Trie) -> tuple[Places, BoolArray, tuple[Places, ...]]:
-    """A row for each branch: ([branches, longest] places in the trie, which of them are no padding, and of each sample
-    the flat place that predicts each token, in the first of its own rows that has it)."""
+    """Pads to a row for each branch: ([branches, longest] places in the trie, which of them are no padding, and of each
+    sample the flat place that predicts each token, in the first of its own rows that has it)."""
     rows = [branch for own in trie.branches for branch in own]
     longest = max(map(len, rows))
     spread = np.zeros((len(rows), longest), np.int64)

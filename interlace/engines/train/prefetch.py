@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 
 
 def ahead(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]:
-    """`make` of each item, in their order: while one is used, the next is made on another thread (a double buffer).
+    """Yields `make` of each item, in order: while one is used, another thread makes the next (a double buffer).
 
     What `make` raises is raised here, in its place.
     """
@@ -35,7 +35,7 @@ def ahead(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]
 
 
 def on_device(array: NDArray[Any] | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """The array as a tensor there. To a GPU through pinned memory, so that the caller does not wait for the copy."""
+    """Copies the array to the device. To a GPU through pinned memory, so that the caller does not wait for the copy."""
     tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
     tensor = tensor.to(dtype or tensor.dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -103,7 +103,7 @@ class Ranks:
             module.reshard()
 
     def largest(self, number: int) -> int:
-        """Over all ranks."""
+        """Returns the largest over all ranks."""
         return number if self.is_alone else max(map(int, self.gather_texts(str(number))))
 
     def gather_texts(self, text: str) -> list[str]:
@@ -121,7 +121,7 @@ class Ranks:
         return [bytes(each[: int(size)].tolist()).decode() for each, size in zip(found, sizes, strict=True)]
 
     def gather_on_first(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Whole tensors on rank 0's host, nothing on the others. Alone: the tensors themselves."""
+        """Gathers whole tensors on rank 0's host, nothing on the others. Alone: the tensors themselves."""
         if self.is_alone:
             return tensors
         kept: dict[str, Tensor] = {}
@@ -130,7 +130,7 @@ class Ranks:
         return kept
 
     def _gather(self, bucket: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        """Whole tensors of a bucket on rank 0's host, nothing on the others: one message a rank, not one a tensor."""
+        """Gathers a bucket's whole tensors on rank 0's host, nothing on the others: a message a rank, not a tensor."""
         from torch import distributed
 
         if not _is_cut_by_rows(bucket[0][1]):
@@ -196,7 +196,7 @@ def _sharded(model: nn.Module) -> list[FSDPModule]:
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """A sharded tensor gathered from all ranks, which all call this; another as it is."""
+    """Gathers a sharded tensor from all ranks, which all call this function; returns another unchanged."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def sft_loss(inputs: LossInputs) -> LossOutputs:
-    """Negative log-likelihood of the answer tokens. The temperature of the engine should be 1."""
+    """Computes the negative log-likelihood of the answer tokens. The temperature of the engine should be 1."""
     return LossOutputs(loss_T=-inputs.logprobs_T, metrics_T={})
 
 

@@ -56,7 +56,7 @@ class EngineKind(ABC):
         return 1
 
     def absence(self, pool: str) -> str | None:  # noqa: ARG002 - some run anywhere
-        """Why it does not run on devices of a pool (cpu, cuda), and what to do; None: it runs."""
+        """Says why this kind does not run on a pool's devices (cpu, cuda), and what to do; None: it runs."""
         return None
 
     def longest_in(self, max_tokens: int) -> int:
@@ -72,14 +72,14 @@ class EngineKind(ABC):
 
 
 def engine_names() -> list[str]:
-    """The built-in engines, sorted. Imports none of them."""
+    """Lists the built-in engines, sorted. Imports none of them."""
     import interlace.engines.rollout.kinds as package
 
     return builtin_names(package)
 
 
 def engine_kind(spec: str) -> type[EngineKind]:
-    """A built-in by name, or a user's `package.module:Class`. Raises UserError where there is none."""
+    """Finds a built-in by name, or a user's `package.module:Class`. Raises UserError where there is none."""
     import interlace.engines.rollout.kinds as package
 
     if ":" not in spec:
@@ -91,7 +91,7 @@ def engine_kind(spec: str) -> type[EngineKind]:
 
 
 def parse_engine(data: object) -> object:
-    """An engine's settings from a recipe's `rollout`: the engine's name, or a mapping in which `engine` may stand.
+    """Reads an engine's settings from a recipe's `rollout`: the engine's name, or a mapping that may have `engine`.
 
     Raises UserError for an unknown name or setting.
     """
@@ -105,7 +105,7 @@ def parse_engine(data: object) -> object:
 
 
 def create_kind(config: EngineConfig) -> EngineKind:
-    """The engine that settings are of. Raises UserError where the user's own class cannot be made."""
+    """Makes the engine kind of some settings. Raises UserError where the user's own class cannot be made."""
     kind = engine_kind(config.engine)
     try:
         return kind(config)
