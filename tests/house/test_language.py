@@ -6,19 +6,13 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.house.source import PACKAGE, ROOT, place, sources, tree
+from tests.house.source import ROOT, package_files, place, tree
 
-FOLDERS = ("cli", "core", "jobs", "observe", "profiling", "recipes", "simulate")
-"""Folders of the package that keep to the rules; a folder that comes to keep to them is added."""
 VAGUE_STARTS = re.compile(
     r"\W*(as|if|it|likewise|of|once|that|those|told|what|where|whether|who|whose)\b", re.IGNORECASE
 )
 """First words that put a clause in front of the thing, or stand for its name."""
 VAGUE_WORDS = re.compile(r"\b(nobody|somebody|whoever|so many|so much|anew|company|told|books)\b", re.IGNORECASE)
-
-
-def files() -> list[Path]:
-    return sources(*(f"{PACKAGE.name}/{folder}" for folder in FOLDERS))
 
 
 def docstrings(path: Path) -> Iterator[tuple[ast.Expr, str]]:
@@ -39,7 +33,7 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     found = [
         f"{place(path, node)}: {text.splitlines()[0]}"
-        for path in files()
+        for path in package_files()
         for node, text in docstrings(path)
         if VAGUE_STARTS.match(text)
     ]
@@ -49,13 +43,13 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 def test_docstrings_and_comments_name_the_thing() -> None:
     of_docstrings = (
         (place(path, node), word[0])
-        for path in files()
+        for path in package_files()
         for node, text in docstrings(path)
         for word in VAGUE_WORDS.finditer(text)
     )
     of_comments = (
         (f"{path.relative_to(ROOT)}:{line}", word[0])
-        for path in files()
+        for path in package_files()
         for line, text in comments(path)
         for word in VAGUE_WORDS.finditer(text)
     )
