@@ -94,7 +94,7 @@ class PackedLayout:
     sequences: PackedSequences | None = None
     """The same for the kernel, where there is one for the device."""
     on_call: Callable[[int | None], None] | None = None
-    """Function called with the sliding window of each attention call; a probe sees so what a model asks for."""
+    """Function called with the sliding window of each attention call, by which a probe sees what a model asks for."""
 
     @classmethod
     def of(

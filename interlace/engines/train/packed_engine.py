@@ -259,7 +259,7 @@ class TrainedEngine(PackedEngine, ABC):
         return weights + 3 * sum(own_part(parameter).nbytes for parameter in self._optimizer.parameters)
 
     def copy_to_host(self, tokenizer: PreTrainedTokenizerBase | None) -> HostCopy:
-        """Copies what a checkpoint holds, to be written while training goes on. Collective."""
+        """Copies the present content of a checkpoint, to be written while training goes on. Collective."""
         files = self._copy_files(tokenizer)
         ranks = self._ranks
         return HostCopy(
