@@ -158,6 +158,7 @@ SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
     "schedule": lambda name: {"preset": name},
     "cluster": lambda name: {"backend": name},
     "reward": lambda name: {"name": name},
+    "rollout": lambda name: {"engine": name},
 }
 """Sections that may be written as one word, and what the word stands for."""
 
@@ -195,7 +196,9 @@ class Recipe(Config):
     sampling: SamplingParams = SamplingParams()
     optimizer: OptimizerConfig = OptimizerConfig()
     """Optimizer of the actor."""
-    rollout: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(parse_engine)] = NativeConfig()
+    rollout: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(parse_engine), _spelled_out("rollout")] = (
+        NativeConfig()
+    )
     """The engine that generates. Written as its name, or `{engine: ..., setting: value, ...}`."""
     actor: ActorConfig = ActorConfig()
     reference: ReferenceConfig = ReferenceConfig()

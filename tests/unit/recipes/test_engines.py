@@ -50,6 +50,7 @@ def test_a_name_brings_its_own_settings_and_config_yaml_keeps_them() -> None:
     for chosen in (recipe("rollout=vllm"), recipe("rollout={engine: vllm, tensor_parallel_size: 2}")):
         assert isinstance(chosen.rollout, VLLMConfig)
         assert Recipe.parse(chosen.model_dump(mode="json")) == chosen
+    assert recipe("rollout=vllm", "rollout.max_tokens=64").rollout == VLLMConfig(max_tokens=64), "a new section"
     shared = recipe("rollout.engine=sglang", "rollout.max_running=3").rollout
     assert isinstance(shared, SGLangConfig) and shared.max_running == 3
     assert isinstance(create_kind(recipe(LACKING).rollout), Lacking)

@@ -90,12 +90,8 @@ def engine_kind(spec: str) -> type[EngineKind]:
     return concrete_subclass(f"rollout.engine {spec!r}", found, EngineKind)  # type: ignore[type-abstract]
 
 
-def parse_engine(data: object) -> object:
-    """Reads an engine's settings from a recipe's `rollout`: the engine's name, or a mapping that may have `engine`.
-
-    Raises UserError for an unknown name or setting.
-    """
-    given = {"engine": data} if isinstance(data, str) else data
+def parse_engine(given: object) -> object:
+    """Reads the settings of the engine that a mapping names under `engine`. Raises UserError for an unknown one."""
     if not isinstance(given, Mapping):
         return given
     spec = given.get("engine", EngineConfig.model_fields["engine"].default)

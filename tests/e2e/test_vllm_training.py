@@ -1,0 +1,66 @@
+"""Training on vLLM under the schedules that it can keep; run by `make test-vllm`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON
+from interlace.recipes.check import check_recipe
+from interlace.recipes.load import load_recipe
+from interlace.schedule.presets import load_schedule, preset_names
+from tests.support.ledgers import check_books
+from tests.support.training import run
+
+pytestmark = pytest.mark.vllm
+
+ON_VLLM = ["rollout.engine=vllm", "model=tiny:mini", "cluster.devices=cpu:2", "rollout.max_running=16"]
+SYNCHRONOUS = [name for name in preset_names() if load_schedule(name).max_staleness == 0]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The warmed-up model is made once."""
+    return tmp_path_factory.mktemp("runs")
+
+
+def train(root: Path, name: str, *settings: str) -> list[Mapping[str, JSON]]:
+    report = run(root, name, [*ON_VLLM, *settings])
+    check_books(root / name, report)
+    return [json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("preset", [*SYNCHRONOUS, "areal", "pipelinerl", "kimi-partial-rollout"])
+def test_a_preset_trains(root: Path, preset: str) -> None:
+    rows = train(root, preset, f"schedule={preset}", "steps=3", "minibatches=1")
+    assert len(rows) == 3
+    schedule = load_schedule(preset)
+    assert max(row["sched/staleness_max"] for row in rows) <= schedule.staleness_bound  # type: ignore[type-var]
+    if schedule.max_staleness == 0 and schedule.sync_every == 1:  # each step samples and trains with the same weights
+        assert all(row["actor/logprob_gap"] < 1e-5 for row in rows)  # type: ignore[operator]
+
+
+def test_the_engine_serves_each_version_that_was_trained(root: Path) -> None:
+    """A learning rate at which an engine that kept any old weights would show in the log-probs."""
+    rows = train(root, "fast", "steps=4", "minibatches=1", "optimizer={lr: 3e-2}")
+    assert all(row["actor/logprob_gap"] < 1e-5 for row in rows), rows  # type: ignore[operator]
+
+
+def test_a_schedule_that_it_cannot_keep_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'vllm' cannot do what is asked: .*kv_on_switch=offload"):
+        check_recipe(load_recipe("quickstart", [*ON_VLLM, "schedule=async-colocated"]))
+
+
+def test_heads_that_it_lacks_on_a_cpu_are_refused_before_the_start() -> None:
+    with pytest.raises(UserError, match=r"attention heads have 16 numbers, .* rollout.engine=native"):
+        check_recipe(load_recipe("quickstart", [*ON_VLLM, "model=tiny:micro"]))
+
+
+def test_a_gpu_is_not_asked_of_a_build_for_cores() -> None:
+    from interlace.engines.rollout.kinds import create_kind
+
+    kind = create_kind(load_recipe("quickstart", ON_VLLM).rollout)
+    assert kind.absence("cpu") is None
+    assert "build for CPU cores, and the run's devices are GPUs" in str(kind.absence("cuda"))
