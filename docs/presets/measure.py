@@ -1,6 +1,7 @@
 """Runs the quick start under every preset and writes what came of it into the presets' pages.
 
     python docs/presets/measure.py local [NAME ...]     # or ray; all presets, or some; then writes the pages
+    python docs/presets/measure.py longtail [NAME ...]  # the recipe whose answers are long-tailed, on local
     python docs/presets/measure.py pages                # writes the pages, and docs/schedules.md, from what there is
 
 A run's figures go to measured/CLUSTER.json, by preset, so presets can be measured a few at a time. In each page the
@@ -34,6 +35,20 @@ MEASURED = HERE / "measured"
 OVERVIEW = HERE.parent / "schedules.md"
 CLUSTERS = ("local", "ray")
 STEPS, PARTS = 24, 8
+LONGTAIL = "longtail"
+LONGTAIL_STEPS = 16
+LONGTAIL_EXTRA: Mapping[str, Sequence[str]] = {
+    # What it fuses with generation is the reference's pass; gathering pays where survivors are few.
+    "rlhfuse": (
+        "algorithm.kl_coefficient=0.001",
+        "schedule.granularity.reference=8",
+        "schedule.tail.remaining_share=0.5",
+        "schedule.tail.batch=16",
+    ),
+    # Its budget of 3,072 tokens is for answers of tens of thousands.
+    "kimi-partial-rollout": ("schedule.rollout_budget=48",),
+}
+"""Settings that scale a preset to answers of at most 384 tokens."""
 SHOWN_SHARE = 0.005
 """Goodput bins below this are left out of a page's table."""
 
@@ -44,15 +59,22 @@ def command(name: str, cluster: str) -> list[str]:
     return ["interlace", "train", "quickstart", *settings.split()]
 
 
+def longtail_command(name: str) -> list[str]:
+    """Returns the words of one run of the recipe whose answers are long-tailed."""
+    settings = f"schedule={name} steps={LONGTAIL_STEPS} eval_every={LONGTAIL_STEPS}"
+    return ["interlace", "train", LONGTAIL, *settings.split(), *LONGTAIL_EXTRA.get(name, ())]
+
+
 def measure(cluster: str, names: Sequence[str]) -> None:
     """Runs each in turn; a run that fails ends the script and leaves the others' figures as they are."""
     path = MEASURED / f"{cluster}.json"
     for name in names:
         run = f"preset-{cluster}-{name}"
-        words = [*command(name, cluster), "--name", run, "--overwrite", "--quiet"]
+        written = longtail_command(name) if cluster == LONGTAIL else command(name, cluster)
+        words = [*written, "--name", run, "--overwrite", "--quiet"]
         subprocess.run([sys.executable, "-c", "from interlace.cli.main import app; app()", *words[1:]], check=True)
         told: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"schedules": {}}
-        told["command"] = shlex.join(command("NAME", cluster))
+        told["command"] = shlex.join(longtail_command("NAME") if cluster == LONGTAIL else command("NAME", cluster))
         told["schedules"] = dict(sorted({**told["schedules"], name: figures(name, Path("runs") / run)}.items()))
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(told, indent=1) + "\n")
@@ -79,7 +101,17 @@ def figures(name: str, folder: Path) -> dict[str, JSON]:
         "staleness_max": outcome.staleness_max,
         "length_shift": outcome.lengths and round(outcome.lengths.mean_shift, 2),
         "goodput": {bin_name: round(ledger_of(run.rows).fraction(bin_name), kept) for bin_name in BINS},
+        "mechanisms": mechanisms(run),
     }
+
+
+def mechanisms(run: RunData) -> Mapping[str, JSON]:
+    """Returns how often what a preset is named for happened; counts are of the whole run."""
+    last = run.rows[-1]
+    counts = {name: last[f"rollout/num_{name}"] for name in ("interrupted", "migrated", "suspended")}
+    ends = {name: sum(run.values(f"samples/{name}")) for name in ("trained", "surplus", "stale")}
+    mixed = fmean(run.values("sched/mixed_versions"))
+    return {"mixed_versions": round(mixed, 4), "max_tokens": max(run.values("response_length/max")), **counts, **ends}
 
 
 def write_pages() -> None:
@@ -90,11 +122,13 @@ def write_pages() -> None:
 
 def rendered(path: Path) -> str:
     """A page as it should be."""
-    told = {cluster: read(cluster) for cluster in CLUSTERS}
-    text = path.read_text()
+    found = {cluster: read(cluster) for cluster in CLUSTERS}
+    longtail, text = read(LONGTAIL), path.read_text()
     if path != OVERVIEW:
-        return replaced(text, "measured", [block(path.stem, cluster, told[cluster]) for cluster in CLUSTERS])
-    text = replaced(text, "measured", [overview(told[cluster]) for cluster in CLUSTERS if told[cluster]])
+        blocks = [block(path.stem, cluster, found[cluster]) for cluster in CLUSTERS]
+        return replaced(text, "measured", [longtail_block(path.stem, longtail), *blocks])
+    tables = [overview(found[cluster]) for cluster in CLUSTERS if found[cluster]]
+    text = replaced(text, "measured", [longtail_overview(longtail), *tables] if longtail else tables)
     words = vocabulary()
     return replaced(replaced(text, "fields", list(field_sections(words))), "words", list(word_sections(words)))
 
@@ -158,6 +192,47 @@ def block(name: str, cluster: str, told: Mapping[str, Any]) -> str:
     ])  # fmt: skip
 
 
+LONGTAIL_HEADS = (
+    "tokens/s by verl-colocated's", "mixed versions", "interrupted", "suspended", "migrated", "re-prefill", "discarded",
+    "surplus", "staleness mean / max", "greedy",
+)  # fmt: skip
+
+
+def longtail_row(name: str, found: Mapping[str, Any]) -> list[str]:
+    """Returns what one preset came to where answers are long-tailed, in the order of LONGTAIL_HEADS."""
+    run, base = found["schedules"][name], found["schedules"]["verl-colocated"]
+    ratio = run["trained_tokens_per_device_s"] / base["trained_tokens_per_device_s"]
+    counts, goodput = run["mechanisms"], run["goodput"]
+    return [
+        f"{ratio:.2f}",
+        f"{counts['mixed_versions']:.0%}",
+        *(f"{counts[name]:.0f}" for name in ("interrupted", "suspended", "migrated")),
+        f"{goodput['re_prefill']:.1%}",
+        f"{goodput['discarded']:.1%}",
+        f"{counts['surplus']:.0f}",
+        f"{run['staleness_mean']:.2f} / {run['staleness_max']:.0f}",
+        f"{run['greedy']:.3f}",
+    ]
+
+
+def longtail_block(name: str, found: Mapping[str, Any]) -> str:
+    """Returns one preset's paragraph on the recipe whose answers are long-tailed."""
+    if name not in found.get("schedules", {}):
+        return f"With long-tailed answers: not measured; `python docs/presets/measure.py {LONGTAIL} {name}` does it."
+    words = shlex.join(longtail_command(name))
+    rows = table(LONGTAIL_HEADS, [longtail_row(name, found)])
+    about = (
+        f"With long-tailed answers, the longest 16 times the median, {LONGTAIL_STEPS} steps, four devices on two cores:"
+    )
+    return "\n".join([about, "", f"    {words}", "", *rows])
+
+
+def longtail_overview(found: Mapping[str, Any]) -> str:
+    """Returns the table of all presets where answers are long-tailed."""
+    rows = [[f"[`{name}`](presets/{name}.md)", *longtail_row(name, found)] for name in found["schedules"]]
+    return "\n".join([f"`{found['command']}`, seed 0:", "", *table(["preset", *LONGTAIL_HEADS], rows)])
+
+
 def staleness(run: Mapping[str, Any]) -> str:
     """As a sentence."""
     return f"Staleness: mean {run['staleness_mean']:.2f}, at most {run['staleness_max']:.0f}."
@@ -166,7 +241,7 @@ def staleness(run: Mapping[str, Any]) -> str:
 def waste(ledger: Ledger) -> str:
     """The largest bin that trains nothing, as a sentence."""
     worst = ledger.largest_waste()
-    return f"Largest waste: `{worst.name}`, {worst.fraction:.1%} of all device time." if worst else ""
+    return f"Largest waste: `{worst.name}`, {worst.fraction:.1%} of the steps' device time." if worst else ""
 
 
 def overview(told: Mapping[str, Any]) -> str:
@@ -192,7 +267,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 if __name__ == "__main__":
     what, *chosen = sys.argv[1:] or ["pages"]
-    if what in CLUSTERS:
+    if what in (*CLUSTERS, LONGTAIL):
         measure(what, chosen or preset_names())
     elif what != "pages":
         sys.exit(__doc__)

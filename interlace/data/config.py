@@ -10,6 +10,15 @@ Scalar: TypeAlias = bool | int | float | str
 Parameter: TypeAlias = Scalar | tuple[Scalar, ...]
 
 
+class MixturePart(Config):
+    """A part of a dataset's questions."""
+
+    weight: float = Field(gt=0)
+    """Against the other parts' weights."""
+    parameters: dict[str, Parameter] = Field(default_factory=dict)
+    """Fields of the dataset's config that differ from the source's `parameters`."""
+
+
 class ReasoningGymSource(Config):
     """A dataset of the reasoning-gym library, which draws questions without end and scores their answers."""
 
@@ -17,6 +26,8 @@ class ReasoningGymSource(Config):
     """Name of a data set in reasoning_gym.create_dataset, such as number_sorting."""
     parameters: dict[str, Parameter] = Field(default_factory=dict)
     """Fields of that dataset's config, without seed and size."""
+    mixture: tuple[MixturePart, ...] = ()
+    """Parts that each question is drawn from by weight, such as a few long ones among many short; empty: one part."""
     train_size: int = Field(default=4096, ge=1)
     """Distinct prompts to train on."""
     heldout_size: int = Field(default=256, ge=0)

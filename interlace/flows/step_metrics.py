@@ -74,6 +74,7 @@ class StepMeter:
             "perf/num_tokens": num_tokens,
             "sched/staleness_mean": staleness_mean,
             "sched/staleness_max": staleness_max,
+            "sched/mixed_versions": _mixed_share(ended),
             "sched/bubble": 1.0 - self._busy(spans, end_s) / (step_s * len(self._cluster.devices)),
             **{f"samples/{event}": counts[event] for event in TerminalEvent},
             **ledger.metrics(),
@@ -134,3 +135,9 @@ def _lengths(samples: Sequence[Sample]) -> Metrics:
         "response_length/min": min(lengths),
         "response_length/clip_ratio": cut / len(lengths),
     }
+
+
+def _mixed_share(ended: Sequence[tuple[Sample, TerminalEvent]]) -> float:
+    """Returns the share of trained samples whose tokens came from more than one version of the weights."""
+    trained = [sample for sample, event in ended if event == TerminalEvent.TRAINED]
+    return sum([len(sample.versions.pieces) > 1 for sample in trained]) / max(1, len(trained))

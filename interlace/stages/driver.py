@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
@@ -87,6 +88,8 @@ class EngineDriver:
         self._queued: dict[str, Job] = {}
         self._running: dict[str, Job] = {}
         self._aborts: list[str] = []
+        self.counts: Counter[str] = Counter()
+        """Sequences since the start that new weights interrupted, and that were migrated to other engines."""
         self._pending: WeightBundle | None = None
         self._sequence = 0
         self._held_since = 0.0
@@ -156,7 +159,7 @@ class EngineDriver:
         while self._has_work():
             if self._evacuating:
                 self._evacuating = False
-                await self._abort_all()
+                self.counts["migrated"] += await self._abort_all()
             if self._pending:
                 await self._swap_if_due()
             submissions = self._admit()
@@ -223,7 +226,7 @@ class EngineDriver:
         while self._pending and not (self._on_update == "drain" and self._must_drain()):
             bundle, self._pending = self._pending, None
             if self._on_update == "abort_resume" and self._running:
-                await self._abort_all()
+                self.counts["interrupted"] += await self._abort_all()
             await self._swap(bundle)
 
     async def _swap(self, bundle: WeightBundle) -> None:
@@ -245,7 +248,8 @@ class EngineDriver:
             heapq.heappop(self._queue)
         return self._queue[0][3] if self._queue else None
 
-    async def _abort_all(self) -> None:
+    async def _abort_all(self) -> int:
+        """Takes every running sequence out, to be dispatched again. Returns how many."""
         call = self.group.abort()
         partials = await call
         self._meter.take_out(call.spans[0], partials)
@@ -259,6 +263,7 @@ class EngineDriver:
             self._left(job)
             jobs.append(replace(job, request=done.resumed))
         self._host.on_partials(jobs)
+        return len(jobs)
 
     @property
     def unload_arguments(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -79,6 +80,8 @@ class EnginePool:
         self._driver_of: dict[str, EngineDriver] = {}
         """Driver of each request that is out: there may be a thousand to look through."""
         self._suspended: dict[str, Job] = {}
+        self._num_suspensions = 0
+        """Since the start."""
         self._spent: dict[SampleKey, int] = {}
         """Tokens of an owner's requests since the last publication; nothing where there is no budget."""
 
@@ -157,9 +160,14 @@ class EnginePool:
         return len(self._suspended)
 
     def engine_metrics(self) -> Metrics:
-        """Returns the engines' counts up to their last swap of weights, added up over engines."""
+        """Returns what the engines counted up to their last swap of weights, added up over engines.
+
+        And how many sequences new weights interrupted, were migrated, or used up their budget, since the start.
+        """
+        found = sum((driver.counts for driver in self._drivers), Counter({"suspended": self._num_suspensions}))
+        counts = {f"num_{name}": float(found[name]) for name in ("interrupted", "migrated", "suspended")}
         names = dict.fromkeys(name for driver in self._drivers for name in driver.metrics)
-        return {name: sum(driver.metrics.get(name, 0.0) for driver in self._drivers) for name in names}
+        return counts | {name: sum(driver.metrics.get(name, 0.0) for driver in self._drivers) for name in names}
 
     def finish(self, owner: SampleKey) -> None:
         """Ends a sample that is generated: what is left may be few enough to be gathered."""
@@ -242,6 +250,7 @@ class EnginePool:
 
     def _suspend(self, job: Job) -> None:
         self._suspended[job.request.id] = job
+        self._num_suspensions += 1
         self._on_suspended()
 
     def _expected(self, request: Request) -> float:

@@ -1,6 +1,7 @@
 """A device too small for two workers changes hands in the middle of sequences, and no sample can tell."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from interlace.recipes.check import check_recipe
 from interlace.recipes.clusters import local
 from interlace.recipes.config import ClusterConfig
 from interlace.recipes.load import load_recipe
+from interlace.recipes.memory import working_bytes
 from interlace.schedule.placement import Device
 from tests.support.training import SMALL, final_weights, run, samples
 
@@ -19,7 +21,8 @@ SETTINGS = (
     "schedule.switch=when_ready",
     "schedule.granularity={reward: sample, reference: sample, actor: step}",
     "schedule.concurrency=3",
-    "rollout.max_tokens=2048",
+    "rollout.max_tokens=4096",
+    "tokens_per_microbatch=64",  # or the actor's activations would be what the device must hold
     # Rewards that differ within a group: gradients that are more than rounding.
     "reward.name=tests.support.reward_functions:length",
     "reward.tag=null",
@@ -29,10 +32,13 @@ SETTINGS = (
 
 @pytest.fixture
 def _crowded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One device, with memory for the largest worker alone."""
-    memory = check_recipe(load_recipe("quickstart", [*SMALL, *SETTINGS])).memory
-    sizes = sorted(worker.num_bytes for worker in memory)
-    device = Device(index=0, pool="cpu", pool_index=0, memory_bytes=sizes[-1] + sizes[0] // 2)
+    """One device, with memory for the largest worker alone, while it computes."""
+    recipe = load_recipe("quickstart", [*SMALL, *SETTINGS])
+    roomy = Device(index=0, pool="cpu", pool_index=0, memory_bytes=2**34)
+    working = working_bytes(recipe, (roomy,))
+    states = {worker.worker.partition("/")[0]: worker.num_bytes for worker in check_recipe(recipe).memory}
+    largest = max(num_bytes + working[role] for role, num_bytes in states.items())
+    device = replace(roomy, memory_bytes=largest + min(states.values()) // 2)
 
     def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
         return (device,)

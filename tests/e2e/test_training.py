@@ -89,13 +89,18 @@ def test_a_run_without_a_step_left_keeps_its_timeline(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damaged", "reason"), [("state.json", "state.json is damaged"), ("optimizer/.metadata", "no readable optimizer")]
+    ("damaged", "reason"),
+    [
+        ("state.json", "state.json with 0 of"),
+        ("optimizer/rank-0-of-1.safetensors", "rank-0-of-1.safetensors with 0 of"),
+        ("optimizer/.metadata", "in the format of an earlier version, which can run code"),
+    ],
 )
 def test_a_damaged_checkpoint_is_named(root: Path, damaged: str, reason: str) -> None:
     name = f"damaged{Path(damaged).name}"
     shutil.copytree(root / "whole", root / name)
     (root / name / "checkpoints" / "step_4" / damaged).write_text("")
-    with pytest.raises(UserError, match=rf"{reason}.*Delete .*step_4 to resume"):
+    with pytest.raises(UserError, match=reason):
         run(root, name, ["steps=5"], resume=True)
 
 

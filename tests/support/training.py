@@ -52,7 +52,21 @@ def run(
     stop_after: int | None = None,
     progress: ProgressView | None = None,
 ) -> TrainReport:
-    recipe = load_recipe("quickstart", [*base, f"model.cache_dir={root / 'cache'}", *overrides])
+    settings = [*base, f"model.cache_dir={root / 'cache'}", *overrides]
+    return run_recipe("quickstart", root, name, settings, resume=resume, stop_after=stop_after, progress=progress)
+
+
+def run_recipe(
+    recipe_name: str,
+    root: Path,
+    name: str,
+    overrides: Sequence[str],
+    *,
+    resume: bool = False,
+    stop_after: int | None = None,
+    progress: ProgressView | None = None,
+) -> TrainReport:
+    recipe = load_recipe(recipe_name, overrides)
     folder = RunFolder.resume(root, name) if resume else RunFolder.create(root, name)
     folder.write_config(recipe)
     stop = StopAfter(folder.metrics, stop_after)
