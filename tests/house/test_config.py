@@ -60,6 +60,7 @@ SHARED = {
     "temperature": "of training samples, and of evaluation's",
     "chat_template": "of the policy's prompts, and of a reward model's input",
     "heldout_size": "of each kind of source",
+    "parameters": "of a data set, and what a part of its mixture changes",
     "gamma": "of each algorithm that discounts",
     "repetition_penalty": "what sampling holds back, and what a reward takes off",
     "kind": "which of several sections this is",
