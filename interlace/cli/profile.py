@@ -25,7 +25,7 @@ def profile(
     budget: Annotated[float, typer.Option(help="Seconds of measuring, about; starting comes on top.")] = 45.0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
 ) -> None:
-    """Measure what a recipe's workers cost on this machine, for the simulator and the planner."""
+    """Measure what a recipe's workers cost on this machine, for the simulator."""
     from interlace.observe.atomic_file import write_atomic
     from interlace.observe.progress import open_progress
     from interlace.recipes.check_settings import check_settings

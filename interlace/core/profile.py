@@ -1,4 +1,4 @@
-"""Costs of each worker on one machine: measured by `interlace profile`, read by the simulator and the planner.
+"""Costs of each worker on one machine: measured by `interlace profile`, read by the simulator.
 
 Costs are those of an instance on one device. On n devices work takes `1 / speed_up(n, efficiency)` of the time, and
 state is sharded over them.

@@ -1,1 +1,1 @@
-"""Measures what each worker costs on this machine, for the simulator and the planner."""
+"""Measures what each worker costs on this machine, for the simulator."""
