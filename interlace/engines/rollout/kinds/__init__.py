@@ -52,7 +52,7 @@ class EngineKind(ABC):
         self.config = config
 
     def num_devices(self, pool: str) -> int | None:  # noqa: ARG002 - some span as many of one pool as they are given
-        """Devices of a pool (cpu, cuda) that one instance computes on; None: as many as it has threads for."""
+        """Counts the devices of a pool (cpu, cuda) that one instance computes on; None: as many as it has threads."""
         return 1
 
     def absence(self, pool: str) -> str | None:  # noqa: ARG002 - some run anywhere
@@ -64,7 +64,7 @@ class EngineKind(ABC):
         return max_tokens
 
     def check_model(self, model: "PretrainedConfig", pool: str) -> None:  # noqa: B027 - most take any model
-        """Raises UserError for a model that it cannot serve."""
+        """Refuses (UserError) a model that it cannot serve."""
 
     @abstractmethod
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
