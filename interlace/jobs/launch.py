@@ -175,7 +175,7 @@ def _spec(recipe: Recipe, role: Role, instance: int, devices: tuple[Device, ...]
         return role_spec(role, instance, (), worker)
     ranks = len(devices) if worker.whole_on_each else num_ranks(recipe, role.name, devices)
     spec = role_spec(role, instance, devices, worker)
-    return replace(spec, num_ranks=ranks, used_devices=num_used(recipe, devices[::ranks]))
+    return replace(spec, num_ranks=ranks, used_devices=num_used(recipe, role.name, devices[::ranks]))
 
 
 def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:

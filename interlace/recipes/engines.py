@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from interlace.core.errors import UserError
 from interlace.engines.rollout.kinds import EngineKind, Feature, create_kind
 from interlace.recipes.config import Recipe, algorithm_of
-from interlace.recipes.layout import num_used
+from interlace.recipes.layout import num_spanned, num_used
 from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "Pretrained
     on, or settings ask for what it lacks.
     """
     kind = create_kind(recipe.rollout)
-    _check_span(recipe, kind, "rollout", devices)
+    _check_span(recipe, "rollout", devices)
     if algorithm_of(recipe).needs.reference:
-        _check_span(recipe, kind, "reference", devices)
+        _check_span(recipe, "reference", devices)
     for pool in {device.pool for instance in _instances(recipe, "rollout", devices) for device in instance}:
         if absence := kind.absence(pool):
             raise UserError(f"rollout.engine = {recipe.rollout.engine!r} is not run here: {absence}")
@@ -50,14 +50,15 @@ def _instances(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> tuple[
     return recipe.schedule.resolved.instances(role, devices)
 
 
-def _check_span(recipe: Recipe, kind: EngineKind, role: str, devices: tuple[Device, ...]) -> None:
+def _check_span(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> None:
     """A device more would be locked and paid for, and do nothing."""
     for instance in _instances(recipe, role, devices):
-        spanned = kind.num_devices(instance[0].pool) if role == "rollout" else None
-        used = spanned or num_used(recipe, instance)
+        pool = instance[0].pool
+        used = num_used(recipe, role, instance)
         if used != len(instance):
             what = f"engine {recipe.rollout.engine!r} computes" if role == "rollout" else "its log-probs are computed"
-            how = " (cluster.threads_per_worker)" if spanned is None and instance[0].pool == "cpu" else ""
+            by_threads = pool == "cpu" and num_spanned(recipe, role, pool) is None
+            how = " (cluster.threads_per_worker)" if by_threads else ""
             raise UserError(
                 f"schedule.placement.{role}: an instance has {len(instance)} devices (devices_per_instance), and {what}"
                 f" on {used}{how}. Set devices_per_instance to {used}, or take an engine that spans several, such as"

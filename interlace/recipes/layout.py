@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
+from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainedConfig
 from interlace.recipes.config import Recipe
 from interlace.schedule.placement import Device
@@ -41,9 +42,21 @@ def num_threads(recipe: Recipe, num_devices: int) -> int:
     return recipe.cluster.threads_per_worker or max(1, num_devices)
 
 
-def num_used(recipe: Recipe, devices: Sequence[Device]) -> int:
-    """Returns how many of a rank's devices it computes on: one GPU, or as many cores as it has threads."""
-    return 1 if devices[0].pool == "cuda" else min(len(devices), num_threads(recipe, len(devices)))
+def num_spanned(recipe: Recipe, role: str, pool: str) -> int | None:
+    """Returns the devices of a pool that an instance of the rollout engine spans, as its kind says.
+
+    None for the other roles, and for an engine that computes on as many cores as it has threads.
+    """
+    return create_kind(recipe.rollout).num_devices(pool) if role == "rollout" else None
+
+
+def num_used(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
+    """Returns how many of a rank's devices the rank computes on: those that its engine spans, else one GPU, or as many
+    cores as it has threads.
+    """
+    pool = devices[0].pool
+    spanned = num_spanned(recipe, role, pool)
+    return spanned or (1 if pool == "cuda" else min(len(devices), num_threads(recipe, len(devices))))
 
 
 def reference_is_base(recipe: Recipe, place: Callable[[str], tuple[tuple[Device, ...], ...]]) -> bool:

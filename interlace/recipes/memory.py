@@ -7,13 +7,12 @@ from functools import partial
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
-from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
 from interlace.models.loading import empty_model
 from interlace.models.size import FLOAT_BYTES, ModelSize, model_size
 from interlace.recipes.config import Recipe, algorithm_of
-from interlace.recipes.layout import needed_roles, num_ranks, num_used, reference_is_base
+from interlace.recipes.layout import needed_roles, num_ranks, num_spanned, num_used, reference_is_base
 from interlace.schedule.placement import Device
 
 ADAM_COPIES = 4
@@ -65,24 +64,23 @@ def forecast_memory(
     for role in _roles(recipe, needs, loads, devices):
         for number, instance in enumerate(recipe.schedule.resolved.instances(role.name, devices)):
             ranks = num_ranks(recipe, role.name, instance)
-            spanned = create_kind(recipe.rollout).num_devices(instance[0].pool) if role.name == "rollout" else None
-            parts = spanned or ranks
+            parts = num_spanned(recipe, role.name, instance[0].pool) or ranks
             found.append(
                 WorkerMemory(
                     worker=f"{role.name}/{number}",
                     devices=instance,
                     num_bytes=math.ceil(role.num_bytes / parts),
                     how=(role.how if parts == 1 else f"1/{parts} of {role.how}")
-                    + ("" if parts == len(instance) else _unused(recipe, instance[::ranks])),
+                    + _unused(recipe, role.name, instance[::ranks]),
                     transient_bytes=role.transient_bytes + (role.gathered_bytes if ranks > 1 else 0),
                 )
             )
     return tuple(found)
 
 
-def _unused(recipe: Recipe, devices: Sequence[Device]) -> str:
+def _unused(recipe: Recipe, role: str, devices: Sequence[Device]) -> str:
     """Returns what to say of a rank that holds more devices than it computes on; the ledger shows these as idle."""
-    used = num_used(recipe, devices)
+    used = num_used(recipe, role, devices)
     return "" if used == len(devices) else f"; computes on {used} of the {len(devices)} devices that it holds"
 
 

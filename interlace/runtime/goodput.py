@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 
 from interlace.observe.goodput import BINS, Ledger
@@ -115,10 +116,12 @@ class LedgerBuilder:
         serving = union(_clipped(((s.start_s, s.end_s) for s in spans if s.bin == "generate" and s.devices), window))
         anything = union(_clipped(((s.start_s, s.end_s) for s in spans), window))
         computing, filled = _computing(spans, self._num_devices), []
-        waits = _waits(holds, computing)
+        shared = [hold for hold in holds if len(hold.devices) > 1]
+        busy = [union(chain.from_iterable(mine.values())) if shared else [] for mine in computing]
+        waits = {id(hold): _waited_for(hold, busy) for hold in shared}
         reserved, calls = by_device(holds, self._num_devices), by_device(records.served, self._num_devices)
         for device in range(self._num_devices):
-            layers = [*computing[device].items(), *_reserved(reserved[device], waits, computing[device])]
+            layers = [*computing[device].items(), *_reserved(reserved[device], waits, busy[device])]
             if device in self._rollout_devices:
                 layers.append(("tail_bubble", serving))
             layers.append(("pipeline_bubble", anything))
@@ -180,17 +183,6 @@ def _computing(spans: Sequence[Span], num_devices: int) -> list[dict[str, list[I
     return found
 
 
-def _waits(
-    holds: Sequence[Hold], computing: Sequence[Mapping[str, Sequence[Interval]]]
-) -> dict[int, Sequence[Interval]]:
-    """Maps the id() of each hold of several devices to the times when any of them computes."""
-    shared = [hold for hold in holds if len(hold.devices) > 1]
-    if not shared:
-        return {}
-    busy = [union(interval for layer in mine.values() for interval in layer) for mine in computing]
-    return {id(hold): _waited_for(hold, busy) for hold in shared}
-
-
 def _waited_for(hold: Hold, busy: Sequence[Sequence[Interval]]) -> list[Interval]:
     """Returns when any device of a group computes while the group holds them. The other devices wait then.
 
@@ -211,16 +203,15 @@ def _touching(intervals: Sequence[Interval], window: Interval) -> Sequence[Inter
 def _reserved(
     mine: Sequence[Hold],
     waits: Mapping[int, Sequence[Interval]],
-    computing: Mapping[str, Sequence[Interval]],
+    busy: Sequence[Interval],
 ) -> list[tuple[str, Iterable[Interval]]]:
     """Returns the layers of a device that does nothing though a group has the device or waits for it.
 
     mine: claims on the device. waits: of a claim on several devices, by its id(), when one of them computes, so that
-    the others wait. computing: what ran on this device. Where a group never computes on a device that it holds (it
-    has fewer threads than devices), the device waits for nothing: it is idle.
+    the others wait. busy: when something ran on this device, disjoint and in order. Where a group never computes on a
+    device that it holds (it has fewer threads than devices), the device waits for nothing: it is idle.
     """
     held = [hold for hold in mine if hold.granted_s < math.inf]
-    busy = union(interval for layer in computing.values() for interval in layer) if waits else []
     loading = [(hold.granted_s, min(hold.loaded_s, hold.released_s)) for hold in held]
     waiting = [(hold.asked_s, min(hold.granted_s, hold.released_s)) for hold in mine]
     for hold in held:

@@ -7,21 +7,12 @@ from statistics import fmean
 
 import pytest
 
+from tests.support.docs_script import measure_presets
 from tests.support.training import run_recipe
 
 STEPS = ("steps=5", "evaluation.num_prompts=2", "evaluation.samples_per_prompt=0", "logging.loggers=[]")
 MIXED, INTERRUPTED = "sched/mixed_versions", "rollout/num_interrupted"
 SUSPENDED, MIGRATED, SURPLUS = "rollout/num_suspended", "rollout/num_migrated", "samples/surplus"
-SCALED: Mapping[str, tuple[str, ...]] = {
-    # As in docs/presets/measure.py: their numbers are for answers of tens of thousands of tokens.
-    "kimi-partial-rollout": ("schedule.rollout_budget=48",),
-    "rlhfuse": (
-        "algorithm.kl_coefficient=0.001",
-        "schedule.granularity.reference=8",
-        "schedule.tail.remaining_share=0.5",
-        "schedule.tail.batch=16",
-    ),
-}
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "areal": (MIXED, INTERRUPTED),
     "async-colocated": (MIXED,),
@@ -43,7 +34,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", sorted(SHOWN))
 def test_the_mechanism_of_a_preset_is_at_work(root: Path, schedule: str) -> None:
-    overrides = [f"schedule={schedule}", f"model.cache_dir={root / 'cache'}", *STEPS, *SCALED.get(schedule, ())]
+    scaled = measure_presets().LONGTAIL_EXTRA.get(schedule, ())
+    overrides = [f"schedule={schedule}", f"model.cache_dir={root / 'cache'}", *STEPS, *scaled]
     run_recipe("longtail", root, schedule, overrides)
     rows = [json.loads(line) for line in (root / schedule / "metrics.jsonl").read_text().splitlines()]
     seen = {name: fmean(row[name] for row in rows) for name in SHOWN[schedule]}

@@ -13,6 +13,7 @@ from interlace.models.loading import LoadedModel
 from interlace.recipes.check import Derived, check_recipe
 from interlace.recipes.config import Recipe
 from interlace.recipes.engines import check_engine, check_invariance
+from interlace.recipes.layout import num_used
 from interlace.recipes.load import load_recipe
 from interlace.schedule.placement import Device
 
@@ -145,3 +146,11 @@ def test_the_simulator_plans_what_no_engine_here_does_and_says_so() -> None:
     assert "instances of rollout span several devices" in done.output
     plain = CliRunner().invoke(app, ["simulate", "quickstart", "steps=1", *VIRTUAL])
     assert "span several" not in plain.output
+
+
+def test_every_device_that_an_engine_spans_counts_as_used() -> None:
+    """The ledger once booked one of the two GPUs of a served engine, though memory was divided by two."""
+    gpus = tuple(Device(index=n, pool="cuda", pool_index=n, memory_bytes=2**34) for n in range(2))
+    served = recipe("rollout={engine: vllm, tensor_parallel_size: 2}")
+    assert num_used(served, "rollout", gpus) == 2
+    assert num_used(served, "reference", gpus) == num_used(recipe(), "rollout", gpus) == 1

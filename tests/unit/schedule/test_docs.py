@@ -1,26 +1,20 @@
 """Each preset has a page that says what its file says, and what is generated of the documents is up to date."""
 
-import importlib.util
 import re
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
 
 from interlace.schedule.presets import preset_names, preset_path
+from tests.support.docs_script import PAGES, measure_presets
 
-DOCS = Path(__file__).parents[3] / "docs"
-PAGES = DOCS / "presets"
+DOCS = PAGES.parent
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("measure_presets", PAGES / "measure.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return measure_presets()
 
 
 def test_every_preset_has_a_page_and_every_page_a_preset() -> None:

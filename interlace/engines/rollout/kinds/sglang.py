@@ -1,12 +1,12 @@
 """`sglang`: SGLang, in processes of its own. Not run here: its kernels are for GPUs."""
 
 import importlib.util
-import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from interlace.engines.rollout.config import SGLangConfig
-from interlace.engines.rollout.kinds import EngineKind, EngineSite, Feature
+from interlace.engines.rollout.kinds import EngineSite, Feature
+from interlace.engines.rollout.kinds.base import ServedKind, saved_model
 
 if TYPE_CHECKING:
     from interlace.engines.rollout.protocol import RolloutEngine
@@ -15,22 +15,17 @@ if TYPE_CHECKING:
 INSTALL = "On GPUs: pip install 'interlace[sglang]'. On CPU cores take rollout.engine=native, or vllm."
 
 
-class SGLangKind(EngineKind):
+class SGLangKind(ServedKind):
     """Serves what SGLang serves."""
 
     Config = SGLangConfig
     config: SGLangConfig
     lacks: ClassVar[Mapping[Feature, str]] = {
-        "raw_logprobs": "it gives log-probs of one kind, those sampled from",
+        **ServedKind.lacks,
         "truncation": "its log-probs are from before top_p, top_k and min_p",
-        "kv_offload": "its KV cache is given up when its device changes hands",
-        "kv_use": "it does not say how full its KV cache is",
         "invariance": "its noise depends on where a request was resumed",
     }
     remark = "SGLang on GPUs: not run here, written against its source"
-
-    def num_devices(self, pool: str) -> int:  # noqa: ARG002 - of any
-        return self.config.tensor_parallel_size
 
     def absence(self, pool: str) -> str | None:
         if pool != "cuda":
@@ -40,15 +35,12 @@ class SGLangKind(EngineKind):
         return None
 
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
-        """Saves the model, so that SGLang finds it under the names that a trainer's updates have."""
         from interlace.engines.rollout.sglang import SGLangEngine
 
         # SGLang counts this one among the ends of models that have it.
         tool_call_end = loaded.tokenizer.get_added_vocab().get("<|eom_id|>")
         own_stops = {*loaded.stop_token_ids, *([] if tool_call_end is None else [tool_call_end])}
-        with tempfile.TemporaryDirectory(prefix="interlace-sglang-") as folder:
-            loaded.model.save_pretrained(folder)
-            loaded.tokenizer.save_pretrained(folder)
+        with saved_model(loaded) as folder:
             return SGLangEngine(
                 folder, self.config, dtype=site.model.dtype, seed=site.seed, own_stops=sorted(own_stops)
             )

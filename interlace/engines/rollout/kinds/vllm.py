@@ -2,13 +2,13 @@
 
 import importlib.metadata
 import importlib.util
-import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from interlace.core.errors import UserError
 from interlace.engines.rollout.config import VLLMConfig
-from interlace.engines.rollout.kinds import EngineKind, EngineSite, Feature
+from interlace.engines.rollout.kinds import EngineSite, Feature
+from interlace.engines.rollout.kinds.base import ServedKind, saved_model
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -22,21 +22,16 @@ INSTALL = (
 )
 
 
-class VLLMKind(EngineKind):
+class VLLMKind(ServedKind):
     """Serves what vLLM serves."""
 
     Config = VLLMConfig
     config: VLLMConfig
     lacks: ClassVar[Mapping[Feature, str]] = {
-        "raw_logprobs": "it gives log-probs of one kind, those sampled from",
-        "kv_offload": "its KV cache is given up when its device changes hands",
-        "kv_use": "it does not say how full its KV cache is",
+        **ServedKind.lacks,
         "invariance": "its kernels depend on the batch",
     }
     remark = "vLLM; the CPU build runs here, GPUs are not run here"
-
-    def num_devices(self, pool: str) -> int:  # noqa: ARG002 - of any
-        return self.config.tensor_parallel_size
 
     def absence(self, pool: str) -> str | None:
         if importlib.util.find_spec("vllm") is None:
@@ -64,12 +59,9 @@ class VLLMKind(EngineKind):
             )
 
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
-        """Saves the model, so that vLLM finds it under the names that a trainer's updates have."""
         from interlace.engines.rollout.vllm import VLLMEngine
 
-        with tempfile.TemporaryDirectory(prefix="interlace-vllm-") as folder:
-            loaded.model.save_pretrained(folder)
-            loaded.tokenizer.save_pretrained(folder)
+        with saved_model(loaded) as folder:
             return VLLMEngine(
                 folder, self.config, devices=site.devices, dtype=site.model.dtype, seed=site.seed,
                 trust_remote_code=site.model.trust_remote_code,
