@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from interlace.engines.train.matmul import use_fast_products
 from interlace.engines.train.speedups import apply_liger, compile_layers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -74,11 +77,28 @@ class PackedModel:
         else:
             arguments["packed_layout"] = batch.layout
         whole = batch.layout is None or not self._keeps_logits
-        if not whole:
-            arguments["logits_to_keep"] = batch.keep_T
-        logits: Tensor = self.model(batch.input_ids, **arguments).logits
+        with nullcontext() if whole else _rows_before(self.model.get_output_embeddings(), batch.keep_T):
+            logits: Tensor = self.model(batch.input_ids, **arguments).logits
         rows = logits.flatten(0, 1)  # a view; selecting row 0 would cost a second table in the backward
-        return rows[batch.keep_T] if whole else rows
+        return rows.index_select(0, batch.keep_T) if whole else rows
+
+
+@contextmanager
+def _rows_before(head: nn.Module, keep_T: Tensor) -> Iterator[None]:
+    """Has a head compute the asked rows alone, as `logits_to_keep` would, with a gradient that is the same each time.
+
+    Several samples ask for the row of a shared token. transformers indexes with the tensor, whose gradient is added up
+    by several threads in the order in which they come; that of index_select is added up in the order of the rows.
+    """
+
+    def select(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return args[0].index_select(-2, keep_T), *args[1:]
+
+    hook = head.register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _align(model: PreTrainedModel) -> None:

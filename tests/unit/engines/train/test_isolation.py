@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from interlace.core.types import Sample
 from interlace.engines.train import LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, logprobs, sft_loss
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
@@ -22,6 +24,26 @@ def test_engines_on_threads_do_what_they_do_alone() -> None:
             together = list(pool.map(lambda engine, own: engine.logprobs(own), engines, samples))
             for one, other in zip(alone, together, strict=True):
                 assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "bloom"])
+def test_a_gradient_is_the_same_each_time_on_several_threads(kind: str) -> None:
+    """Samples of a group share the row that predicts their first tokens; threads once added to it as they came."""
+    prompt = ragged_samples(1)[0].prompt
+    samples = [replace(sample, prompt=prompt) for sample in ragged_samples(256)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        found = [_gradient(kind, samples) for _ in range(6)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], again) for again in found[1:])
+
+
+def _gradient(kind: str, samples: Sequence[Sample]) -> torch.Tensor:
+    model = tiny_model(kind, hidden_size=64)
+    TrainEngine(model, loss=sft_loss, optimizer=OptimizerConfig(), config=TrainConfig()).accumulate(samples)
+    return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
 
 
 class Allocations(TorchDispatchMode):
