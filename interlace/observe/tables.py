@@ -92,7 +92,11 @@ def goodput_table(ledger: Ledger) -> Table:
     """Makes the table of where the device-seconds went; the largest waste in red."""
     waste = ledger.largest_waste()
     table = Table(
-        title="Where the device time went", title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False
+        title="Where the device time went, start-up and evaluations included",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+        show_header=False,
     )
     table.add_column("bin", no_wrap=True)
     table.add_column("share", justify="right", style="bold")
