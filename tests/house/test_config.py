@@ -68,6 +68,9 @@ SHARED = {
     "low": "likewise",
     "prompts": "of each way to cut a long tail",
     "responses": "likewise",
+    "settings": "of a kind of demonstrations, and of a family of environments: each has its own",
+    "workers": "processes that score, and those that simulate",
+    "timeout_s": "of scoring a sample, and of simulating a chunk",
 }
 """Fields of one name in several sections, and what each is there."""
 MEASURED = ("interlace.core.profile",)

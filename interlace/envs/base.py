@@ -1,0 +1,175 @@
+"""The interface of environments: many of one family side by side, reset at will and stepped by chunks of actions.
+
+A family is a file of this folder with a subclass of `Simulator` (one environment at a time; `SimulatedEnvs` makes many
+of it) or of `VectorEnv` (a simulator that moves many at once). A user's own is `package.module:Name`, either one.
+"""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError
+from interlace.envs.spec import ActionSpec, Array, ArraySpec, ChunkResult, EnvSettings, EnvSpec, Observation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Beginning of an episode."""
+
+    task: int
+    """Id of the task."""
+    init_state: int
+    """Id of the state it begins in, a whole number from 0: the same id is the same state, in every process."""
+    seed: int = 0
+    """Key of the noise after that, in simulators that have any."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Result of one action."""
+
+    reward: float = 0.0
+    terminated: bool = False
+    """True where the task itself ended the episode, other than by success."""
+    truncated: bool = False
+    """True where a limit of the simulator's own did."""
+    success: bool = False
+
+
+class Simulator(ABC):
+    """One environment at a time, of one task. It may raise; what it raises ends the episode it happens in."""
+
+    Settings: ClassVar[type[EnvSettings]] = EnvSettings
+    swaps: ClassVar[bool] = False
+    """True where load() is quick and exact: one simulator a task then serves all environments, by swapping states."""
+    memory_bytes: ClassVar[int] = 0
+    """Host memory that one simulator takes, roughly; 0 where that is next to nothing."""
+
+    def __init__(self, settings: Any, task: str) -> None:
+        """settings: of the class's own `Settings`. Raises UserError where there is no such task, or no renderer."""
+        self.settings, self.task = settings, task
+
+    @property
+    @abstractmethod
+    def observation_spec(self) -> dict[str, ArraySpec]: ...
+
+    @property
+    @abstractmethod
+    def action_spec(self) -> ActionSpec: ...
+
+    @property
+    def instruction(self) -> str:
+        """Instruction of the task in words; empty where the family has none."""
+        return ""
+
+    @abstractmethod
+    def reset(self, init_state: int, seed: int) -> None:
+        """Begins an episode; see Start."""
+
+    @abstractmethod
+    def step(self, action: Array, *, is_read: bool) -> Step:
+        """Carries out an action, [A] within its bounds.
+
+        is_read: False where nothing reads the state behind this action, so that physics alone may do.
+        """
+
+    @abstractmethod
+    def observe(self) -> Observation:
+        """Returns the present observation, in arrays of its own."""
+
+    @abstractmethod
+    def save(self) -> object:
+        """Returns the whole present state as something that can be pickled, and that later steps leave alone."""
+
+    @abstractmethod
+    def load(self, state: object) -> None:
+        """Goes back to a state, which may come from another process."""
+
+    def render(self) -> NDArray[np.uint8]:
+        """Draws the present state, [H, W, 3]. Raises UserError where nothing here can."""
+        raise UserError(f"environments of {type(self).__name__} cannot be drawn")
+
+    def expert_action(self) -> Array:
+        """Returns a scripted expert's action for the present state, [A]. Raises UserError where there is no expert."""
+        raise UserError(f"{type(self).__name__} has no scripted expert for task {self.task!r}")
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing that Python does not free
+        """Frees what it holds."""
+
+
+class VectorEnv(ABC):
+    """Environments of one family, numbered 0 to num_envs - 1.
+
+    slots: which of them a call is about, in the order of its rows; None: all. No number comes twice.
+    """
+
+    Settings: ClassVar[type[EnvSettings]] = EnvSettings
+    spec: EnvSpec
+
+    def __init__(self, settings: Any, num_envs: int) -> None:
+        """settings: of the class's own `Settings`."""
+        self.settings, self.num_envs = settings, num_envs
+
+    @abstractmethod
+    def reset(
+        self,
+        *,
+        seeds: Sequence[int],
+        task_ids: Sequence[int],
+        init_state_ids: Sequence[int],
+        slots: Sequence[int] | None = None,
+    ) -> Observation:
+        """Begins episodes, [n] each; see Start. Returns the first observations, [n, ...]. Raises SimulatorError."""
+
+    @abstractmethod
+    def chunk_step(self, actions: Array, slots: Sequence[int] | None = None) -> ChunkResult:
+        """Carries out actions, [n, K, A]. An environment whose episode is over stays as it is."""
+
+    @abstractmethod
+    def observe(self, slots: Sequence[int] | None = None) -> Observation:
+        """Returns the present observations, [n, ...]."""
+
+    @abstractmethod
+    def get_state(self, slots: Sequence[int] | None = None) -> list[bytes]:
+        """Returns whole states, episode counters included, that set_state() takes in any process of the same family."""
+
+    @abstractmethod
+    def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
+        """Goes back to states. They are unpickled: give it only what get_state() made."""
+
+    @abstractmethod
+    def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
+        """Draws the present states, [H, W, 3] each. Raises UserError where nothing here can."""
+
+    @abstractmethod
+    def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
+        """Returns a scripted expert's actions for the present states, [n, A]. UserError where there is no expert."""
+
+    @abstractmethod
+    def offload(self) -> None:
+        """Frees the simulators and keeps the states, also in the middle of episodes."""
+
+    @abstractmethod
+    def onload(self) -> None:
+        """Makes the simulators again and goes on from the states."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees everything."""
+
+
+def required(module: str, *, family: str, extra: str) -> ModuleType:
+    """Imports a library that a family is an adapter of. Raises UserError saying which extra brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"environments of {family!r} need {module}, which is not installed here ({error}). "
+            f"Install it: pip install 'interlace[{extra}]'"
+        ) from error

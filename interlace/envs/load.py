@@ -1,0 +1,97 @@
+"""Environments by name, with their settings."""
+
+import importlib
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+from pydantic import Field
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.plugins import builtin_module, builtin_names, concrete_subclass, load_object
+from interlace.envs.base import Simulator, VectorEnv
+from interlace.envs.simulated import SimulatedEnvs
+from interlace.envs.spec import EnvSettings
+
+SHARED = ("base", "load", "simulated", "spec")
+"""Modules of this folder that are not families."""
+
+
+class EnvConfig(Config):
+    """Which environments a run has, and where they are simulated."""
+
+    family: str
+    """A family of this folder (metaworld, gymnasium), or a user's own as `package.module:Class`."""
+    settings: dict[str, object] = Field(default_factory=dict)
+    """Settings of the family: `tasks`, `horizon`, `action_repeat` ... and its own."""
+    num_envs: int = Field(default=8, ge=1)
+    """Environments that run at once, over all workers."""
+    workers: int = Field(default=1, ge=1)
+    """Processes that simulate. Changes the speed and nothing else."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """A chunk, or a reset, that takes longer ends its episode, and its process is replaced."""
+
+
+def env_family_names() -> list[str]:
+    """Lists the built-in families, sorted. Imports none of them."""
+    return builtin_names(_package(), hidden=SHARED)
+
+
+def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> VectorEnv:
+    """Makes environments in this process.
+
+    family: a built-in's name, or a user's `package.module:Class`, a Simulator or a VectorEnv. Raises UserError for an
+    unknown name or setting, a library that is not installed, or more environments than memory.
+    """
+    kind, parsed = find_family(family, settings)
+    if issubclass(kind, Simulator):
+        _check_memory(family, kind, parsed, num_envs)
+        return SimulatedEnvs(kind, parsed, num_envs)
+    try:
+        return kind(parsed, num_envs)
+    except TypeError as error:
+        raise UserError(f"environments {family!r} are made as {kind.__name__}(settings, num_envs): {error}.") from error
+
+
+def find_family(family: str, settings: Mapping[str, object]) -> tuple[type[Simulator] | type[VectorEnv], EnvSettings]:
+    """Finds a family's class and reads its settings. Raises UserError."""
+    found = load_object("environment", family) if ":" in family else _builtin(family)
+    base = VectorEnv if isinstance(found, type) and issubclass(found, VectorEnv) else Simulator
+    kind: type[Simulator] | type[VectorEnv] = concrete_subclass(f"environment {family!r}", found, base)
+    return kind, kind.Settings.parse(settings, where=f"environment {family}")
+
+
+def _builtin(name: str) -> object:
+    module = builtin_module("environment", _package(), name, hidden=SHARED)
+    defined = [
+        value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__
+    ]
+    return next(value for value in defined if issubclass(value, Simulator | VectorEnv))
+
+
+def _check_memory(family: str, kind: type[Simulator], settings: EnvSettings, num_envs: int) -> None:
+    num_simulators = len(settings.tasks) if kind.swaps else num_envs
+    needed, there = num_simulators * kind.memory_bytes, _memory_bytes()
+    if needed > there:
+        fits = max(1, there // kind.memory_bytes)
+        raise UserError(
+            f"{num_envs} environments of {family!r} take about {needed >> 20} MiB, and {there >> 20} MiB are free; "
+            f"set env.num_envs to {fits} or less"
+        )
+
+
+def _memory_bytes() -> int:
+    """Returns the host memory that is free, or all of it where the system does not say."""
+    for line in (
+        Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if Path("/proc/meminfo").exists() else ()
+    ):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _package() -> ModuleType:
+    return importlib.import_module("interlace.envs")

@@ -1,0 +1,104 @@
+"""Families of environments for the tests of every one, and environments that break on purpose."""
+
+import ctypes
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from interlace.envs.base import Simulator, Step, VectorEnv
+from interlace.envs.load import create_envs
+from interlace.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family as the suite makes it."""
+
+    name: str
+    settings: dict[str, object] = field(default_factory=dict)
+    tolerance: float = 0.0
+    """Difference of observations after a state was saved, loaded and gone on from."""
+    library: str = ""
+    """Library that it needs; where it is missing the suite skips."""
+
+    def make(self, num_envs: int, **changed: object) -> VectorEnv:
+        return create_envs(self.name, {**self.settings, **changed}, num_envs)
+
+
+FAMILIES = [
+    Family(name="metaworld", settings={"tasks": ["reach-v3", "push-v3"], "horizon": 20}, library="metaworld"),
+    Family(
+        name="metaworld",
+        settings={"tasks": ["drawer-open-v3"], "horizon": 20, "light": True, "action_repeat": 2},
+        library="metaworld",
+    ),
+    Family(name="gymnasium", settings={"tasks": ["CartPole-v1"], "horizon": 30}, library="gymnasium"),
+    Family(name="gymnasium", settings={"tasks": ["Pendulum-v1"], "horizon": 20}, library="gymnasium"),
+    Family(name="tests.contract.envs:Walk", settings={"tasks": ["left", "right"], "horizon": 12}),
+]
+
+
+class WalkSettings(EnvSettings):
+    """Settings of Walk."""
+
+    fault: str = ""
+    """raise, nan, exit, crash or hang."""
+    fault_at: float = 1e9
+    """Fault once the place is beyond."""
+
+
+class Walk(Simulator):
+    """A point on a line, with noise: an environment of one's own, and one that breaks where it is asked to."""
+
+    Settings = WalkSettings
+    settings: WalkSettings
+
+    def __init__(self, settings: WalkSettings, task: str) -> None:
+        super().__init__(settings, task)
+        self.goal = 3.0 if task == "right" else -3.0
+        self.place, self.noise = 0.0, np.random.default_rng(0)
+
+    observation_spec = property(lambda self: {"state": ArraySpec(shape=(2,), dtype="float32")})
+    action_spec = property(lambda self: ActionSpec(low=-np.ones(1, np.float32), high=np.ones(1, np.float32)))
+    instruction = property(lambda self: f"go {self.task}")
+
+    def reset(self, init_state: int, seed: int) -> None:
+        self.place = float(np.random.default_rng(init_state).uniform(-1, 1))
+        self.noise = np.random.default_rng((init_state, seed))
+
+    def step(self, action: Array, *, is_read: bool) -> Step:
+        self.place += float(action[0]) + 0.01 * float(self.noise.normal())
+        if self.place > self.settings.fault_at:
+            self.break_down()
+        return Step(reward=-abs(self.goal - self.place), success=abs(self.goal - self.place) < 0.5)
+
+    def break_down(self) -> None:
+        match self.settings.fault:
+            case "raise":
+                raise RuntimeError("the wheel came off")
+            case "nan":
+                self.place = float("nan")
+            case "exit":
+                raise SystemExit(3)
+            case "crash":
+                ctypes.string_at(0)
+            case "hang":
+                time.sleep(1000)
+
+    def observe(self) -> Observation:
+        return {"state": np.array([self.place, self.goal], np.float32)}
+
+    def save(self) -> object:
+        return self.place, self.noise.bit_generator.state
+
+    def load(self, state: object) -> None:
+        self.place, self.noise.bit_generator.state = state  # type: ignore[misc]
+
+    def expert_action(self) -> Array:
+        return np.array([np.sign(self.goal - self.place)], np.float32)
+
+    def render(self) -> np.ndarray:
+        picture = np.zeros((8, 64, 3), np.uint8)
+        picture[:, int(np.clip(32 + 8 * self.place, 0, 63))] = 255
+        return picture
