@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from pydantic import Field, field_validator
 
 from interlace.core.config import Config
 from interlace.core.runs import Runs
+
+if TYPE_CHECKING:
+    from interlace.core.messages import Messages
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -107,6 +110,8 @@ class Prompt:
     """[prompt length], chat template applied where the tokenizer has one."""
     text: str
     answer: str
+    messages: "Messages" = ()
+    """Conversation that the chat template was applied to; empty where the prompt is plain text."""
     metadata: Mapping[str, JSON] = field(default_factory=dict)
     """Further columns of the row, for a reward function."""
     attempt: int = 0
@@ -206,6 +211,8 @@ class Response:
 
     completion: Completion
     text: str
+    refusal: str = ""
+    """Reason why the engine did not take the request; it has no tokens then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

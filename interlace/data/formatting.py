@@ -9,7 +9,8 @@ import numpy as np
 
 from interlace.core.errors import UserError, nearest
 from interlace.core.types import JSON, Prompt
-from interlace.data.chat import Message, as_text, with_last
+from interlace.core.messages import Message, Messages, to_mapping
+from interlace.data.chat import as_text, with_last
 from interlace.data.config import PromptFormat
 from interlace.data.rows import Row
 
@@ -67,8 +68,9 @@ def to_prompts(
     if not rows:
         return []
     chat = style.chat_template and bool(tokenizer.chat_template)
+    spoken = [_conversation(row, question, style) for row, question in zip(rows, questions, strict=True)]
     dressed = [
-        _dress(row, question, style, tokenizer if chat else None) for row, question in zip(rows, questions, strict=True)
+        _dress(row, messages, style, tokenizer if chat else None) for row, messages in zip(rows, spoken, strict=True)
     ]
     for row, text in zip(rows, dressed, strict=True):
         _check_characters(row, text)
@@ -83,9 +85,10 @@ def to_prompts(
             token_ids=np.array(tokens, np.int32),
             text=shown_text(row, question),
             answer=row.answer,
+            messages=messages if chat else (),
             metadata=row.metadata,
         )
-        for row, question, tokens in zip(rows, questions, ids, strict=True)
+        for row, question, messages, tokens in zip(rows, questions, spoken, ids, strict=True)
     ]
 
 
@@ -111,23 +114,29 @@ def _check_characters(row: Row, text: str) -> None:
         raise UserError(f"{row.origin}: the prompt holds {text[error.start]!r}, half of a character.") from None
 
 
-def _dress(row: Row, question: str, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase | None") -> str:
-    """Returns the text that is tokenized. tokenizer: the one whose chat template is applied; None applies none."""
+def _conversation(row: Row, question: str, style: PromptFormat) -> Messages:
+    """Returns what is said: the row's chat or its question alone, behind the recipe's system message."""
     messages = with_last(row.messages, question) if row.messages else (Message(role="user", content=question),)
+    if style.system is not None and messages[0].role != "system":
+        return (Message(role="system", content=style.system), *messages)
+    return messages
+
+
+def _dress(row: Row, messages: Messages, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase | None") -> str:
+    """Returns the text that is tokenized. tokenizer: the one whose chat template is applied; None applies none."""
     if tokenizer is None:
-        if len(messages) > 1:
+        if len(row.messages) > 1:
             raise UserError(
-                f"{row.origin}: the prompt is a chat of {len(messages)} messages, which only a chat template can put "
-                "together, and "
+                f"{row.origin}: the prompt is a chat of {len(row.messages)} messages, which only a chat template can "
+                "put together, and "
                 + ("the tokenizer has none" if style.chat_template else "task.format.chat_template=false")
                 + ". Take an instruct model or its tokenizer (model.tokenizer), or prompts of plain text."
             )
+        question = messages[-1].content
         return question if style.system is None else f"{style.system}\n\n{question}"
-    if style.system is not None and messages[0].role != "system":
-        messages = (Message(role="system", content=style.system), *messages)
     from jinja2 import TemplateError  # what transformers renders with
 
-    written = [{"role": message.role, "content": message.content} for message in messages]
+    written = [to_mapping(message) for message in messages]
     try:
         return str(tokenizer.apply_chat_template(written, add_generation_prompt=True, tokenize=False))
     except TemplateError as error:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from interlace.core.types import JSON
-from interlace.data.chat import Messages
+from interlace.core.messages import Messages
 
 Split = Literal["train", "heldout"]
 
