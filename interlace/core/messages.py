@@ -149,7 +149,7 @@ def to_mapping(message: Message) -> dict[str, JSON]:
 
 def tool_mapping(tool: ToolSpec) -> dict[str, JSON]:
     """Writes a tool in OpenAI's form."""
-    about = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    about: dict[str, JSON] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": about}
 
 

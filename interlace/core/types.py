@@ -21,6 +21,7 @@ from interlace.core.config import Config
 from interlace.core.runs import Runs
 
 if TYPE_CHECKING:
+    from interlace.core.episode_counts import EpisodeCounts
     from interlace.core.messages import Messages
 
 IntArray = NDArray[np.int32]
@@ -271,7 +272,7 @@ class Segment:
     inputs: Mapping[str, NDArray[np.generic]] | None = None
     """Named arrays beside the tokens, such as images. They travel with the sample; no text model reads them."""
     reward: float | None = None
-    """A reward of its own, beside the sample's. It travels with the sample; no algorithm reads it."""
+    """The part of the sample's reward that its episode gave this turn; None where it gave none."""
     kind: str = RESPONSE
     """Kind of the segment, for readers of transcripts: `response`, `tool`, `user`, ..."""
 
@@ -288,6 +289,8 @@ class Sample:
     finish_reason: FinishReason | None = None
     text: str = ""
     """The response, decoded."""
+    counts: "EpisodeCounts | None" = None
+    """Turns and tools, where an episode made it."""
     outcome: RewardResult | None = None
     """The reward that its episode gave, where it gives one; the scorer is not asked then."""
     scored: RewardResult | None = None

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from interlace.core.errors import UserError, nearest
-from interlace.core.types import JSON
 from interlace.core.messages import Messages
+from interlace.core.types import JSON
 from interlace.data.chat import read_messages
 from interlace.data.config import FileSource
 from interlace.data.rows import Row, Split

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interlace.core.errors import UserError, nearest
-from interlace.core.types import JSON, Prompt
 from interlace.core.messages import Message, Messages, to_mapping
+from interlace.core.types import JSON, Prompt
 from interlace.data.chat import as_text, with_last
 from interlace.data.config import PromptFormat
 from interlace.data.rows import Row
@@ -138,7 +138,8 @@ def _dress(row: Row, messages: Messages, style: PromptFormat, tokenizer: "PreTra
 
     written = [to_mapping(message) for message in messages]
     try:
-        return str(tokenizer.apply_chat_template(written, add_generation_prompt=True, tokenize=False))
+        # Its annotation knows texts only, a message may have calls.
+        return str(tokenizer.apply_chat_template(written, add_generation_prompt=True, tokenize=False))  # type: ignore[arg-type]
     except TemplateError as error:
         roles = ", ".join(message.role for message in messages)
         raise UserError(

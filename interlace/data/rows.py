@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from interlace.core.types import JSON
 from interlace.core.messages import Messages
+from interlace.core.types import JSON
 
 Split = Literal["train", "heldout"]
 

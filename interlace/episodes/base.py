@@ -3,10 +3,16 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from interlace.core.messages import Message, ToolSpec
 from interlace.core.runs import Runs
-from interlace.core.types import FinishReason, FloatArray, IntArray, Prompt, SamplingParams
+from interlace.core.types import JSON, FinishReason, FloatArray, IntArray, Prompt, SamplingParams
+
+Context: TypeAlias = Sequence[int] | Sequence[Message | Mapping[str, JSON]]
+"""Everything that a turn goes on behind: token ids, or messages (a mapping is one in OpenAI's form)."""
+Tools: TypeAlias = Sequence[ToolSpec | Mapping[str, JSON]]
+"""Tools that the model is shown; a mapping is one in OpenAI's form."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -26,6 +32,9 @@ class Turn:
     finish_reason: FinishReason
     text: str
     """The drawn tokens, decoded."""
+    message: Message
+    """The drawn tokens as a message: content, reasoning and tool calls, read by the model's renderer; where the run
+    has none, the text as content."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,6 +47,16 @@ class Outcome:
     """Named components of the reward, each shown as its own metric."""
     text: str | None = None
     """Text that is scored and shown; None: the text of the last turn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolUse:
+    """One call of a tool."""
+
+    name: str
+    """Empty where the call could not be read."""
+    seconds: float
+    failed: bool
 
 
 class Session(Protocol):
@@ -54,13 +73,23 @@ class Session(Protocol):
         ...
 
     async def generate(
-        self, token_ids: Sequence[int], *, params: SamplingParams | None = None, number: int | None = None
+        self, context: Context, *, tools: Tools = (), params: SamplingParams | None = None, number: int | None = None
     ) -> Turn:
-        """Lets the policy go on behind `token_ids`, the whole context; waits while weights change or engines are full.
+        """Lets the policy go on behind the whole context; waits while weights change or engines are full.
 
+        context: token ids, or messages. Messages that begin with those of an earlier turn, its answer included, go on
+        behind that turn's tokens where the chat template allows it. tools: that the messages are written with.
         params: None: the run's. number: the turn's, which keys its sampling noise; None: the next. Calls side by side
         whose order depends on the clock name theirs, so that two runs draw the same.
         """
+        ...
+
+    def reward(self, turn: Turn, value: float) -> None:
+        """Rewards a turn. The sample's reward is the sum of its turns' and of what the episode returns."""
+        ...
+
+    def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
+        """Counts a call of a tool, for the run's metrics. name: empty for a call that could not be read."""
         ...
 
     def waiting(self, what: str) -> AbstractAsyncContextManager[None]:

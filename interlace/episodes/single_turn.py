@@ -4,6 +4,7 @@ from typing import final
 
 from interlace.core.types import Prompt
 from interlace.episodes.base import Session
+from interlace.episodes.config import EpisodeKind
 
 
 @final
@@ -13,3 +14,12 @@ class SingleTurn:
     async def run(self, prompt: Prompt, session: Session) -> None:
         """Lets the policy answer."""
         await session.generate(prompt.token_ids.tolist())
+
+
+class SingleTurnKind(EpisodeKind):
+    """Kind of the samples that are one response."""
+
+    brings_reward = False
+
+    def create(self) -> SingleTurn:
+        return SingleTurn()

@@ -1,6 +1,7 @@
 """The roles of a policy run beside its actor: each turns one stream of samples into the next."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from interlace.algorithms.base import Needs
 from interlace.core.types import (
@@ -20,7 +21,18 @@ from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
 from interlace.stages.map import Columns, Compute, Failure, G, OnFailed
 from interlace.stages.role_groups import CriticGroup, RewardGroup, RolloutGroup
+from interlace.stages.session import SessionLimits
 from interlace.stages.stream import Stream
+
+
+class RolloutSettings(Protocol):
+    """Settings of generation."""
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+
+    @property
+    def limits(self) -> SessionLimits: ...
 
 
 class RolloutRole:
@@ -30,14 +42,17 @@ class RolloutRole:
         self,
         stages: StageFactory,
         engines: Sequence[RolloutGroup],
-        params: SamplingParams,
+        settings: RolloutSettings,
         admission: Admission,
         episode: Episode,
         on_failed: OnFailed,
     ) -> None:
         """on_failed: called with each sample whose episode raised, and the reason."""
+        params = settings.sampling
         self.pool = stages.engine_pool(engines, params, on_suspended=admission.changed.fire)
-        self.stage = stages.generate_stage(self.pool, episode, params, admission, on_failed=on_failed)
+        self.stage = stages.generate_stage(
+            self.pool, episode, params, admission, limits=settings.limits, on_failed=on_failed
+        )
         self._admission = admission
 
     def generate(self, prompts: PromptSource) -> Stream:

@@ -37,6 +37,7 @@ from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
 from interlace.stages.map import Columns
 from interlace.stages.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RewardGroup, RolloutGroup
+from interlace.stages.session import NO_LIMITS, SessionLimits
 from interlace.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
 
 
@@ -111,6 +112,8 @@ class LoopSettings:
     sampling: SamplingParams
     shaping: ShapingConfig = ShapingConfig()
     """Shaping of rewards: the parts that need a whole group are added here; the rest where samples are scored."""
+    limits: SessionLimits = NO_LIMITS
+    """Limits of each episode."""
 
 
 SINGLE_TURN = SingleTurn()
@@ -151,7 +154,7 @@ class PolicyRun:
         )
         self._meter = StepMeter(cluster)
         self._stopped = False
-        self.rollout = RolloutRole(stages, groups.rollout, settings.sampling, self.admission, episode, self._not_scored)
+        self.rollout = RolloutRole(stages, groups.rollout, settings, self.admission, episode, self._not_scored)
         self._baseline = self._greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
         self.reward = RewardRole(stages, groups.reward, self.admission, settings.shaping, on_failed=self._not_scored)
         self._num_not_scored, self._first_failure = 0, ""

@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 from interlace.algorithms import Algorithm
 from interlace.core.types import PromptSource, SamplingParams
-from interlace.flows.run import LoopSettings, PolicyRun, RoleGroups, StepObserver
+from interlace.engines.rollout.kinds import create_kind
+from interlace.episodes.by_row import create_episode
+from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.jobs.state import RunState
 from interlace.recipes.config import Recipe
 from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.cluster import Cluster
 from interlace.stages.factory import LoopSizes, StageFactory
 from interlace.stages.role_groups import RolloutGroup
+from interlace.stages.session import NO_LIMITS, SessionLimits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +31,17 @@ async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
     return recipe.sampling.model_copy(update={"stop_token_ids": tuple(stops)})
 
 
+def session_limits(recipe: Recipe) -> SessionLimits:
+    """Returns the limits of a recipe's episodes."""
+    if recipe.episode.is_single_turn:
+        return NO_LIMITS
+    return SessionLimits(
+        timeout_s=recipe.episode.timeout_s,
+        max_turns=recipe.episode.max_turns,
+        max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.max_tokens),
+    )
+
+
 async def assemble(
     cluster: Cluster,
     recipe: Recipe,
@@ -43,6 +57,7 @@ async def assemble(
     settings = LoopSettings(
         sampling=sampling,
         shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
+        limits=session_limits(recipe),
     )
     stages = StageFactory(
         cluster,
@@ -57,5 +72,6 @@ async def assemble(
     )
     if resumed:
         stages.gate.restore(resumed.num_groups)
-    run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer)
+    episode = SINGLE_TURN if recipe.episode.is_single_turn else create_episode(recipe.episode)
+    run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer, episode)
     return Assembled(run=run, sampling=sampling)

@@ -2,16 +2,15 @@
 
 import asyncio
 
-from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
 from interlace.flows.run import StepResult
 from interlace.jobs.assemble import assemble
 from interlace.jobs.evaluation import Evaluation, Evaluator
 from interlace.jobs.launch import ModelSources, launch_roles
-from interlace.models.loading import load_tokenizer
 from interlace.observe.progress import ProgressView
 from interlace.recipes.clusters.base import run_on
 from interlace.recipes.config import Recipe, algorithm_of
+from interlace.recipes.prompts import recipe_prompts
 from interlace.runtime.cluster import Cluster
 
 
@@ -25,7 +24,7 @@ def evaluate_model(recipe: Recipe, progress: ProgressView) -> Evaluation:
 
 
 async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) -> Evaluation:
-    prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
+    prompts = recipe_prompts(recipe)
     groups = await launch_roles(cluster, ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model))
     stream = PromptStream(prompts.train, recipe.seed)
     assembled = await assemble(cluster, recipe, algorithm_of(recipe), groups, stream, _NoSteps())

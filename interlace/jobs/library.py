@@ -49,6 +49,8 @@ class Settings(TypedDict, total=False):
     schedule: Named
     cluster: Named
     rollout: Named
+    episode: Named
+    renderer: Section
     steps: int
     seed: int
     prompts_per_step: int

@@ -9,7 +9,6 @@ from typing import Any
 
 from interlace.core.errors import InterlaceError, StoppedError, UserError
 from interlace.core.types import Metrics, Prompt, TerminalEvent
-from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.flows.policy import policy_optimization
@@ -22,7 +21,6 @@ from interlace.jobs.saving import CRITIC_FOLDER, Saver
 from interlace.jobs.state import RunState
 from interlace.jobs.step_trace import StepTrace
 from interlace.jobs.warmup import warmed_model
-from interlace.models.loading import load_tokenizer
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import to_line, truncate_after
@@ -36,6 +34,7 @@ from interlace.observe.stop import PATIENCE_S, StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
+from interlace.recipes.prompts import recipe_prompts
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
@@ -78,7 +77,7 @@ class _Session:
     def __init__(self, recipe: Recipe, folder: RunFolder, progress: ProgressView, stop: StopSignal) -> None:
         self._recipe, self._folder, self._progress, self._stop = recipe, folder, progress, stop
         self._checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints)
-        self._prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
+        self._prompts = recipe_prompts(recipe)
         self._stream = PromptStream(self._prompts.train, recipe.seed)
         self._resumed: RunState | None = None
         """State of the run in the checkpoint that the run goes on from; None for a run that starts."""

@@ -7,13 +7,11 @@ from pathlib import Path
 
 from interlace.core.profile import InferenceCosts, Interference, Profile, RewardCosts, TrainCosts
 from interlace.core.types import Sample, SamplingParams
-from interlace.data.loading import load_prompts
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.jobs.assemble import sampling_of
 from interlace.jobs.launch import ModelSources, launch_roles, launch_second_actor
 from interlace.jobs.warmup import warmed_model
-from interlace.models.loading import load_tokenizer
 from interlace.observe.progress import ProgressView
 from interlace.profiling.fit import medians
 from interlace.profiling.pairs import measure_interference
@@ -30,6 +28,7 @@ from interlace.profiling.training import (
 )
 from interlace.recipes.clusters.base import back_end, run_on
 from interlace.recipes.config import Recipe, ScheduleChoice, algorithm_of
+from interlace.recipes.prompts import recipe_prompts
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES
@@ -91,7 +90,7 @@ class _Measurement:
 
     async def measure(self, source: str) -> tuple[Profile, StepTimes | None]:
         recipe, cluster = self._recipe, self._cluster
-        prompts = load_prompts(recipe.task, load_tokenizer(recipe.model))
+        prompts = recipe_prompts(recipe)
         model = await warmed_model(cluster, recipe, prompts.train, self._progress)
         sources = ModelSources(recipe=recipe, policy=model, initial=model)
         groups = self._groups = await launch_roles(cluster, sources)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt
-from interlace.data.loading import PromptSet, load_prompts
+from interlace.data.loading import PromptSet
 from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
@@ -21,6 +21,7 @@ from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.engines import check_engine
 from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory
+from interlace.recipes.prompts import recipe_prompts
 from interlace.runtime.local.cluster import host_memory_bytes
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def check_recipe(recipe: Recipe) -> Derived:
         check_value_head(model)
     tokenizer = load_tokenizer(recipe.model)
     _check_reference(recipe, algorithm.needs, tokenizer)
-    prompts = load_prompts(recipe.task, tokenizer)
+    prompts = recipe_prompts(recipe, tokenizer)
     _check_evaluation(recipe, len(prompts.heldout))
     _check_warmup(recipe, prompts, tokenizer)
     size = model_size(model)

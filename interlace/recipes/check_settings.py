@@ -3,6 +3,7 @@
 from interlace.algorithms import Algorithm
 from interlace.core.errors import UserError
 from interlace.engines.train.config import training_temperature
+from interlace.episodes.config import create_kind
 from interlace.observe.loggers import load_logger
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.layout import num_ranks
@@ -15,8 +16,14 @@ def check_settings(recipe: Recipe) -> None:
     """Refuses (UserError) settings that contradict each other, and names that stand for nothing."""
     check_sizes(recipe, algorithm_of(recipe))
     training_temperature(recipe.sampling)
+    _check_episodes(recipe)
     _check_scorer(recipe)
     _check_loggers(recipe)
+
+
+def _check_episodes(recipe: Recipe) -> None:
+    for config in (recipe.episode, *recipe.episode.others.values()):
+        create_kind(config).check()
 
 
 def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
@@ -60,10 +67,12 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
     """Checks the rewards that settings bound; on a reward that only the run can show, the algorithm itself raises."""
     reward = recipe.reward
+    if reward is None and create_kind(recipe.episode).brings_reward:
+        return
     if reward is None:
         raise UserError(
-            "the recipe has no `reward`, and its episodes, one response to one prompt, bring none of their own: there "
-            "would be nothing to learn from. Set reward=exact, reward=math_verify, or a function of your own as "
+            f"the recipe has no `reward`, and episode {recipe.episode.name!r} brings none of its own: there would be "
+            "nothing to learn from. Set reward=exact, reward=math_verify, or a function of your own as "
             "reward=package.module:function."
         )
     least, wanted = reward.least, algorithm.min_reward

@@ -12,10 +12,12 @@ from interlace.core.plugins import builtin_names
 from interlace.core.random import SEED_END
 from interlace.core.types import MIN_TEMPERATURE, SamplingParams
 from interlace.data.config import DataConfig
+from interlace.data.rendering.config import RendererConfig
 from interlace.data.warmup import DemonstrationConfig
 from interlace.engines.rollout.config import EngineConfig, NativeConfig
 from interlace.engines.rollout.kinds import parse_engine
 from interlace.engines.train.config import TOKENS_PER_MICROBATCH, ActorConfig, CriticConfig, OptimizerConfig
+from interlace.episodes.config import EpisodeConfig, parse_episode
 from interlace.models.config import ModelConfig, by_path
 from interlace.recipes import clusters
 from interlace.rewards.base import RewardConfig
@@ -159,6 +161,7 @@ SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
     "cluster": lambda name: {"backend": name},
     "reward": lambda name: {"name": name},
     "rollout": lambda name: {"engine": name},
+    "episode": lambda name: {"name": name},
 }
 """Sections that may be written as one word, and what the word stands for."""
 
@@ -175,6 +178,12 @@ class Recipe(Config):
     """Prompts to train on and held-out ones."""
     reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
     """Scorer of a response; None where the episode brings its own reward."""
+    episode: Annotated[SerializeAsAny[EpisodeConfig], BeforeValidator(parse_episode), _spelled_out("episode")] = (
+        EpisodeConfig()
+    )
+    """How a sample comes to be. Written as its name, or `{name: ..., setting: value, ...}`."""
+    renderer: RendererConfig = RendererConfig()
+    """How messages become tokens, and answers messages, where an episode works on messages."""
     algorithm: AlgorithmChoice = Field(default_factory=lambda: AlgorithmChoice.model_validate({}))
     schedule: ScheduleChoice = Field(default_factory=lambda: ScheduleChoice.model_validate({}))
     cluster: Annotated[ClusterConfig, _spelled_out("cluster")] = ClusterConfig()

@@ -19,6 +19,7 @@ from interlace.stages.map import Columns, Compute, Failure, G, MapStage, OnFaile
 from interlace.stages.pool import EnginePool
 from interlace.stages.publish import Publisher
 from interlace.stages.role_groups import ActorGroup, RolloutGroup, TrainedGroup
+from interlace.stages.session import SessionLimits
 from interlace.stages.stream import SampleChannel
 from interlace.stages.train import TrainStage
 
@@ -113,7 +114,14 @@ class StageFactory:
         return pool
 
     def generate_stage(
-        self, pool: EnginePool, episode: Episode, params: SamplingParams, admission: Admission, *, on_failed: OnFailed
+        self,
+        pool: EnginePool,
+        episode: Episode,
+        params: SamplingParams,
+        admission: Admission,
+        *,
+        limits: SessionLimits,
+        on_failed: OnFailed,
     ) -> GenerateStage:
         """Makes the generation stage for an admission's rows. on_failed: called with samples whose episode raised."""
         return GenerateStage(
@@ -122,6 +130,7 @@ class StageFactory:
             episode,
             params,
             admission.channel,
+            limits=limits,
             on_generated=admission.generated,
             on_failed=on_failed,
         )

@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable, Sequence
 from numbers import Real
 
-from interlace.core.types import Request, Response, Sample, SampleKey, SamplingParams, TerminalEvent
+from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.episodes.base import Episode, Outcome
 from interlace.episodes.single_turn import SingleTurn
 from interlace.runtime.cluster import Cluster
 from interlace.stages.map import Columns, OnFailed
 from interlace.stages.pool import EnginePool
-from interlace.stages.session import EpisodeSession
+from interlace.stages.session import NO_LIMITS, EpisodeSession, FromPool, SessionLimits
 from interlace.stages.stream import GENERATED, SampleChannel, Stream
 from interlace.stages.turns import response_columns, turn_columns
 
@@ -33,11 +33,13 @@ class GenerateStage:
         params: SamplingParams,
         channel: SampleChannel,
         *,
+        limits: SessionLimits = NO_LIMITS,
         on_generated: Callable[[SampleKey], None],
         on_failed: OnFailed,
     ) -> None:
         """on_generated: called with each sample that is generated. on_failed: with each that is not, and why."""
         self._cluster, self._pool, self._params, self._channel = cluster, pool, params, channel
+        self._limits = limits
         self._episode, self._is_single = episode, isinstance(episode, SingleTurn)
         self._on_generated, self._on_failed = on_generated, on_failed
         self._running: dict[SampleKey, asyncio.Task[None]] = {}
@@ -78,7 +80,11 @@ class GenerateStage:
         return requests
 
     def _answered(self, response: Response) -> None:
-        self._write(response.completion.request.owner, response_columns(response))
+        key = response.completion.request.owner
+        if response.refusal:
+            self._fail(key, f"the engine refused the request: {response.refusal}")
+        else:
+            self._write(key, response_columns(response))
 
     def _write(self, key: SampleKey, columns: Columns) -> None:
         if self._channel.put(key, columns):
@@ -86,15 +92,12 @@ class GenerateStage:
         self._pool.finish(key)
 
     async def _run(self, sample: Sample) -> None:
-        session = EpisodeSession(self._cluster, self._pool, sample, self._params)
-        session.begin()
+        ask = FromPool(self._cluster, self._pool)
+        session = EpisodeSession(self._cluster, ask, sample, self._params, self._limits)
         try:
-            outcome = outcome_of(await self._episode.run(sample.prompt, session))
-            columns = turn_columns(sample.prompt, session.turns, outcome)
+            columns, reason = await played(self._episode, session, sample.prompt), ""
         except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
             columns, reason = {}, f"{type(error).__name__}: {error}"
-        finally:
-            session.close()
         if self._running.pop(sample.key, None) is None:
             return  # it ended meanwhile, and the episode took its time to notice
         if columns:
@@ -107,6 +110,16 @@ class GenerateStage:
         self._channel.end(key, TerminalEvent.FAILED)
         self._on_generated(key)
         self._pool.finish(key)
+
+
+async def played(episode: Episode, session: EpisodeSession, prompt: Prompt) -> Columns:
+    """Runs one episode and returns the columns of its sample. Raises what the episode raises, TimeoutError included."""
+    session.begin()
+    try:
+        outcome = outcome_of(await session.limited(episode.run(prompt, session)))
+        return turn_columns(prompt, session.turns, outcome, session.rewards, session.tool_uses)
+    finally:
+        session.close()
 
 
 def outcome_of(returned: object) -> Outcome:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from interlace.core.errors import UserError
 from interlace.core.training import WeightBundle
 from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.runtime.cluster import Cluster
@@ -111,7 +112,7 @@ class EnginePool:
     async def complete(self, requests: Sequence[Request], *, who: str) -> list[Response]:
         """Serves requests from outside the flow; they pass no gate and have no budget. Responses in the order given.
 
-        who: named in the wait-for graph.
+        who: named in the wait-for graph. UserError where an engine refuses one.
         """
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Response]] = [loop.create_future() for _ in requests]
@@ -127,11 +128,14 @@ class EnginePool:
         ]
         self._deal(jobs, self._drivers)  # whatever tail is gathered meanwhile
         try:
-            return [await self._cluster.waits.wait_for(future, who=who, what="a response") for future in futures]
+            found = [await self._cluster.waits.wait_for(future, who=who, what="a response") for future in futures]
         finally:
             for request, future in zip(requests, futures, strict=True):
                 if future.cancelled() or not future.done():
                     self.withdraw(request.id)
+        if refused := [response.refusal for response in found if response.refusal]:
+            raise UserError(f"the engine refused a request of {who}: {refused[0]}")
+        return found
 
     def update_weights(self, bundle: WeightBundle) -> None:
         """Gives every engine new weights; each swaps when it may."""
@@ -194,7 +198,7 @@ class EnginePool:
         """Passes a response of an engine on, or suspends its request."""
         done = response.completion
         del self._driver_of[done.request.id]
-        if job.max_new_tokens is None:
+        if job.max_new_tokens is None or response.refusal:
             job.deliver(response)
             return
         owner = done.request.owner

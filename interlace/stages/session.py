@@ -1,19 +1,68 @@
 """An episode's side of the engine pool: each model call is one request, and is recorded as a turn."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 
 from interlace.core.errors import UserError
+from interlace.core.messages import Message, ToolSpec, as_message, as_tool
 from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
-from interlace.core.types import IntArray, Request, Response, Sample, SamplingParams
-from interlace.episodes.base import Turn
+from interlace.core.types import Request, Response, Sample, SamplingParams
+from interlace.data.rendering.base import Renderer
+from interlace.episodes.base import Context, Tools, ToolUse, Turn
+from interlace.episodes.history import History
 from interlace.runtime.cluster import Cluster
 from interlace.stages.pool import EnginePool, settle
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SessionLimits:
+    """Limits of each session of a run, and what reads and writes its messages."""
+
+    renderer: Renderer | None = None
+    """None where episodes work on token ids alone."""
+    timeout_s: float = math.inf
+    """Seconds of an episode's own code and tools."""
+    max_turns: int | None = None
+    max_tokens: int | None = None
+    """Tokens of the longest sequence that an engine holds."""
+
+
+NO_LIMITS = SessionLimits()
+
+
+class Asker(Protocol):
+    """Way of a session to the engines."""
+
+    def __call__(self, request: Request, *, who: str, what: str) -> Awaitable[Response]:
+        """Returns the response to a request. who, what: for the wait-for graph."""
+        ...
+
+
+class FromPool:
+    """Way of a sample that was admitted to the pool: its requests are the sample's."""
+
+    def __init__(self, cluster: Cluster, pool: EnginePool) -> None:
+        self._cluster, self._pool = cluster, pool
+
+    async def __call__(self, request: Request, *, who: str, what: str) -> Response:
+        """Submits a request and waits; one that is awaited no more is withdrawn."""
+        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._pool.submit([request], partial(settle, future))
+        try:
+            return await self._cluster.waits.wait_for(future, who=who, what=what)
+        except asyncio.CancelledError:
+            self._pool.withdraw(request.id)
+            raise
 
 
 class EpisodeSession:
@@ -23,19 +72,27 @@ class EpisodeSession:
     and the wait-for graph names the episode. A turn is an ordinary wait, of which the pool knows what it is for.
     """
 
-    def __init__(self, cluster: Cluster, pool: EnginePool, sample: Sample, params: SamplingParams) -> None:
-        """sample: admitted to the pool. params: the run's."""
+    def __init__(
+        self, cluster: Cluster, ask: Asker, sample: Sample, params: SamplingParams, limits: SessionLimits = NO_LIMITS
+    ) -> None:
+        """params: the run's."""
         self.params = params
         """The run's sampling parameters, the model's stop tokens included."""
         self.name = f"episode {sample.key.gid}.{sample.key.index}"
         """Name of the episode in the wait-for graph."""
-        self._cluster, self._pool, self._sample = cluster, pool, sample
+        self._cluster, self._ask, self._sample, self._limits = cluster, ask, sample, limits
+        self._history = History(limits.renderer) if limits.renderer else None
         self._turns: dict[int, Turn | None] = {}
         """By number; None of those under way."""
-        self._num_elsewhere = 0
-        """Turns and named waits that go on now."""
+        self._rewards: dict[int, float] = {}
+        """Rewards of turns, by number."""
+        self.tool_uses: list[ToolUse] = []
+        """Calls of tools, in the order in which they ended."""
+        self._num_elsewhere = self._num_asking = 0
+        """Turns and named waits that go on now; turns alone."""
         self._operation: int | None = None
         self._is_open = False
+        self._deadline, self._left_s = asyncio.timeout(None), limits.timeout_s
 
     @property
     def seed(self) -> int:
@@ -48,6 +105,11 @@ class EpisodeSession:
         """Turns that have ended, in order of their numbers."""
         return [turn for _, turn in sorted(self._turns.items()) if turn]
 
+    @property
+    def rewards(self) -> Mapping[int, float]:
+        """Rewards of turns, by number; those without one left out."""
+        return self._rewards
+
     def begin(self) -> None:
         """Opens the session: the episode's own code runs."""
         self._is_open = True
@@ -58,23 +120,47 @@ class EpisodeSession:
         self._is_open = False
         self._unregister()
 
-    async def generate(
-        self, token_ids: Sequence[int], *, params: SamplingParams | None = None, number: int | None = None
-    ) -> Turn:
-        """Lets the policy go on behind `token_ids`; see Session. UserError for what is no context of a turn."""
-        place = max(self._turns, default=-1) + 1 if number is None else number
-        request = self._request(_context(token_ids), params or self.params, place)
-        self._turns[place] = None
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        with self._elsewhere():
-            self._pool.submit([request], partial(settle, future))
-            try:
-                response = await self._cluster.waits.wait_for(future, who=self.name, what=f"turn {place}")
-            except asyncio.CancelledError:
-                self._pool.withdraw(request.id)
+    async def limited(self, run: Awaitable[T]) -> T:
+        """Awaits the episode within its time. TimeoutError where its own code and tools take longer."""
+        self._deadline = asyncio.timeout(None)
+        try:
+            async with self._deadline:
+                self._count_time()
+                return await run
+        except TimeoutError:
+            if not self._deadline.expired():
                 raise
-        turn = self._turns[place] = _turn(place, response)
+            limit = f"{self._limits.timeout_s:g} s (episode.timeout_s), without the time of its turns"
+            raise TimeoutError(f"the episode was not done within {limit}") from None
+
+    async def generate(
+        self, context: Context, *, tools: Tools = (), params: SamplingParams | None = None, number: int | None = None
+    ) -> Turn:
+        """Lets the policy go on behind a context; see Session. UserError for what is no context of a turn."""
+        place = max(self._turns, default=-1) + 1 if number is None else number
+        shown = tuple(as_tool(tool) for tool in tools)
+        said = _messages(context)
+        ids = _ids(context) if said is None else self._rendered(said, shown)
+        request = self._request(ids, params or self.params, place)
+        self._turns[place] = None
+        with self._elsewhere(), self._asking():
+            response = await self._ask(request, who=self.name, what=f"turn {place}")
+        if response.refusal:
+            raise UserError(f"the engine refused turn {place}: {response.refusal}")
+        turn = self._turns[place] = _turn(place, response, self._read(response, shown))
+        if said is not None and self._history:
+            self._history.answered(said, shown, turn.message, [*turn.prompt_ids.tolist(), *turn.token_ids.tolist()])
         return turn
+
+    def reward(self, turn: Turn, value: float) -> None:
+        """Rewards a turn; see Session."""
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise UserError(f"the reward of turn {turn.number} is {value!r}, not a finite number")
+        self._rewards[turn.number] = self._rewards.get(turn.number, 0.0) + float(value)
+
+    def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
+        """Counts a call of a tool; see Session."""
+        self.tool_uses.append(ToolUse(name=name, seconds=seconds, failed=failed))
 
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncIterator[None]:
@@ -83,20 +169,64 @@ class EpisodeSession:
             async with self._cluster.waiting(self.name, what):
                 yield
 
-    def _request(self, context: IntArray, params: SamplingParams, place: int) -> Request:
+    def _rendered(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> list[int]:
+        if self._history is None:
+            raise UserError(
+                "the episode gave messages, which only a chat template can write, and the tokenizer has none. Take an "
+                "instruct model or its tokenizer (model.tokenizer), or give token ids."
+            )
+        return self._history.context(messages, tools)
+
+    def _read(self, response: Response, tools: tuple[ToolSpec, ...]) -> Message:
+        done = response.completion
+        if self._limits.renderer is None:
+            return Message(role="assistant", content=response.text)
+        return self._limits.renderer.parse(done.token_ids, prompt_ids=done.request.prompt_ids, tools=tools)
+
+    def _request(self, ids: list[int], params: SamplingParams, place: int) -> Request:
+        limits = self._limits
         if not self._is_open:
             raise RuntimeError(f"{self.name} has ended; its session gives no more turns")
         if place < 0 or place in self._turns:
             raise UserError(f"turn {place} of {self.name} was asked for before. Give each call a number of its own.")
+        if limits.max_turns is not None and len(self._turns) >= limits.max_turns:
+            raise UserError(f"the episode asked for more than {limits.max_turns} turns (episode.max_turns)")
+        if limits.max_tokens is not None:
+            left = limits.max_tokens - len(ids)
+            if left < 1:
+                raise UserError(
+                    f"the context of turn {place} has {len(ids)} tokens, and an engine holds {limits.max_tokens} of "
+                    "one sequence. Raise rollout.max_tokens, or let the episode end sooner."
+                )
+            if left < params.max_new_tokens:
+                params = params.model_copy(update={"max_new_tokens": left})
         prompt = self._sample.prompt
         return Request(
             uid=prompt.uid,
             owner=self._sample.key,
             attempt=prompt.attempt,
             turn=place,
-            prompt_ids=context.tolist(),
+            prompt_ids=ids,
             params=params,
         )
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Stops the episode's clock while a turn is under way."""
+        if not self._num_asking and (when := self._deadline.when()) is not None:
+            self._left_s = when - asyncio.get_running_loop().time()
+            if not self._deadline.expired():
+                self._deadline.reschedule(None)
+        self._num_asking += 1
+        try:
+            yield
+        finally:
+            self._num_asking -= 1
+            self._count_time()
+
+    def _count_time(self) -> None:
+        if self._is_open and not self._num_asking and self._left_s < math.inf and not self._deadline.expired():
+            self._deadline.reschedule(asyncio.get_running_loop().time() + self._left_s)
 
     @contextmanager
     def _elsewhere(self) -> Iterator[None]:
@@ -118,20 +248,25 @@ class EpisodeSession:
             self._operation = None
 
 
-def _context(token_ids: Sequence[int]) -> IntArray:
-    try:
-        found = np.asarray(token_ids)
-    except ValueError:  # lists of several lengths
-        found = np.zeros((0, 0))
+def _messages(context: Context) -> tuple[Message, ...] | None:
+    """Returns the messages of a context; None where it is token ids. UserError where it is neither."""
+    if not len(context) or not isinstance(context[0], Message | Mapping):
+        return None
+    given = cast(Sequence[Message], context)
+    return tuple(as_message(each, f"message {place} of generate()") for place, each in enumerate(given, start=1))
+
+
+def _ids(token_ids: Context) -> list[int]:
+    found = np.asarray(token_ids)
     if found.ndim != 1 or not found.size or found.dtype.kind not in "iu" or found.min() < 0:
         raise UserError(
             f"generate() was given a {type(token_ids).__name__} that is no list of token ids. It takes the whole "
-            "context, one token at least."
+            "context, one token at least, or messages."
         )
-    return found.astype(np.int32)
+    return cast(list[int], found.astype(np.int32).tolist())
 
 
-def _turn(number: int, response: Response) -> Turn:
+def _turn(number: int, response: Response, message: Message) -> Turn:
     done = response.completion
     return Turn(
         number=number,
@@ -141,4 +276,5 @@ def _turn(number: int, response: Response) -> Turn:
         versions=Runs.of(done.versions),
         finish_reason=done.finish_reason,
         text=response.text,
+        message=message,
     )

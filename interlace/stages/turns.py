@@ -1,10 +1,14 @@
 """Turns of an engine or an episode, as a sample's segments and columns."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.runs import Runs
+from interlace.core.trajectory import branches
 from interlace.core.types import (
     NO_VERSIONS,
     PROMPT,
@@ -17,7 +21,7 @@ from interlace.core.types import (
     SampleKey,
     Segment,
 )
-from interlace.episodes.base import Outcome, Turn
+from interlace.episodes.base import Outcome, ToolUse, Turn
 from interlace.stages.map import Columns
 
 CONTEXT = "context"
@@ -51,22 +55,53 @@ def answered(key: SampleKey, prompt: Prompt, response: Response) -> Sample:
     )
 
 
-def turn_columns(prompt: Prompt, turns: Sequence[Turn], outcome: Outcome) -> Columns:
-    """Columns of a sample that an episode made. ValueError where it made no turn."""
+def turn_columns(
+    prompt: Prompt, turns: Sequence[Turn], outcome: Outcome, rewards: Mapping[int, float], tools: Sequence[ToolUse]
+) -> Columns:
+    """Columns of a sample that an episode made. ValueError where it made no turn.
+
+    rewards: of turns, by number. They are part of the sample's reward, which is the episode's own where there are any.
+    """
     if not turns:
         raise ValueError("the episode ended without a turn, so there is nothing to score or to train on")
     last = turns[-1]
+    segments = segments_of(prompt, turns, rewards)
     columns: Columns = {
-        "segments": segments_of(prompt, turns),
+        "segments": segments,
         "finish_reason": last.finish_reason,
         "text": last.text if outcome.text is None else outcome.text,
+        "counts": _counts(turns, segments, tools),
     }
-    if outcome.reward is not None:
-        columns["outcome"] = RewardResult(reward=outcome.reward, parts=outcome.parts)
+    if outcome.reward is not None or rewards:
+        total = (outcome.reward or 0.0) + math.fsum(rewards.values())
+        columns["outcome"] = RewardResult(reward=total, parts=outcome.parts)
     return columns
 
 
-def segments_of(prompt: Prompt, turns: Sequence[Turn]) -> tuple[Segment, ...]:
+def _counts(turns: Sequence[Turn], segments: Sequence[Segment], tools: Sequence[ToolUse]) -> EpisodeCounts:
+    contexts = [np.concatenate([turn.prompt_ids, turn.token_ids]) for turn in turns]
+    pairs = list(zip(contexts, turns[1:], strict=False))
+    return EpisodeCounts(
+        num_turns=len(turns),
+        num_branches=len(branches(segments)),
+        history_tokens=sum(len(before) for before, _ in pairs),
+        reused_tokens=sum(_num_common(before, turn.prompt_ids) for before, turn in pairs),
+        tool_calls=Counter(use.name for use in tools),
+        tool_errors=Counter(use.name for use in tools if use.failed),
+        tool_s=tuple(use.seconds for use in tools),
+    )
+
+
+def _num_common(one: IntArray, other: IntArray) -> int:
+    """Counts the tokens with which both begin."""
+    size = min(len(one), len(other))
+    differing = np.flatnonzero(one[:size] != other[:size])
+    return int(differing[0]) if len(differing) else size
+
+
+def segments_of(
+    prompt: Prompt, turns: Sequence[Turn], rewards: Mapping[int, float] | None = None
+) -> tuple[Segment, ...]:
     """Builds the tree of turns: each continues the earlier one whose tokens, context included, it begins with.
 
     What a turn was given beyond these is a segment that was not sampled. A turn that continues none continues the
@@ -83,7 +118,13 @@ def segments_of(prompt: Prompt, turns: Sequence[Turn]) -> tuple[Segment, ...]:
             segments.append(_context_segment(put_in, parent, before))
             parent = len(segments) - 1
         segments.append(
-            Segment(parent=parent, token_ids=turn.token_ids, logprobs=turn.logprobs, versions=turn.versions)
+            Segment(
+                parent=parent,
+                token_ids=turn.token_ids,
+                logprobs=turn.logprobs,
+                versions=turn.versions,
+                reward=(rewards or {}).get(turn.number),
+            )
         )
         ends[len(segments) - 1] = np.concatenate([turn.prompt_ids, turn.token_ids])
     return tuple(segments)

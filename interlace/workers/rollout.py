@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from interlace.core.errors import UserError
 from interlace.core.training import WeightBundle
-from interlace.core.types import Completion, Metrics, Progress, Request, Response
+from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response
 from interlace.engines.rollout.protocol import EngineReport, RolloutEngine, SwitchMode
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
@@ -54,8 +55,7 @@ class RolloutWorker(Worker):
         """
         start_s = self._now()
         finished = list(self._engine.abort(aborts)) if aborts else []
-        for request in submissions:
-            self._engine.submit(request)
+        refused = [response for response in map(self._submit, submissions) if response]
         num_new_tokens = num_preemptions = 0
         kv_use = 0.0
         while True:
@@ -66,11 +66,11 @@ class RolloutWorker(Worker):
             finished += output.finished
             if self._interrupted.is_set() or not output.num_running + output.num_waiting:
                 break
-            if finished and self._now() - start_s >= MIN_CALL_S:
+            if (finished or refused) and self._now() - start_s >= MIN_CALL_S:
                 break
         self._interrupted.clear()
         return Progress(
-            responses=self._decoded(finished),
+            responses=(*refused, *self._decoded(finished)),
             num_running=output.num_running,
             num_waiting=output.num_waiting,
             num_new_tokens=num_new_tokens,
@@ -119,6 +119,17 @@ class RolloutWorker(Worker):
     def memory_bytes(self) -> int:
         memory = self._engine.memory()
         return memory.weights + memory.kv_cache
+
+    def _submit(self, request: Request) -> Response | None:
+        """Gives a request to the engine. Returns a response where the engine refuses it: its sample alone ends."""
+        try:
+            self._engine.submit(request)
+        except UserError as error:
+            nothing = Completion(
+                request=request, token_ids=(), logprobs=(), versions=(), finish_reason=FinishReason.ABORTED
+            )
+            return Response(completion=nothing, text="", refusal=str(error))
+        return None
 
     def _decoded(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
         return tuple(

@@ -19,6 +19,7 @@ from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.stages.factory import LoopSizes, StageFactory
+from interlace.stages.session import NO_LIMITS, SessionLimits
 from tests.support.cost_workers import CostAlgorithm, Costs, CountedPrompts, RememberingActor
 
 MakeCluster = Callable[[tuple[Device, ...], Schedule], SimCluster]
@@ -86,6 +87,7 @@ class Workload:
     done_steps: int = 0
     refill_rounds: int = 10**6
     episode: Episode = SINGLE_TURN
+    limits: SessionLimits = NO_LIMITS
 
 
 class _Observer:
@@ -178,7 +180,7 @@ async def _run(
             minibatches=work.minibatches,
         ),
     )
-    settings = LoopSettings(sampling=SamplingParams(max_new_tokens=work.costs.max_tokens))
+    settings = LoopSettings(sampling=SamplingParams(max_new_tokens=work.costs.max_tokens), limits=work.limits)
     record = Record(cluster=cluster)
     algorithm = CostAlgorithm(work.costs, work.needs, work.refill_rounds)
     prompts = CountedPrompts(work.num_prompts)

@@ -5,8 +5,8 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerBase
 
 from interlace.core.errors import UserError
-from interlace.core.types import JSON
 from interlace.core.messages import Message
+from interlace.core.types import JSON
 from interlace.data.config import PromptFormat
 from interlace.data.formatting import render, to_prompts
 from interlace.data.rows import Row

@@ -39,7 +39,7 @@ def test_a_recipe_without_a_reward_is_read_and_refused_while_episodes_bring_none
     without.write_text("".join(line for line in TEXT.splitlines(keepends=True) if not line.startswith("reward")))
     assert load_recipe(str(without), []).reward is None
     for refused in (lambda: check_recipe(load_recipe(str(without), [])), lambda: check("reward=null")):
-        with pytest.raises(UserError, match=r"has no `reward`, and its episodes, .* bring none .* Set reward=exact"):
+        with pytest.raises(UserError, match=r"has no `reward`, and episode 'single_turn' .* Set reward=exact"):
             refused()
 
 

@@ -34,7 +34,7 @@ from interlace.runtime.watchdog import Watchdog
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.stages.pool import EnginePool, settle
-from interlace.stages.session import EpisodeSession
+from interlace.stages.session import EpisodeSession, FromPool, SessionLimits
 from tests.support.cost_workers import Costs
 from tests.support.random_episodes import RandomEpisodes
 from tests.support.random_schedules import random_schedule, random_workload
@@ -202,6 +202,67 @@ def test_a_wait_that_never_ends_is_named() -> None:
         simulate(Schedule(), replace(WORK, episode=Calls(hangs)))
 
 
+def limited(**limits: float) -> SessionLimits:
+    return SessionLimits(**limits)  # type: ignore[arg-type]
+
+
+def test_an_episode_over_its_time_fails_alone_and_turns_do_not_count() -> None:
+    async def slow(prompt: Prompt, session: Session) -> None:
+        turn = await session.generate(prompt.token_ids.tolist())
+        if session.seed % 5 == 0:
+            await asyncio.sleep(60)  # on the virtual clock
+        await session.generate([*prompt.token_ids.tolist(), *turn.token_ids.tolist()])
+
+    work = replace(WORK, samples_per_prompt=5, episode=Calls(slow))
+    plain = simulate(Schedule(), replace(work, limits=limited(timeout_s=math.inf)))
+    record = simulate(Schedule(), replace(work, limits=limited(timeout_s=1e-3)))
+    assert plain.events[TerminalEvent.FAILED] == 0
+    assert record.events[TerminalEvent.TRAINED] > 0 and record.events[TerminalEvent.FAILED] > 0
+    failed = {entry.reason for entry in record.entries if entry.event == TerminalEvent.FAILED}
+    assert failed == {
+        "TimeoutError: the episode was not done within 0.001 s (episode.timeout_s), without the time of its turns"
+    }
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_turns": 5}, "UserError: the episode asked for more than 5 turns (episode.max_turns)"),
+        ({"max_tokens": 30}, "UserError: the context of turn 7 has 31 tokens, and an engine holds 30 of one sequence"),
+    ],
+)
+def test_an_endless_loop_of_turns_ends(limits: dict[str, int], reason: str) -> None:
+    async def loops(prompt: Prompt, session: Session) -> None:
+        while True:
+            turn = await session.generate([1] * (3 + 4 * len(numbers)), params=SamplingParams(max_new_tokens=2))
+            assert len(turn.token_ids) <= 2
+            numbers.append(turn.number)
+
+    numbers: list[int] = []
+    work = Workload(prompts_per_step=1, samples_per_prompt=1, num_steps=1, refill_rounds=0)
+    with pytest.raises(InterlaceError, match=re.escape(reason)):
+        simulate(Schedule(), replace(work, episode=Calls(loops), limits=limited(**limits)))
+    assert len(numbers) == (5 if "max_turns" in limits else 7)
+
+
+def test_rewards_of_turns_add_up_to_the_samples() -> None:
+    async def scored(prompt: Prompt, session: Session) -> float:
+        first = await session.generate(prompt.token_ids.tolist())
+        second = await session.generate([*prompt.token_ids.tolist(), *first.token_ids.tolist(), 7])
+        session.reward(first, 0.25)
+        session.reward(second, 0.5)
+        session.tool_called("search", seconds=0.5, failed=True)
+        return 1.0
+
+    record = simulate(Schedule(), replace(WORK, num_steps=1, episode=Calls(scored)))
+    for entry in record.entries:
+        assert entry.sample.reward == 1.75
+        assert [segment.reward for segment in entry.sample.segments] == [0.25, None, 0.5]
+        counts = entry.sample.counts
+        assert counts and (counts.num_turns, counts.num_branches) == (2, 1)
+        assert counts.reused_tokens == counts.history_tokens > 0 and counts.tool_errors == {"search": 1}
+
+
 def test_a_greedy_baseline_is_refused_beside_episodes() -> None:
     with pytest.raises(UserError, match="greedy response to the same prompt, which Calls does not make"):
         simulate(Schedule(), replace(WORK, needs=Needs(greedy_baseline=True), episode=Calls(_no_turn)))
@@ -295,7 +356,12 @@ def test_a_request_that_is_given_up_is_delivered_no_more_and_others_are() -> Non
 def test_a_turn_that_is_given_up_leaves_its_engine() -> None:
     async def main(cluster: SimCluster, pool: EnginePool) -> None:
         prompt = Prompt(uid="p", token_ids=np.arange(2, dtype=np.int32), text="", answer="")
-        session = EpisodeSession(cluster, pool, Sample(key=OWNER, prompt=prompt), SamplingParams(max_new_tokens=300))
+        session = EpisodeSession(
+            cluster,
+            FromPool(cluster, pool),
+            Sample(key=OWNER, prompt=prompt),
+            SamplingParams(max_new_tokens=300),
+        )
         pool.admit([OWNER])
         session.begin()
         with pytest.raises(TimeoutError):

@@ -169,3 +169,20 @@ def test_an_episode_that_raises_leaves_the_others_whole() -> None:
     samples = samples_of(Breaks([0.0]), failures)
     assert [sample.key.gid for sample in samples] == [0, 0, 2, 2]
     assert failures == {SampleKey(1, index): "OSError: the tool is gone" for index in range(2)}
+
+
+def test_a_turn_that_the_engine_refuses_ends_its_sample_alone() -> None:
+    class Refused(AskTwice):
+        async def run(self, prompt: Prompt, session: Session) -> float:
+            if prompt.uid == "p1":
+                await session.generate(prompt.token_ids.tolist())
+                await session.generate([70_000])
+            return await super().run(prompt, session)
+
+    failures: dict[SampleKey, str] = {}
+    samples = samples_of(Refused([0.0]), failures)
+    assert [sample.key.gid for sample in samples] == [0, 0, 2, 2]
+    assert set(failures) == {SampleKey(1, 0), SampleKey(1, 1)}
+    for reason in failures.values():
+        assert reason.startswith("UserError: the engine refused turn 1: request p1")
+        assert "token id 70000 is not in the model's vocabulary" in reason

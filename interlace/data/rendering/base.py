@@ -1,0 +1,40 @@
+"""Interface between messages and tokens."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from interlace.core.messages import Message, ToolSpec
+
+
+class Renderer(Protocol):
+    """Writer of conversations as one model's tokens, and reader of its answers. Safe to be shared by conversations."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """Writes a whole conversation, up to where the model goes on. UserError for what the template refuses."""
+        ...
+
+    def parse(
+        self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
+    ) -> Message:
+        """Reads an answer: content, reasoning, tool calls. prompt_ids: the context it was drawn behind."""
+        ...
+
+    def extend(
+        self,
+        previous_ids: Sequence[int],
+        answer: Message,
+        new_messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+    ) -> list[int] | None:
+        """Writes `new_messages` behind tokens that end with an answer of the model, without touching them.
+
+        answer: the message that was read from these tokens. An answer that was cut gets the tokens that close it.
+        Returns the whole context, which begins with `previous_ids`; None where the template allows it to be written
+        from the beginning only.
+        """
+        ...

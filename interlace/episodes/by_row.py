@@ -1,0 +1,54 @@
+"""Episodes that each row of the data chooses."""
+
+from collections.abc import Iterable, Mapping
+
+from interlace.core.errors import UserError, nearest
+from interlace.core.types import Prompt
+from interlace.episodes.base import Episode, Outcome, Session
+from interlace.episodes.config import EpisodeConfig, create_kind
+
+
+def create_episode(config: EpisodeConfig) -> Episode:
+    """Makes the object that runs a recipe's episodes. Raises UserError for what cannot work."""
+    main = create_kind(config).create()
+    if config.column is None:
+        return main
+    others = {label: create_kind(other).create() for label, other in config.others.items()}
+    return ByRow(config.column, main, others)
+
+
+def config_of(config: EpisodeConfig, prompt: Prompt) -> EpisodeConfig:
+    """Returns the settings of a row's episode. Raises UserError where the row names none of them."""
+    label = _label(config.column, prompt)
+    if not label:
+        return config
+    if label not in config.others:
+        raise UserError(
+            f"prompt {prompt.uid} names the episode {label!r} in its column {config.column!r}."
+            f"{nearest(label, config.others)} Add it to episode.others, or correct the row."
+        )
+    return config.others[label]
+
+
+def check_rows(config: EpisodeConfig, prompts: Iterable[Prompt]) -> None:
+    """Refuses (UserError) a row that names an episode that is not there."""
+    if config.column is not None:
+        for prompt in prompts:
+            config_of(config, prompt)
+
+
+class ByRow:
+    """Runs the episode that a row's column names; the main one where the column is empty or missing."""
+
+    def __init__(self, column: str, main: Episode, others: Mapping[str, Episode]) -> None:
+        self._column, self._main, self._others = column, main, others
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
+        """Runs the row's episode."""
+        label = _label(self._column, prompt)
+        return await (self._others[label] if label else self._main).run(prompt, session)
+
+
+def _label(column: str | None, prompt: Prompt) -> str:
+    value = prompt.metadata.get(column) if column is not None else None
+    return "" if value is None else str(value)
