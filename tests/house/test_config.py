@@ -70,9 +70,8 @@ SHARED = {
     "responses": "likewise",
     "settings": "of a kind of demonstrations, and of a family of environments: each has its own",
     "workers": "processes that score, and those that simulate",
-    "timeout_s": "of scoring a sample, and of simulating a chunk",
     "name": "of a reward, and of an episode",
-    "timeout_s": "of one scoring, and of an episode's own code",
+    "timeout_s": "of scoring a sample, of simulating a chunk, and of an episode's own code",
 }
 """Fields of one name in several sections, and what each is there."""
 MEASURED = ("interlace.core.profile",)
