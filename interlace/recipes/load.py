@@ -88,7 +88,7 @@ def _elsewhere(error: ValidationError) -> Iterator[str]:
 def _keys(cls: type[Config], prefix: str = "") -> Iterator[str]:
     """Yields dotted keys of all settings below a config."""
     for name, field in cls.model_fields.items():
-        inner = list(_configs(field.annotation))
+        inner = [part for part in _configs(field.annotation) if part is not cls]  # a section may hold more of its kind
         if not inner:
             yield prefix + name
         for part in inner:
