@@ -71,7 +71,7 @@ SHARED = {
     "settings": "of a kind of demonstrations, and of a family of environments: each has its own",
     "workers": "processes that score, and those that simulate",
     "name": "of a reward, and of an episode",
-    "timeout_s": "of scoring a sample, of simulating a chunk, and of an episode's own code",
+    "timeout_s": "of each thing that may take too long",
 }
 """Fields of one name in several sections, and what each is there."""
 MEASURED = ("interlace.core.profile",)
