@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from interlace.core.config import Config
-from interlace.sandbox.limits import Limits
+from interlace.sandbox.limits import CodeLimits
 
 _MIB = 1 << 20
 
@@ -36,9 +36,9 @@ class SandboxConfig(Config):
     """Modules that are imported before, so that code which imports them starts at once."""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> CodeLimits:
         """Returns the limits in the kernel's units."""
-        return Limits(
+        return CodeLimits(
             timeout_s=self.timeout_s,
             cpu_s=self.cpu_s,
             memory_bytes=self.memory_mib * _MIB,

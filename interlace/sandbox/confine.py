@@ -10,7 +10,7 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlace.sandbox.limits import Limits
+from interlace.sandbox.limits import CodeLimits
 
 NOBODY = 65534
 """User and group of the runs where the server was started by root, whom no limit of processes binds."""
@@ -179,7 +179,7 @@ def renounce_privileges() -> None:
     _check(_libc.syscall(_SYS_CAPSET[os.uname().machine], header, (ctypes.c_uint32 * 6)()), "capset")
 
 
-def limit_resources(limits: Limits) -> None:
+def limit_resources(limits: CodeLimits) -> None:
     """Sets the limits that the kernel keeps for each process, or for the user of a namespace."""
     wanted = {
         resource.RLIMIT_CPU: limits.cpu_s,

@@ -1,12 +1,12 @@
-"""Limits of one run of code, and its result. Standard library alone: the fork server imports this."""
+"""CodeLimits of one run of code, and its result. Standard library alone: the fork server imports this."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Limits of one run of code."""
+class CodeLimits:
+    """CodeLimits of one run of code."""
 
     timeout_s: float
     """Wall time in seconds; then the run and all that it started are killed."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from interlace.sandbox.limits import CodeResult, Limits
+from interlace.sandbox.limits import CodeLimits, CodeResult
 
 _ATTACKS = """
 import json, os, resource, socket, sys, threading
@@ -121,7 +121,7 @@ def attack_code() -> str:
     return _ATTACKS
 
 
-def attack_input(folder: str, server_pid: int, limits: Limits) -> str:
+def attack_input(folder: str, server_pid: int, limits: CodeLimits) -> str:
     """Returns what the code reads. folder: the server's."""
     sizes = (limits.processes, limits.memory_bytes, limits.file_bytes, limits.scratch_bytes)
     return json.dumps([f"{folder}/outside", server_pid, *sizes])

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from interlace.sandbox import confine
 from interlace.sandbox.code import run_code
-from interlace.sandbox.limits import Limits
+from interlace.sandbox.limits import CodeLimits
 
 HEAD = struct.Struct("<Q")
 """Before a request and a reply, which are JSON: the size in bytes."""
@@ -32,7 +32,7 @@ _READ = 1 << 16
 
 def main() -> None:
     """Serves until standard input ends, which is when the process that started it has."""
-    limits, modules = Limits(**json.loads(sys.argv[1])), json.loads(sys.argv[2])
+    limits, modules = CodeLimits(**json.loads(sys.argv[1])), json.loads(sys.argv[2])
     for module in modules:
         importlib.import_module(module)
     folder = Path(tempfile.mkdtemp(prefix="interlace-sandbox-"))
@@ -61,7 +61,7 @@ def _say(words: dict[str, str]) -> None:
     sys.stdout.flush()
 
 
-def _serve(listener: socket.socket, folder: Path, limits: Limits) -> None:
+def _serve(listener: socket.socket, folder: Path, limits: CodeLimits) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to decide on
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no wait
     while True:
@@ -81,7 +81,7 @@ def _serve(listener: socket.socket, folder: Path, limits: Limits) -> None:
             connection.close()
 
 
-def _keep(connection: socket.socket, folder: Path, limits: Limits) -> None:
+def _keep(connection: socket.socket, folder: Path, limits: CodeLimits) -> None:
     """Runs one request, in a process of its own."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -118,7 +118,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 class _Run:
     """One run of code, seen by its keeper."""
 
-    def __init__(self, connection: socket.socket, request: dict[str, str], limits: Limits, scratch: Path) -> None:
+    def __init__(self, connection: socket.socket, request: dict[str, str], limits: CodeLimits, scratch: Path) -> None:
         self._connection, self._limits = connection, limits
         self._start_s = time.monotonic()
         self._lost = confine.leave_namespaces()
@@ -193,7 +193,7 @@ class _Run:
         }
 
 
-def _init(code: str, stdin: int, writes: dict[str, int], site: tuple[Limits, Path, dict[str, str]]) -> None:
+def _init(code: str, stdin: int, writes: dict[str, int], site: tuple[CodeLimits, Path, dict[str, str]]) -> None:
     """Is the first process of the run: starts the code, waits for it, says how it ended. Never returns."""
     try:
         confine.die_with_parent()
@@ -220,7 +220,7 @@ def _init(code: str, stdin: int, writes: dict[str, int], site: tuple[Limits, Pat
         os._exit(0)
 
 
-def _confine_mounts(limits: Limits, scratch: Path, lost: dict[str, str]) -> dict[str, str]:
+def _confine_mounts(limits: CodeLimits, scratch: Path, lost: dict[str, str]) -> dict[str, str]:
     if "mounts" in lost:
         return {"scratch": "no mount namespace", "proc": "no mount namespace"}
     failures = {}
@@ -237,7 +237,7 @@ def _confine_mounts(limits: Limits, scratch: Path, lost: dict[str, str]) -> dict
     return failures
 
 
-def _become_code(code: str, limits: Limits, scratch: Path, lost_write: int) -> None:
+def _become_code(code: str, limits: CodeLimits, scratch: Path, lost_write: int) -> None:
     """Confines this process and runs the code. Never returns."""
     status = 1
     try:
