@@ -24,7 +24,7 @@ class Sandbox:
         self._config, self._server, self._folder = config, server, folder
         self._turns = asyncio.Semaphore(config.runs_at_once)
         self.report = SandboxReport(missing={})
-        """What this machine keeps."""
+        """Guards that this machine keeps."""
 
     @classmethod
     async def start(cls, config: SandboxConfig | None = None) -> Self:

@@ -1,4 +1,4 @@
-"""What confines a process: namespaces, mounts, Landlock, capabilities. System calls by ctypes, for Linux alone.
+"""Confinement of a process: namespaces, mounts, Landlock, capabilities. System calls by ctypes, for Linux alone.
 
 Standard library alone: the fork server imports this, and its children run it.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from interlace.sandbox.limits import CodeLimits
 
-NOBODY = 65534
+NO_USER = 65534
 """User and group of the runs where the server was started by root, whom no limit of processes binds."""
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _NEW_USER, _NEW_NET, _NEW_PID, _NEW_MOUNTS, _NEW_IPC = 0x10000000, 0x40000000, 0x20000000, 0x20000, 0x08000000
@@ -53,7 +53,7 @@ def adopt_orphans() -> None:
 
 
 def drop_root(readable: Sequence[Path]) -> None:
-    """Becomes `nobody`, where this process is root's. readable: folders that `nobody` must still be able to read.
+    """Becomes NO_USER, where this process is root's. readable: folders that NO_USER must still be able to read.
 
     A folder under one that only root may enter stays at its place: what only root may enter is covered, and the folder
     is mounted into the cover. OSError where that cannot be done.
@@ -66,8 +66,8 @@ def drop_root(readable: Sequence[Path]) -> None:
         for parent in sorted(closed):
             _cover(parent, [path for path in readable if path.is_relative_to(parent)])
     os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+    os.setresgid(NO_USER, NO_USER, NO_USER)
+    os.setresuid(NO_USER, NO_USER, NO_USER)
     _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")  # else the files in /proc/self are root's
 
 

@@ -1,4 +1,4 @@
-"""What a sandbox keeps on this machine: found out by code that tries to break each guard."""
+"""Guards that a sandbox keeps on this machine, found out by code that tries to break each of them."""
 
 import json
 from collections.abc import Mapping
@@ -95,7 +95,7 @@ GUARDS: Mapping[str, str] = {
     "privileges": "no capabilities, and none to be gained",
     "imports": "Python's own modules are there",
 }
-"""What each guard is, by name."""
+"""Meaning of each guard, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,11 +38,11 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="interlace-sandbox-"))
     try:
         if os.getuid() == 0:
-            os.chown(folder, confine.NOBODY, confine.NOBODY)
+            os.chown(folder, confine.NO_USER, confine.NO_USER)
         try:
             confine.drop_root([Path(name).resolve() for name in {sys.prefix, sys.base_prefix, *sys.path} if name])
         except OSError as error:
-            _say({"error": f"root could not become nobody: {error.strerror}"})
+            _say({"error": f"root could not become user {confine.NO_USER}: {error.strerror}"})
             return
         (folder / "outside").mkdir(mode=0o777)
         with socket.socket(socket.AF_UNIX) as listener:
@@ -72,17 +72,19 @@ def _serve(listener: socket.socket, folder: Path, limits: CodeLimits) -> None:
             connection, _ = listener.accept()
             if os.fork() == 0:
                 listener.close()
-                status = 1
-                try:
-                    _keep(connection, folder, limits)
-                    status = 0
-                finally:
-                    os._exit(status)
+                _keep(connection, folder, limits)
             connection.close()
 
 
 def _keep(connection: socket.socket, folder: Path, limits: CodeLimits) -> None:
-    """Runs one request, in a process of its own."""
+    """Runs one request, in a process of its own. Never returns."""
+    try:
+        _answer(connection, folder, limits)
+    finally:
+        os._exit(0)
+
+
+def _answer(connection: socket.socket, folder: Path, limits: CodeLimits) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     confine.die_with_parent()
