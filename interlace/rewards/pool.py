@@ -1,29 +1,22 @@
 """Processes that score, each call under a real time limit; one that dies or hangs is replaced."""
 
 import json
-import multiprocessing
-import pickle
-import selectors
 import signal
-import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker
+from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.types import RewardResult
 from interlace.rewards.base import RewardConfig, ScoreRequest, preload_modules, timed_out
-from interlace.rewards.process import BLOCKED, HEAD, READY, RESULT, STARTED, serve
+from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
+from interlace.runtime.process.child import framed
+from interlace.runtime.process.children import TRIES, Child, Children
 
-TRIES = 3
-"""Starts of a process in a row that come to nothing, and ends by SIGTERM of one sample, before it counts as failed."""
 GRACE_S = 1.0
 """Beyond the limit, for a process that keeps it by itself, as one that awaits does."""
-_JOIN_S = 2.0
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -32,7 +25,7 @@ class _Job:
 
     number: int
     request: bytes
-    """Pickled."""
+    """Framed."""
     outcome: "Future[RewardResult]"
     deadline_s: float = 0.0
     started: bool = False
@@ -40,206 +33,103 @@ class _Job:
     alone: bool = False
     """Flag: no other job may run beside this one: of several that ran in a process that died, one is to blame."""
     tries: int = TRIES
+    """Ends by SIGTERM that are left before the sample counts as failed."""
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Scoring:
-    """A process, and what it does."""
-
-    process: Any
-    connection: socket.socket
-    ready: bool = False
-    jobs: dict[int, _Job] = field(default_factory=dict)
-    received: bytearray = field(default_factory=bytearray)
-    unsent: bytearray = field(default_factory=bytearray)
-    is_full: bool = False
-    """Flag: what is unsent waits for room in the connection."""
-
-
-class ScoringPool:
-    """Processes of one reward function, driven by a thread: limits hold whatever the caller's event loop does."""
+class ScoringPool(Children):
+    """Processes of one reward function."""
 
     def __init__(self, config: RewardConfig, *, is_async: bool) -> None:
         """An `async def` has one process, where `config.workers` calls are awaited at once; else each has its own."""
+        super().__init__("reward", ("interlace.rewards.process", *preload_modules(config.name)))
         self._config, self._is_async = config, is_async
         self._max_processes = 1 if is_async else max(1, config.workers)
         self._max_jobs = max(1, config.workers) if is_async else 1
-        # Forked from a clean server: a process starts in milliseconds, also after a time limit ended the last one, and
-        # never inherits this process's torch threads or memory.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["interlace.rewards.process", *preload_modules(config.name)])
         self._submitted: deque[_Job] = deque()
         self._pending: deque[_Job] = deque()
-        self._processes: list[_Scoring] = []
+        self._jobs: dict[Child, dict[int, _Job]] = {}
+        """By process and number."""
         self._next = 0
-        self._num_bad_starts = 0
-        self._closed = False
-        self._wakes, self._wake = socket.socketpair()
-        self._wakes.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wakes, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._work, name="reward pool", daemon=True)
         self._thread.start()
 
     def submit(self, request: ScoreRequest) -> "Future[RewardResult]":
         """Scores one response as soon as a process has room."""
-        job = _Job(number=self._next, request=pickle.dumps(request), outcome=Future())
+        job = _Job(number=self._next, request=framed(self._next, request), outcome=Future())
         self._next += 1
         self._submitted.append(job)
-        self._wake.send(b"\0")
+        self._wake()
         return job.outcome
 
-    def close(self) -> None:
-        """Ends the processes, with what they are doing."""
-        self._closed = True
-        self._wake.send(b"\0")
-        self._thread.join()
-        self._wake.close()
-        self._wakes.close()
-
-    def _work(self) -> None:
-        error: BaseException = CancelledError()
-        try:
-            while not self._closed:
-                self._serve_once()
-        except Exception as bug:  # noqa: BLE001 - it is raised where the results are awaited
-            error, self._closed = bug, True
-        jobs = [*self._pending, *self._submitted, *(job for each in self._processes for job in each.jobs.values())]
-        for scoring in [*self._processes]:
-            self._end(scoring)
-        for job in jobs:
+    def _fail_all(self, error: BaseException | None) -> None:
+        running = (job for jobs in self._jobs.values() for job in jobs.values())
+        for job in [*self._pending, *self._submitted, *running]:
             if _may_resolve(job):
-                job.outcome.set_exception(error)
-        self._selector.close()
+                job.outcome.set_exception(error or CancelledError())
 
-    def _serve_once(self) -> None:
-        touched: dict[_Scoring, bool] = {}
-        for key, _ in self._selector.select(self._patience_s()):
-            if key.data is None:
-                self._wakes.recv(1 << 16)
-            else:
-                touched[key.data] = touched.get(key.data, False) or key.fileobj is not key.data.connection
-        for scoring, has_ended in touched.items():
-            self._hear(scoring, has_ended=has_ended)
+    def _serve(self) -> None:
         while self._submitted:
             self._pending.append(self._submitted.popleft())
         self._keep_limits()
         self._hand_out()
 
     def _patience_s(self) -> float | None:
-        deadlines = [job.deadline_s for scoring in self._processes for job in scoring.jobs.values()]
+        deadlines = [job.deadline_s for jobs in self._jobs.values() for job in jobs.values()]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _hand_out(self) -> None:
         while self._pending:
             job = self._pending[0]
-            scoring = self._with_room(job)
-            if scoring is None:
+            child = self._with_room(job)
+            if child is None:
                 return
             self._pending.popleft()
             if _may_resolve(job):
-                self._send(scoring, job)
+                self._give(child, job)
 
-    def _with_room(self, job: _Job) -> _Scoring | None:
-        for scoring in self._processes:
-            is_alone = job.alone or any(other.alone for other in scoring.jobs.values())
-            if scoring.ready and len(scoring.jobs) < (1 if is_alone else self._max_jobs):
-                return scoring
-        num_starting = sum(not scoring.ready for scoring in self._processes)
+    def _with_room(self, job: _Job) -> Child | None:
+        for child in self._children:
+            jobs = self._jobs[child]
+            is_alone = job.alone or any(other.alone for other in jobs.values())
+            if child.is_ready and len(jobs) < (1 if is_alone else self._max_jobs):
+                return child
+        num_starting = sum(not child.is_ready for child in self._children)
         num_wanted = -(-len(self._pending) // self._max_jobs)
-        for _ in range(min(num_wanted - num_starting, self._max_processes - len(self._processes))):
-            self._start()
+        for _ in range(min(num_wanted - num_starting, self._max_processes - len(self._children))):
+            if started := self._start(serve, self._config, self._is_async):
+                self._jobs[started] = {}
         return None
 
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            _start_server()
-            process = self._context.Process(
-                target=serve, args=(theirs, self._config, self._is_async), name="reward", daemon=True
-            )
-            process.start()
-        except (OSError, EOFError) as error:
-            ours.close()
-            self._started_badly(str(error))
-            return
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        scoring = _Scoring(process=process, connection=ours)
-        self._processes.append(scoring)
-        self._selector.register(ours, selectors.EVENT_READ, scoring)
-        # A child of the function's own may hold the connection open longer than the process lives.
-        self._selector.register(process.sentinel, selectors.EVENT_READ, scoring)
-
-    def _started_badly(self, reason: str) -> None:
-        self._num_bad_starts += 1
-        if self._num_bad_starts < TRIES:
-            return
-        self._num_bad_starts = 0
+    def _could_not_start(self, reason: str) -> None:
         jobs, self._pending = self._pending, deque()
         for job in jobs:
             _resolve(job, RewardResult(failure=f"a process to score it in could not be started: {reason}"))
 
-    def _send(self, scoring: _Scoring, job: _Job) -> None:
+    def _give(self, child: Child, job: _Job) -> None:
         job.started, job.deadline_s = False, time.monotonic() + self._limit_s
-        scoring.jobs[job.number] = job
-        scoring.unsent += HEAD.pack(job.number, len(job.request)) + job.request
-        self._flush(scoring)
+        self._jobs[child][job.number] = job
+        self._send(child, job.request)
 
     @property
     def _limit_s(self) -> float:
         return self._config.timeout_s + (GRACE_S if self._is_async else 0.0)
 
-    def _flush(self, scoring: _Scoring) -> None:
-        is_full = False
-        try:
-            while scoring.unsent:
-                del scoring.unsent[: scoring.connection.send(scoring.unsent)]
-        except BlockingIOError:
-            is_full = True
-        except OSError:  # it is gone, which reading will tell
-            scoring.unsent.clear()
-        if is_full != scoring.is_full:
-            scoring.is_full = is_full
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if is_full else 0)
-            self._selector.modify(scoring.connection, events, scoring)
+    def _heard(self, child: Child) -> None:
+        *lines, child.received = child.received.split(b"\n")
+        for line in lines:
+            self._answered(child, *json.loads(line))
 
-    def _hear(self, scoring: _Scoring, *, has_ended: bool) -> None:
-        """Takes in what a process sent, before it ended too."""
-        try:
-            while part := scoring.connection.recv(1 << 16):
-                scoring.received += part
-            has_ended = True
-        except BlockingIOError:  # that was all so far
-            pass
-        except OSError:
-            has_ended = True
-        *lines, scoring.received = scoring.received.split(b"\n")
-        try:
-            for line in lines:
-                self._answered(scoring, *json.loads(line))
-        except (ValueError, TypeError, KeyError):  # the function wrote on the connection
-            has_ended = True
-        if scoring not in self._processes:
-            return  # what it said ended it
-        if has_ended:
-            self._died(scoring)
-        else:
-            self._flush(scoring)
-
-    def _answered(self, scoring: _Scoring, word: str, number: int = -1, *rest: Any) -> None:
+    def _answered(self, child: Child, word: str, number: int = -1, *rest: Any) -> None:
         if word == READY:
-            scoring.ready, self._num_bad_starts = True, 0
+            self._is_ready(child)
         elif word == STARTED:
-            job = scoring.jobs[number]
+            job = self._jobs[child][number]
             job.started, job.deadline_s = True, time.monotonic() + self._limit_s
         elif word == RESULT:
             reward, parts, failure = rest
-            _resolve(scoring.jobs.pop(number), RewardResult(reward=reward, parts=parts, failure=failure))
+            _resolve(self._jobs[child].pop(number), RewardResult(reward=reward, parts=parts, failure=failure))
         elif word == BLOCKED:
-            _resolve(scoring.jobs.pop(number), self._blocked(*rest))
-            self._replace(scoring)
+            _resolve(self._jobs[child].pop(number), self._blocked(*rest))
+            self._replace(child)
 
     def _blocked(self, where: str) -> RewardResult:
         reason = timed_out(self._config).failure
@@ -247,17 +137,16 @@ class ScoringPool:
 
     def _keep_limits(self) -> None:
         now_s = time.monotonic()
-        for scoring in [*self._processes]:
-            late = [job for job in scoring.jobs.values() if job.deadline_s <= now_s]
+        for child in [*self._children]:
+            late = [job for job in self._jobs[child].values() if job.deadline_s <= now_s]
             if not late:
                 continue
-            self._blame(scoring, late, lambda _job: timed_out(self._config))
-            self._replace(scoring)
+            self._blame(child, late, lambda _job: timed_out(self._config))
+            self._replace(child)
 
-    def _died(self, scoring: _Scoring) -> None:
-        scoring.process.join(_JOIN_S)
-        code = scoring.process.exitcode
-        if not scoring.ready:
+    def _died(self, child: Child) -> None:
+        code = child.ended_with()
+        if not child.is_ready:
             self._started_badly(f"it ended with exit code {code} while {self._config.name!r} was loaded")
 
         def outcome(job: _Job) -> RewardResult | None:
@@ -267,31 +156,23 @@ class ScoringPool:
                 return None
             return RewardResult(failure=f"the reward function ended its process (exit code {code})")
 
-        self._blame(scoring, [job for job in scoring.jobs.values() if job.started], outcome)
-        self._replace(scoring)
+        self._blame(child, [job for job in self._jobs[child].values() if job.started], outcome)
+        self._replace(child)
 
-    def _blame(self, scoring: _Scoring, suspects: list[_Job], outcome: "Callable[[_Job], RewardResult | None]") -> None:
+    def _blame(self, child: Child, suspects: list[_Job], outcome: "Callable[[_Job], RewardResult | None]") -> None:
         """Resolves a single suspect, which is known to be to blame; tries several again, each alone."""
         if len(suspects) == 1:
             result = outcome(suspects[0])
             if result is not None:
-                _resolve(scoring.jobs.pop(suspects[0].number), result)
+                _resolve(self._jobs[child].pop(suspects[0].number), result)
             return
         for job in suspects:
             job.alone = True
 
-    def _replace(self, scoring: _Scoring) -> None:
+    def _replace(self, child: Child) -> None:
         """Ends a process; what it has not finished is scored by others."""
-        self._pending.extendleft(reversed(scoring.jobs.values()))
-        self._end(scoring)
-
-    def _end(self, scoring: _Scoring) -> None:
-        self._processes.remove(scoring)
-        self._selector.unregister(scoring.connection)
-        self._selector.unregister(scoring.process.sentinel)
-        scoring.process.kill()
-        scoring.connection.close()
-        scoring.process.join(_JOIN_S)
+        self._pending.extendleft(reversed(self._jobs.pop(child).values()))
+        self._end(child)
 
 
 def _may_resolve(job: _Job) -> bool:
@@ -302,13 +183,3 @@ def _may_resolve(job: _Job) -> bool:
 def _resolve(job: _Job, result: RewardResult) -> None:
     if _may_resolve(job):
         job.outcome.set_result(result)
-
-
-def _start_server() -> None:
-    """Starts the server deaf to SIGTERM, which a whole run may get: without the server no process can start."""
-    resource_tracker.ensure_running()  # where the server started it, it would undo the next line
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

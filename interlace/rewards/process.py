@@ -8,12 +8,8 @@ import asyncio
 import contextlib
 import importlib
 import json
-import multiprocessing
 import os
-import pickle
-import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -31,9 +27,8 @@ from interlace.rewards.base import (
     preload_modules,
     timed_out,
 )
+from interlace.runtime.process.child import become_child, receive
 
-HEAD = struct.Struct("<IQ")
-"""Before a request's pickle: its number and its size in bytes."""
 READY, STARTED, RESULT, BLOCKED = "ready", "started", "result", "blocked"
 """First words of an answer: can score; request N begins; request N's result; request N blocks the event loop."""
 _BEAT_S = 0.05
@@ -43,11 +38,7 @@ _LEAVE_S = 0.5
 
 def serve(connection: socket.socket, config: RewardConfig, is_async: bool) -> None:
     """Runs in the process until the run closes the connection or ends."""
-    # Ctrl-C is the run's to decide on. SIGTERM ends this process and costs nothing: the sample is scored again.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_with_the_run, daemon=True).start()
+    become_child()
     function = load_reward(config.name)
     for module in preload_modules(config.name):
         importlib.import_module(module)
@@ -58,7 +49,7 @@ def serve(connection: socket.socket, config: RewardConfig, is_async: bool) -> No
         if is_async:
             _AsyncServer(connection, channel, function, config).run()
         while True:
-            number, request = _receive(connection)
+            number, request = receive(connection)
             channel.send(STARTED, number)
             channel.result(number, evaluate(function, config, request))
 
@@ -109,7 +100,7 @@ class _AsyncServer:
     def _take(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                self._loop.call_soon_threadsafe(self._begin, *_receive(self._connection))
+                self._loop.call_soon_threadsafe(self._begin, *receive(self._connection))
         os._exit(0)
 
     def _begin(self, number: int, request: ScoreRequest) -> None:
@@ -149,27 +140,3 @@ def innermost_line(thread: int) -> str:
     """Says where a running thread is now, as `file.py:12 in function`."""
     innermost = traceback.extract_stack(sys._current_frames()[thread])[-1]
     return f"{innermost.filename}:{innermost.lineno} in {innermost.name}"
-
-
-def _receive(connection: socket.socket) -> tuple[int, ScoreRequest]:
-    number, size = HEAD.unpack(_exactly(connection, HEAD.size))
-    request: ScoreRequest = pickle.loads(_exactly(connection, size))
-    return number, request
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    content = bytearray()
-    while len(content) < size:
-        part = connection.recv(min(size - len(content), 1 << 20))
-        if not part:
-            raise EOFError
-        content += part
-    return bytes(content)
-
-
-def _end_with_the_run() -> None:
-    """Ends with the run, which keeps the time limits: after a kill, a function that loops would go on for good."""
-    run = multiprocessing.parent_process()
-    if run is not None:
-        run.join()
-        os._exit(1)

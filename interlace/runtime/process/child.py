@@ -1,0 +1,64 @@
+"""The inside of a process that does jobs for a run: how it begins, and how it reads what is sent."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import struct
+import threading
+from typing import Any
+
+HEAD = struct.Struct("<IQ")
+"""Before a pickle: the number of the job and the pickle's size in bytes."""
+
+
+def become_child() -> None:
+    """Leaves Ctrl-C to the run, ends by SIGTERM, and ends with the run."""
+    # SIGTERM costs nothing: what was being done is done again in another process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
+
+
+def framed(number: int, message: object) -> bytes:
+    """Pickles a message behind its head."""
+    body = pickle.dumps(message, protocol=5)
+    return HEAD.pack(number, len(body)) + body
+
+
+def receive(connection: socket.socket) -> tuple[int, Any]:
+    """Waits for a framed message; returns its number and content. Raises EOFError where the run hung up."""
+    number, size = HEAD.unpack(_exactly(connection, HEAD.size))
+    return number, pickle.loads(_exactly(connection, size))
+
+
+def take_frames(received: bytearray) -> list[tuple[int, Any]]:
+    """Takes the framed messages that are whole out of what was received."""
+    found = []
+    while len(received) >= HEAD.size:
+        number, size = HEAD.unpack_from(received)
+        if len(received) < HEAD.size + size:
+            break
+        found.append((number, pickle.loads(memoryview(received)[HEAD.size : HEAD.size + size].tobytes())))
+        del received[: HEAD.size + size]
+    return found
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    content = bytearray()
+    while len(content) < size:
+        part = connection.recv(min(size - len(content), 1 << 20))
+        if not part:
+            raise EOFError
+        content += part
+    return bytes(content)
+
+
+def _end_with_the_run() -> None:
+    """Ends with the run, which keeps the time limits: after a kill, code that loops would go on for good."""
+    run = multiprocessing.parent_process()
+    if run is not None:
+        run.join()
+        os._exit(1)
