@@ -147,6 +147,8 @@ class Request:
     """Number of the request among its owner's: an episode makes several, one after another or side by side."""
     prompt_ids: Sequence[int]
     params: SamplingParams
+    may_continue: bool = False
+    """True where its owner may ask again behind what it gets: an engine keeps what it computed, while that pays."""
     generated_ids: Sequence[int] = ()
     generated_logprobs: Sequence[float] = ()
     generated_versions: Sequence[int] = ()
@@ -193,6 +195,8 @@ class Completion:
     finish_reason: FinishReason
     raw_logprobs: Sequence[float] = ()
     """[L] of the model itself, where the parameters ask for them; else empty."""
+    num_cached_tokens: int = 0
+    """Tokens of the context whose keys and values were there already; 0 where the engine does not say."""
 
     @property
     def resumed(self) -> Request:

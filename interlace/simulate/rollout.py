@@ -11,9 +11,10 @@ from typing import Literal
 from interlace.core.profile import RolloutCosts, speed_up
 from interlace.core.runs import Runs
 from interlace.core.training import WeightBundle
-from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response
+from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response, SampleKey
 from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.simulate.kept import KeptContexts
 from interlace.simulate.pace import Pace, PacedWork
 
 Length = Callable[[Request], float]
@@ -34,6 +35,8 @@ class _Sequence:
     context: int
     """These and the prompt's."""
     versions: list[tuple[int, int]]
+    num_found: int = 0
+    """Tokens of its context that were in the cache when it began."""
     began: int = 0
     """Decode step of the engine at which its stint began, or at which its weights changed."""
     number: int = 0
@@ -101,6 +104,7 @@ class SimulatedEngine(Worker):
         self._num_stints = 0
         self._step = 0
         self._num_cached = 0
+        self._kept = KeptContexts()
         """Tokens in the KV cache."""
         self._due_s = 0.0
         self._job: PacedWork | None = None
@@ -109,7 +113,9 @@ class SimulatedEngine(Worker):
         self._kv_away: Literal["offload", "recompute"] | None = None
 
     @operation(bin="generate")
-    async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
+    async def serve(
+        self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
+    ) -> Progress:
         """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left.
 
         A call that is younger than `min_call_s` goes on, whatever finishes.
@@ -119,6 +125,7 @@ class SimulatedEngine(Worker):
         responses = [
             _ended(found, FinishReason.ABORTED) for request_id in aborts if (found := self._take_out(request_id))
         ]
+        self._kept.release(ended)
         self._waiting.extend([self._sequence(request) for request in submissions])
         self._due_s += self._costs.call_s + len(submissions) * self._costs.sequence_s
         if submissions:
@@ -131,6 +138,7 @@ class SimulatedEngine(Worker):
                 break
             if self._is_too_full:
                 self._preempt(tally)
+            self._kept.fit(self._capacity - self._num_cached, loop.now_s)
             await self._decode(tally, until_s - loop.now_s if responses else math.inf)
             responses += self._finished()
             if responses and loop.now_s >= until_s:
@@ -164,6 +172,7 @@ class SimulatedEngine(Worker):
         seconds = self._costs.update_s
         if mode == "recompute":
             seconds += self._num_cached * self._costs.prefill_token_s / self._speed
+            self._kept.clear()
         await self._pace.work(ROLE, seconds)
         for sequence in self._running.values():
             self._book(sequence)
@@ -189,11 +198,13 @@ class SimulatedEngine(Worker):
 
     async def offload(self, kv: Literal["offload", "recompute"] = "offload") -> None:
         """kv: whether the cache of running sequences is moved along, or dropped."""
+        if kv == "recompute":
+            self._kept.clear()
         await self._move(self._costs.offload_s, kv == "offload")
         self._kv_away = kv
 
     async def _move(self, state_s: float, with_kv: bool) -> None:
-        kv_s = self._num_cached * self._costs.kv_token_s if with_kv else 0.0
+        kv_s = (self._num_cached + self._kept.num_tokens) * self._costs.kv_token_s if with_kv else 0.0
         await self._pace.work(ROLE, (state_s + kv_s) / self._num_devices)
 
     @operation(on_device=False)
@@ -220,8 +231,11 @@ class SimulatedEngine(Worker):
             if running and self._num_cached + sequence.context + self._reserve > self._capacity:
                 return
             waiting.popleft()
-            if sequence.done or sequence.request.turn or sequence.request.uid not in self._prompts:
-                self._due_s += sequence.context * self._costs.prefill_token_s / self._speed
+            found = self._kept.take(sequence.request, sequence.context, self._loop.now_s)
+            if not found and not sequence.done and not sequence.request.turn:
+                found = sequence.context if sequence.request.uid in self._prompts else 0
+            self._due_s += (sequence.context - found) * self._costs.prefill_token_s / self._speed
+            sequence.num_found = max(sequence.num_found, found)
             self._begin(sequence)
 
     def _begin(self, sequence: _Sequence) -> None:
@@ -307,7 +321,9 @@ class SimulatedEngine(Worker):
         while ends and ends[0][0] <= self._step:
             _, number, sequence = heapq.heappop(ends)
             if number == sequence.number:
-                found.append(_ended(self._stop(sequence), sequence.reason))
+                done = self._stop(sequence)
+                self._kept.keep(done.request, done.context - 1, self._loop.now_s)
+                found.append(_ended(done, sequence.reason))
         return found
 
     def _take_out(self, request_id: str) -> _Sequence | None:
@@ -342,18 +358,15 @@ class SimulatedEngine(Worker):
 
 
 def _ended(sequence: _Sequence, reason: FinishReason) -> Response:
-    return _response_of(sequence.request, sequence.versions, reason)
-
-
-def _response_of(request: Request, versions: Sequence[tuple[int, int]], reason: FinishReason) -> Response:
-    """Returns a simulated response. versions: (version, tokens that it made) pairs, in order."""
+    versions = sequence.versions
     tagged = Runs.repeated(*versions[0]) if len(versions) == 1 else Runs(versions)
     zeros = Runs.repeated(0, len(tagged))
     completion = Completion(
-        request=request,
+        request=sequence.request,
         token_ids=zeros,
         logprobs=zeros,
         versions=tagged,
         finish_reason=reason,
+        num_cached_tokens=min(sequence.num_found, len(sequence.request.prompt_ids)),
     )
     return Response(completion=completion, text="")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
 from interlace.core.training import WeightBundle
-from interlace.core.types import Metrics, Progress, Request, Response
+from interlace.core.types import Metrics, Progress, Request, Response, SampleKey
 from interlace.runtime.clock import Clock
 from interlace.runtime.timeline import Timeline
 from interlace.runtime.waits import Signal, WaitRegistry
@@ -88,6 +88,7 @@ class EngineDriver:
         self._queued: dict[str, Job] = {}
         self._running: dict[str, Job] = {}
         self._aborts: list[str] = []
+        self._ended: list[SampleKey] = []
         self.counts: Counter[str] = Counter()
         """Sequences since the start that new weights interrupted, and that were migrated to other engines."""
         self._pending: WeightBundle | None = None
@@ -122,6 +123,10 @@ class EngineDriver:
             self._left(job)
             self._aborts.append(request_id)
             self._poke()
+
+    def release(self, owner: SampleKey) -> None:
+        """Tells the engine, with its next call, that a sample takes no further turn there."""
+        self._ended.append(owner)
 
     def update_weights(self, bundle: WeightBundle) -> None:
         """Swaps as soon as `on_update` allows; a newer bundle replaces one that still waits."""
@@ -166,9 +171,10 @@ class EngineDriver:
             if not self._running and not self._aborts:
                 continue
             aborts, self._aborts = tuple(self._aborts), []
+            ended, self._ended = tuple(self._ended), []
             self._serving = True
             self._meter.submit(submissions)
-            progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts)
+            progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts, ended)
             self._serving = False
             self.kv_use = progress.kv_use
             self._meter.end(span, progress, self.num_queued)
@@ -231,7 +237,8 @@ class EngineDriver:
 
     async def _swap(self, bundle: WeightBundle) -> None:
         self.group.version = bundle.version
-        mode: Literal["keep", "recompute"] = "recompute" if self._on_update == "recompute" else "keep"
+        # Under drain and abort_resume no sequence runs now; what waits for later turns is not of these weights.
+        mode: Literal["keep", "recompute"] = "keep" if self._on_update == "keep" else "recompute"
         await self.group.with_cause("publication").update_weights(bundle, mode)
         if self._on_update == "recompute":
             self._meter.recompute()

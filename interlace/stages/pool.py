@@ -15,9 +15,11 @@ from interlace.runtime.waits import Signal
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.lengths import LengthHistory
 from interlace.schedule.roles import ROLES
+from interlace.schedule.routing import route
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Migrate
 from interlace.stages.driver import Deliver, EngineDriver, Job
+from interlace.stages.homes import Homes
 from interlace.stages.role_groups import RolloutGroup
 
 FIRST = -math.inf
@@ -83,6 +85,9 @@ class EnginePool:
         self._suspended: dict[str, Job] = {}
         self._num_suspensions = 0
         """Since the start."""
+        self._homes = Homes(keeps_old=schedule.on_update == "keep")
+        self._wave: dict[str, tuple[Request, Deliver]] = {}
+        """Turns that were asked for since the event loop last came round."""
         self._spent: dict[SampleKey, int] = {}
         """Tokens of an owner's requests since the last publication; nothing where there is no budget."""
 
@@ -102,12 +107,29 @@ class EnginePool:
         `rollout_budget` bounds the tokens of an owner between two publications, over all its turns; requests that it
         makes side by side each get what is left when they are dispatched.
         """
-        jobs = [self._job(request, deliver, request.params.max_new_tokens) for request in requests]
         for request in requests:
             self._owners[request.owner].append(request.id)
+        self._submit([(request, deliver) for request in requests])
+
+    def _submit(self, wave: Sequence[tuple[Request, Deliver]]) -> None:
+        jobs = [self._job(request, deliver, request.params.max_new_tokens) for request, deliver in wave]
         if self._spent:
             jobs = [job for job in (self._within_rest(job) for job in jobs) if job]
         self._deal(jobs, self._kept)
+
+    def ask(self, request: Request, deliver: Deliver) -> None:
+        """Submits one turn of an episode, in one wave with those that others ask for in this round of the event loop.
+
+        deliver: called as submit() does.
+        """
+        self._owners[request.owner].append(request.id)
+        if not self._wave:
+            asyncio.get_running_loop().call_soon(self._submit_wave)
+        self._wave[request.id] = request, deliver
+
+    def _submit_wave(self) -> None:
+        wave, self._wave = self._wave, {}
+        self._submit([*wave.values()])
 
     async def complete(self, requests: Sequence[Request], *, who: str) -> list[Response]:
         """Serves requests from outside the flow; they pass no gate and have no budget. Responses in the order given.
@@ -170,6 +192,7 @@ class EnginePool:
         """
         found = sum((driver.counts for driver in self._drivers), Counter({"suspended": self._num_suspensions}))
         counts = {f"num_{name}": float(found[name]) for name in ("interrupted", "migrated", "suspended")}
+        counts |= self._homes.metrics()
         names = dict.fromkeys(name for driver in self._drivers for name in driver.metrics)
         return counts | {name: sum(driver.metrics.get(name, 0.0) for driver in self._drivers) for name in names}
 
@@ -183,12 +206,14 @@ class EnginePool:
         """Ends a sample, with all its requests. Nothing where it has ended."""
         for request_id in self._owners.pop(owner, ()):
             self.withdraw(request_id)
+        self._homes.end(owner)
         if self._spent:
             self._spent.pop(owner, None)
 
     def withdraw(self, request_id: str) -> None:
         """Ends a request without a response. Nothing where it has one."""
         suspended = self._suspended.pop(request_id, None)
+        self._wave.pop(request_id, None)
         if suspended:
             self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
         elif request_id in self._driver_of:
@@ -197,7 +222,7 @@ class EnginePool:
     def on_response(self, job: Job, response: Response) -> None:
         """Passes a response of an engine on, or suspends its request."""
         done = response.completion
-        del self._driver_of[done.request.id]
+        driver = self._driver_of.pop(done.request.id)
         if job.max_new_tokens is None or response.refusal:
             job.deliver(response)
             return
@@ -207,6 +232,8 @@ class EnginePool:
             if done.finish_reason == FinishReason.LENGTH and len(done.token_ids) < job.max_new_tokens:
                 self._suspend(self._job(done.resumed, job.deliver, job.max_new_tokens))
                 return
+        if done.request.may_continue:
+            self._homes.answered(done, driver)
         self._lengths.observe(done.request.uid, len(done.request.prompt_ids), len(done.token_ids))
         job.deliver(response)
 
@@ -222,8 +249,10 @@ class EnginePool:
         if not jobs:
             return
         ready = [driver for driver in drivers if driver.starts_new] or drivers
-        chosen = self._policy.assign([job.expected_tokens for job in jobs], [driver.load for driver in ready])
+        expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
+        chosen = route(self._policy, expected, self._homes.kept(jobs, ready), loads)
         for job, engine in zip(jobs, chosen, strict=True):
+            self._homes.goes_to(job, ready[engine])
             self._driver_of[job.request.id] = ready[engine]
             ready[engine].submit(job)
 

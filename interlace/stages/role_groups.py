@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from interlace.core.training import WeightBundle
-from interlace.core.types import FloatArray, Metrics, Progress, Request, Response, RewardResult, Sample
+from interlace.core.types import FloatArray, Metrics, Progress, Request, Response, RewardResult, Sample, SampleKey
 from interlace.runtime.handle import Handle
 from interlace.runtime.typed_group import TypedGroup
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class RolloutGroup(TypedGroup, Protocol):
     """An engine: workers/rollout.py, RolloutWorker."""
 
-    def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Handle[Progress]:
+    def serve(
+        self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
+    ) -> Handle[Progress]:
         """Takes requests in and out, then decodes until a sequence finishes or interrupt() comes."""
         ...
 

@@ -57,7 +57,7 @@ class FromPool:
     async def __call__(self, request: Request, *, who: str, what: str) -> Response:
         """Submits a request and waits; one that is awaited no more is withdrawn."""
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._pool.submit([request], partial(settle, future))
+        self._pool.ask(request, partial(settle, future))
         try:
             return await self._cluster.waits.wait_for(future, who=who, what=what)
         except asyncio.CancelledError:
@@ -208,6 +208,7 @@ class EpisodeSession:
             turn=place,
             prompt_ids=ids,
             params=params,
+            may_continue=True,
         )
 
     @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from interlace.core.errors import UserError
 from interlace.core.training import WeightBundle
-from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response
+from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response, SampleKey
 from interlace.engines.rollout.protocol import EngineReport, RolloutEngine, SwitchMode
 from interlace.runtime.worker import Worker, WorkerContext, operation
 
@@ -47,14 +47,16 @@ class RolloutWorker(Worker):
         self._interrupted = threading.Event()
 
     @operation(bin="generate")
-    def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
+    def serve(self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()) -> Progress:
         """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left.
 
         A call that began less than MIN_CALL_S ago goes on, whatever finishes. Those taken out are among the responses,
-        with what they had.
+        with what they had. ended: samples whose next turns nothing is kept for any more.
         """
         start_s = self._now()
         finished = list(self._engine.abort(aborts)) if aborts else []
+        if ended:
+            self._engine.release(ended)
         refused = [response for response in map(self._submit, submissions) if response]
         num_new_tokens = num_preemptions = 0
         kv_use = 0.0

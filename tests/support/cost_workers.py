@@ -11,7 +11,7 @@ from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Ne
 from interlace.core.profile import InferenceCosts, Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.core.random import keyed_random
 from interlace.core.training import LossInputs, LossOutputs, WeightBundle
-from interlace.core.types import FloatArray, Progress, Prompt, Request, Sample, SampleGroup
+from interlace.core.types import FloatArray, Progress, Prompt, Request, Sample, SampleGroup, SampleKey
 from interlace.jobs.virtual import SimulatedRole
 from interlace.runtime.worker import WorkerContext
 from interlace.simulate.lengths import ResponseLengths
@@ -89,10 +89,12 @@ class Costs:
 class CheckedEngine(SimulatedEngine):
     """Refuses what no run may ask of an engine: the same request twice at a time, or weights older than its own."""
 
-    async def serve(self, submissions: Sequence[Request], aborts: Sequence[str]) -> Progress:
+    async def serve(
+        self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
+    ) -> Progress:
         here = {*self._running, *(sequence.request.id for sequence in self._waiting)}
         assert not here.intersection(request.id for request in submissions)
-        return await super().serve(submissions, aborts)
+        return await super().serve(submissions, aborts, ended)
 
     async def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
         assert bundle.version > self._version or self._version == -1

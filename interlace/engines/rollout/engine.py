@@ -153,6 +153,9 @@ class NativeEngine:
         wanted = list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
         return tuple(self._end(self._live[name], FinishReason.ABORTED) for name in wanted)
 
+    def release(self, owners: Sequence[SampleKey]) -> None:
+        self._prefixes.release(owners)
+
     def pause(self) -> None:
         self._paused = True
 
@@ -182,9 +185,11 @@ class NativeEngine:
         """Brings caches and sequences in line with the new weights."""
         self._runner.rebind()
         self._version = version
+        self._prefixes.clear(keeps_old=mode == "keep")
         if mode == "recompute":
             self._forget_computed()
-        self._prefixes.clear()
+            for sequence in self._scheduler.running:
+                self._prefixes.announce(sequence)
 
     def onload(self) -> None:
         if self._saved is None:
@@ -192,18 +197,20 @@ class NativeEngine:
         self._weights.residence.onload()
         self._pool.allocate()
         self._runner.rebind()
+        held = self._held_rows()
         for row, content in self._saved.items():
-            self._pool.write(self._store.cells(row, int(self._table.num_computed[row])), content)
+            if row in held:
+                self._pool.write(self._store.cells(row, held[row]), content)
         self._saved = None
 
     def offload(self, kv: SwitchMode = "offload") -> None:
         if self._saved is not None:
             return
-        self._prefixes.clear()
         if kv == "recompute":
+            self._prefixes.clear()
             self._scheduler.forget_computed()
-        rows = [sequence.row for sequence in self._scheduler.running]
-        self._saved = {row: self._pool.read(self._store.cells(row, int(self._table.num_computed[row]))) for row in rows}
+        self._prefixes.evict_idle()
+        self._saved = {row: self._pool.read(self._store.cells(row, n)) for row, n in self._held_rows().items()}
         self._pool.release()
         self._weights.residence.offload()
 
@@ -222,6 +229,11 @@ class NativeEngine:
         """Returns the share of the cells that running sequences hold; what ended ones left for reuse counts as free."""
         return self._store.held(self._scheduler.running_rows()) / self._store.num_cells
 
+    def _held_rows(self) -> dict[int, int]:
+        """Returns the rows whose content outlives a switch of the device, each with its number of computed tokens."""
+        running = {sequence.row: int(self._table.num_computed[sequence.row]) for sequence in self._scheduler.running}
+        return running | self._prefixes.kept_rows
+
     def _forget_computed(self) -> None:
         self._scheduler.forget_computed()
         if self._saved is not None:
@@ -231,7 +243,7 @@ class NativeEngine:
         """Takes a sequence out for good."""
         if self._saved is not None:
             self._saved.pop(sequence.row, None)
-        self._scheduler.remove(sequence)
+        self._scheduler.remove(sequence, retain=self._saved is None)
         del self._live[sequence.request.id]
         return Completion(
             request=sequence.request,
@@ -240,6 +252,7 @@ class NativeEngine:
             versions=tuple(sequence.versions),
             finish_reason=reason,
             raw_logprobs=tuple(sequence.raw_logprobs),
+            num_cached_tokens=max(0, sequence.num_cached),
         )
 
 

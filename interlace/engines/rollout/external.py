@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
-from interlace.core.types import Completion, FinishReason, Metrics, Request
+from interlace.core.types import Completion, FinishReason, Metrics, Request, SampleKey
 from interlace.engines.rollout.protocol import (
     EngineMemory,
     EngineReport,
@@ -165,6 +165,9 @@ class ExternalEngine(ABC):
 
     def interrupt(self) -> None:  # noqa: B027 - a step is short
         """Does nothing: a step is one forward pass."""
+
+    def release(self, owners: Sequence[SampleKey]) -> None:  # noqa: B027 - no cache is kept between requests
+        """Does nothing."""
 
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         wanted = self._live.named(ids)

@@ -48,9 +48,13 @@ class ServingConfig:
     num_threads: int
 
 
+_KEPT_TOKENS, _MOST_KEPT = 64, 1024
+"""Cells for each row of what ended sequences leave behind: more rows than short contexts need; and rows at most."""
+
+
 def num_retained(config: NativeConfig) -> int:
     """Returns the rows of the store for what ended sequences leave behind."""
-    return max(config.max_running, 8)
+    return max(config.max_running, 8, min(config.max_tokens // _KEPT_TOKENS, _MOST_KEPT))
 
 
 def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:

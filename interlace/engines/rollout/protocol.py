@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, Metrics, Request
+from interlace.core.types import Completion, Metrics, Request, SampleKey
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,6 +82,10 @@ class RolloutEngine(Protocol):
 
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         """Ends requests (None: all) and returns what they have, finish_reason `aborted`. Unknown ids are ignored."""
+        ...
+
+    def release(self, owners: Sequence[SampleKey]) -> None:
+        """Notes samples that have ended: what is kept for their next turns (`may_continue`) is needed no more."""
         ...
 
     def pause(self) -> None:

@@ -48,12 +48,12 @@ class Scheduler:
         self._prepared = None
         bisect.insort(self.waiting, sequence, key=lambda other: other.arrival)
 
-    def remove(self, sequence: SequenceState) -> None:
-        """Takes a sequence out, wherever it is; its tokens are in it afterwards."""
+    def remove(self, sequence: SequenceState, *, retain: bool) -> None:
+        """Takes a sequence out, wherever it is; its tokens are in it afterwards. retain: its cells may be reused."""
         if sequence.row < 0:
             self.waiting.remove(sequence)
             return
-        self._release(sequence, retain=True)
+        self._release(sequence, retain=retain)
 
     def schedule(self, lookahead: int = 1) -> Plan:
         """Returns what runs next, with room for `lookahead` passes of decoding rows if that preempts no sequence."""
@@ -121,13 +121,20 @@ class Scheduler:
         table, total = self._table, len(sequence.token_ids)
         table.enter(sequence)
         room = total + min(sequence.limit - total, max(total, 32))
-        forked = self._prefixes.fork(sequence, room) or self._prefixes.fork(sequence, total + 1)
-        if not forked:
-            while not (self._store.reserve(sequence.row, room) or self._store.reserve(sequence.row, total + 1)):
-                if not self._prefixes.evict():
-                    table.leave(sequence)
-                    return False
-        table.num_computed[sequence.row] = forked
+        found = self._prefixes.take(sequence)
+        while True:
+            found = found or self._prefixes.fork(sequence, room) or self._prefixes.fork(sequence, total + 1)
+            if self._store.reserve(sequence.row, room) or self._store.reserve(sequence.row, total + 1):
+                break
+            # Where all that could go would not do, all stays.
+            if self._store.num_free + self._prefixes.num_held <= total or not self._prefixes.evict():
+                self._prefixes.put_back(sequence)
+                table.leave(sequence)
+                return False
+        table.num_computed[sequence.row] = found
+        self._prefixes.num_reused_tokens += found
+        if sequence.num_cached < 0:
+            sequence.num_cached = min(found, sequence.num_prompt)
         self._prefixes.announce(sequence)
         return True
 

@@ -1,5 +1,6 @@
 """The sequences an engine holds: one object each, and the running ones' numbers as arrays with a row each."""
 
+import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,16 @@ from interlace.core.random import stable_hash
 from interlace.core.types import Request, SamplingParams
 from interlace.engines.rollout.filters import reshapes_logits, truncates
 from interlace.engines.rollout.kv_store import Int64Array
+
+
+def marks_of(token_ids: Int64Array, size: int) -> list[int]:
+    """Returns the checksum of the first `size` tokens, of twice as many, and so on. What they find is compared."""
+    content = token_ids.astype(np.int64, copy=False).tobytes()
+    marks, mark, step = [], 0, 8 * size
+    for start in range(0, len(content) - step + 1, step):
+        mark = zlib.crc32(content[start : start + step], mark)
+        marks.append(mark)
+    return marks
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +40,21 @@ class SequenceState:
     versions: list[int] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
     """Kept where they are asked for."""
+    num_cached: int = -1
+    """Tokens of the prompt that were there when it first ran; -1: it has not run."""
+    _marks: tuple[int, list[int]] = field(default=(0, []))
+    """Number of tokens that the marks were made of, and the marks."""
 
     @property
     def num_prompt(self) -> int:
         """Counts the tokens of the prompt."""
         return len(self.request.prompt_ids)
+
+    def marks(self, size: int) -> list[int]:
+        """Returns marks_of() its tokens, made once for each length. size: tokens between two marks, always the same."""
+        if self._marks[0] != len(self.token_ids):
+            self._marks = len(self.token_ids), marks_of(np.asarray(self.token_ids, np.int64), size)
+        return self._marks[1]
 
 
 class SequenceTable:

@@ -1,0 +1,80 @@
+"""Where later turns of an episode go, and whose kept context goes first."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlace.core.kept_order import FEW, ReturnTimes, first_to_go
+from interlace.schedule.dispatch import Load, create_dispatch
+from interlace.schedule.routing import PREFILL_COST, KeptContext, route
+
+NAMES = ("round_robin", "least_tokens", "longest_first", "skew_aware")
+WAVES = st.lists(
+    st.lists(st.tuples(st.floats(1, 500), st.integers(0, 4), st.integers(0, 2000)), min_size=1, max_size=20), max_size=8
+)
+
+
+def loads(*tokens: float) -> list[Load]:
+    return [Load(num_requests=0, live_tokens=each) for each in tokens]
+
+
+def gap(now: list[Load]) -> float:
+    live = [load.live_tokens for load in now]
+    return max(live) - min(live)
+
+
+@given(name=st.sampled_from(NAMES), waves=WAVES, engines=st.integers(1, 5))
+def test_no_engine_gets_further_ahead_than_what_it_keeps_and_one_request(
+    name: str, waves: list[list[tuple[float, int, int]]], engines: int
+) -> None:
+    policy, now = create_dispatch(name), loads(*[0.0] * engines)
+    for wave in waves:
+        kept = [KeptContext(engine=home, num_tokens=tokens) if home < engines else None for _, home, tokens in wave]
+        expected = [each for each, _, _ in wave]
+        before = [Load(num_requests=load.num_requests, live_tokens=load.live_tokens) for load in now]
+        found = route(policy, expected, kept, now)
+        assert [load.live_tokens for load in now] == [load.live_tokens for load in before], (
+            "the caller's are not touched"
+        )
+        assert len(found) == len(wave) and all(0 <= engine < engines for engine in found)
+        for engine, tokens in zip(found, expected, strict=True):
+            now[engine].live_tokens += tokens
+        if name == "least_tokens":
+            most = max(own.num_tokens if own else 0 for own in kept)
+            assert gap(now) <= max(gap(before), PREFILL_COST * most + max(expected)) + 1e-6
+
+
+def test_a_turn_stays_where_its_context_is_until_waiting_there_costs_more() -> None:
+    own = KeptContext(engine=0, num_tokens=1000)
+    wait = PREFILL_COST * own.num_tokens
+    assert route(create_dispatch("least_tokens"), [10.0], [own], loads(wait, 0.0)) == [0]
+    assert route(create_dispatch("least_tokens"), [10.0], [own], loads(wait + 1, 0.0)) == [1]
+
+
+def test_sessions_that_share_an_engine_are_spread_again() -> None:
+    """A hundred episodes that began on one engine do not all stay there."""
+    own = KeptContext(engine=0, num_tokens=200)
+    found = route(create_dispatch("least_tokens"), [100.0] * 40, [own] * 40, loads(0.0, 0.0, 0.0, 0.0))
+    counts = [found.count(engine) for engine in range(4)]
+    assert max(counts) - min(counts) <= 2
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 4000)), min_size=1, max_size=30), st.floats(0, 200))
+def test_the_late_go_first_and_then_the_shortest(waits: list[tuple[float, int]], patience_s: float) -> None:
+    waited_s, num_tokens = waits[first_to_go(waits, patience_s=patience_s)]
+    if any(each > patience_s for each, _ in waits):
+        assert waited_s == max(each for each, _ in waits)
+    else:
+        assert num_tokens == min(tokens for _, tokens in waits)
+
+
+def test_patience_is_what_nearly_all_tools_take() -> None:
+    returns = ReturnTimes()
+    assert returns.patience_s == math.inf
+    for place in range(200):
+        returns.observe(0.05 if place % 100 else 9.0)
+    assert returns.patience_s == 9.0
+    for _ in range(600):
+        returns.observe(0.05)
+    assert returns.patience_s == 0.05 and FEW < 200
