@@ -31,7 +31,6 @@ JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | Mapping[st
 Metrics = dict[str, float]
 """Flat metric name -> value, as written to metrics.jsonl."""
 
-
 GREEDY_INDEX = -1
 """Sample index of a group's greedy response: it belongs to no sample and is not trained on."""
 NO_GROUP = -1
@@ -248,7 +247,6 @@ class RewardResult:
 EMPTY_INT: IntArray = np.zeros(0, np.int32)
 EMPTY_FLOAT: FloatArray = np.zeros(0, np.float32)
 NO_VERSIONS: Runs[int] = Runs(())
-
 
 RESPONSE = "response"
 """The kind of a segment that the policy wrote."""
