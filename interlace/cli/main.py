@@ -12,6 +12,7 @@ import typer.core
 from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
 from interlace.cli.eval import evaluate
+from interlace.cli.plan import plan
 from interlace.cli.presets import presets
 from interlace.cli.profile import profile
 from interlace.cli.recipes import recipes
@@ -85,4 +86,5 @@ app.command("report")(_reporting(report))
 app.command("profile")(_reporting(profile))
 app.command("doctor")(_reporting(doctor))
 app.command("recipes")(_reporting(recipes))
+app.command("plan", cls=_WithSettings)(_reporting(plan))
 app.command("presets")(_reporting(presets))

@@ -1,7 +1,7 @@
 """Costs of each worker on one machine: measured by `interlace profile`, read by the simulator.
 
-Costs are those of an instance on one device. On n devices work takes `1 / speed_up(n, efficiency)` of the time, and
-state is sharded over them.
+Costs are those of an instance on one device. On n devices work takes `1 / speed(n)` of the time, and state is sharded
+over them.
 """
 
 import math
@@ -34,6 +34,30 @@ class StateCosts(Config):
     offload_s: float = Field(default=0.0, ge=0)
     efficiency: float = Field(default=0.9, ge=0.5, le=1)
     """Share of speed that is kept at each doubling of devices; 0.5 is an instance that is no faster on several."""
+
+    scaling: tuple[tuple[int, float], ...] = ()
+    """(devices, times as fast as on one), measured or stated, by rising number of devices; linear in their logarithm in
+    between, no faster beyond the last. Given, it replaces `efficiency`."""
+
+    @model_validator(mode="after")
+    def _grows(self) -> Self:
+        numbers = [number for number, _ in self.scaling]
+        if numbers and (numbers[0] < 2 or numbers != sorted(set(numbers))):
+            raise ValueError(f"scaling needs 2 or more devices, each point more than the one before; it has {numbers}")
+        if any(not 0 < times <= number for number, times in self.scaling):
+            raise ValueError("scaling: n devices are more than 0 times and at most n times as fast as one")
+        return self
+
+    def speed(self, num_devices: int) -> float:
+        """Returns how many times as fast as on one device an instance works on `num_devices`."""
+        if not self.scaling or num_devices <= 1:
+            return speed_up(num_devices, self.efficiency)
+        points = ((1, 1.0), *self.scaling)
+        place = bisect_left(points, num_devices, key=itemgetter(0))
+        if place == len(points):
+            return points[-1][1]
+        (low, low_times), (high, high_times) = points[place - 1], points[place]
+        return low_times + (high_times - low_times) * math.log(num_devices / low) / math.log(high / low)
 
     def memory_bytes(self, num_devices: int) -> int:
         """Needed on each device."""
@@ -110,6 +134,7 @@ class TrainCosts(InferenceCosts):
             onload_s=self.onload_s / 4,
             offload_s=self.offload_s / 4,
             efficiency=self.efficiency,
+            scaling=self.scaling,
             token_s=self.inference_token_s,
             call_s=self.call_s,
         )
@@ -164,11 +189,25 @@ class Interference(Config):
     """How many times as long."""
 
 
+class RunSizes(Config):
+    """Sizes of the run that a profile's lengths are of."""
+
+    prompts_per_step: int = Field(ge=1)
+    samples_per_prompt: int = Field(ge=1)
+    max_new_tokens: int = Field(ge=1)
+
+
 class Profile(Config):
     """The costs of a recipe's workers on one kind of device."""
 
     device: str
     """Kind of device, for people: `cpu, one core of ...`."""
+    model: str = ""
+    """Model of the workers, as a recipe names it; empty where that was not noted."""
+    sizes: RunSizes | None = None
+    """Sizes of the run whose responses were measured, or that was assumed."""
+    device_hour_cost: float = Field(default=0.0, ge=0)
+    """Price of one device for an hour, in any currency; 0 where none is stated."""
     source: str = ""
     """Source of the figures: the command, or papers."""
     device_memory_bytes: int = Field(ge=1)

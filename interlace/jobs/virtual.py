@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from interlace.algorithms import Algorithm
 from interlace.algorithms.base import Advantages, Needs
@@ -33,6 +33,7 @@ from interlace.schedule.placement import Device
 from interlace.simulate.workers import zeros
 
 T = TypeVar("T")
+StepHook: TypeAlias = Callable[[StepResult], bool]
 HANG_AFTER_S = 1e7
 """Virtual seconds; a stall is seen at once, whatever the limit."""
 
@@ -96,15 +97,21 @@ class Simulated:
 
 
 def run_virtually(
-    recipe: Recipe, stand_ins: SimulationBackend, *, name: str, recorder: Callable[[], Recorder]
+    recipe: Recipe,
+    stand_ins: SimulationBackend,
+    *,
+    name: str,
+    recorder: Callable[[], Recorder],
+    on_step: StepHook | None = None,
 ) -> Simulated:
     """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
 
-    recorder: makes the recorder of all that happens. Raises UserError for what cannot work, and what a run on any other
+    recorder: makes the recorder of all that happens. on_step: called with each step's result; False ends the run there,
+    with what was generated ahead. Raises UserError for what cannot work, and what a run on any other
     cluster raises: HangError, RemoteError, WorkerDiedError.
     """
     with _no_search_for_cycles():
-        return on_virtual_clock(lambda: _Session(recipe, stand_ins).run(name, recorder))
+        return on_virtual_clock(lambda: _Session(recipe, stand_ins, on_step).run(name, recorder))
 
 
 def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -134,8 +141,8 @@ def _no_search_for_cycles() -> Iterator[None]:
 class _Session:
     """One run, observed."""
 
-    def __init__(self, recipe: Recipe, stand_ins: SimulationBackend) -> None:
-        self._recipe, self._stand_ins = recipe, stand_ins
+    def __init__(self, recipe: Recipe, stand_ins: SimulationBackend, hook: StepHook | None) -> None:
+        self._recipe, self._stand_ins, self._hook = recipe, stand_ins, hook
         self._algorithm = Timed(algorithm_of(recipe))
         self._results: list[StepResult] = []
 
@@ -168,9 +175,9 @@ class _Session:
         )
 
     async def on_step(self, result: StepResult) -> bool:
-        """Returns True: a run on the virtual clock never stops."""
+        """Keeps the result. Returns False where the run is to end."""
         self._results.append(result)
-        return True
+        return self._hook is None or self._hook(result)
 
 
 async def _flow(run: PolicyRun) -> None:

@@ -60,7 +60,7 @@ def _train_rows(table: Table, role: str, costs: TrainCosts) -> None:
     table.add_row("", "inference", _rate(costs.inference_token_s), "")
     table.add_row("", "optimizer", _time(costs.optimizer_s), "a minibatch")
     table.add_row("", "export", _time(costs.export_s), "all weights")
-    table.add_row("", "two devices", f"{2 * costs.efficiency:.2f}x", "as fast as one")
+    table.add_row("", "two devices", f"{costs.speed(2):.2f}x", "as fast as one")
 
 
 def _state_row(table: Table, costs: InferenceCosts | RolloutCosts) -> None:

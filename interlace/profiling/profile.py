@@ -5,7 +5,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlace.core.profile import InferenceCosts, Interference, Profile, RewardCosts, TrainCosts
+from interlace.core.profile import InferenceCosts, Interference, Profile, RewardCosts, RunSizes, TrainCosts
 from interlace.core.types import Sample, SamplingParams
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
@@ -105,6 +105,12 @@ class _Measurement:
         kept = await self._efficiency(sources)
         profile = Profile(
             device=device_name(cluster.devices[0]),
+            model=recipe.model.path,
+            sizes=RunSizes(
+                prompts_per_step=recipe.prompts_per_step,
+                samples_per_prompt=recipe.samples_per_prompt,
+                max_new_tokens=sampling.max_new_tokens,
+            ),
             source=source,
             device_memory_bytes=cluster.devices[0].memory_bytes,
             rollout=rollout,

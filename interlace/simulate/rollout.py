@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
-from interlace.core.profile import RolloutCosts, speed_up
+from interlace.core.profile import RolloutCosts
 from interlace.core.runs import Runs
 from interlace.core.training import WeightBundle
 from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response, SampleKey
@@ -90,7 +90,7 @@ class SimulatedEngine(Worker):
         super().__init__(context)
         self._costs, self._length, self._pace, self._loop = costs, length, pace, virtual_loop()
         self._num_devices = max(1, len(context.devices))
-        self._speed = speed_up(self._num_devices, costs.efficiency)
+        self._speed = costs.speed(self._num_devices)
         self._capacity = costs.kv_tokens * self._num_devices
         self._reserve = int(HEADROOM * self._capacity)
         self._step_s = lru_cache(maxsize=costs.max_running)(costs.step_s)

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from interlace.core.profile import InferenceCosts, RewardCosts, TrainCosts, speed_up
+from interlace.core.profile import InferenceCosts, RewardCosts, TrainCosts
 from interlace.core.random import keyed_random
 from interlace.core.runs import endless
 from interlace.core.training import WeightBundle
@@ -93,7 +93,7 @@ class SimulatedInference(Worker):
         self._costs, self._pace = costs, pace
         self._role = context.group.partition("/")[0]
         self._num_devices = max(1, len(context.devices))
-        self._speed = speed_up(self._num_devices, costs.efficiency)
+        self._speed = costs.speed(self._num_devices)
 
     @operation(bin="inference", phase="reference")
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:

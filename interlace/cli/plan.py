@@ -1,0 +1,197 @@
+"""`interlace plan`: the schedule for a recipe, searched and predicted."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from interlace.cli.preflight import hush_libraries, writable
+from interlace.core.errors import UserError
+from interlace.observe.step_line import number, short
+
+if TYPE_CHECKING:
+    from interlace.jobs.plan import PlanSettings, RecipePlan
+    from interlace.profiling.probe import Probes
+    from interlace.schedule.plans import Planned
+
+SHOWN = 6
+"""Plans in the table."""
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Settings to change: `prompts_per_step=512`; of the search: `plan.search_s=30 plan.deadline_h=24`.",
+        ),
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Of a virtual cluster. Default: this machine's, as the recipe says.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="What the workers cost. Default: measured here, once a recipe and machine.")
+    ] = None,
+    max_staleness: Annotated[
+        int, typer.Option(min=0, help="Steps by which the weights of a token may lag; 0 is on-policy.")
+    ] = 4,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Really run the best three here; the fastest is taken.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say of each preset what it loses, and where.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Search placement, granularity, staleness and tail together; write the best schedule with its prediction."""
+    from interlace.jobs.plan import split_settings
+    from interlace.observe.atomic_file import write_atomic
+    from interlace.observe.jsonl import to_line
+
+    settings, changes = split_settings(overrides or [], max_lag=max_staleness)
+    out = writable(settings.out, "plan.file")
+    if devices is None:
+        from interlace.cli.planning import plan_here
+
+        hush_libraries()
+        made, measured = plan_here(recipe, changes, profile, settings, probe=probe, quiet=as_json)
+        note = ""
+    else:
+        if probe:
+            raise UserError("--probe runs plans on this machine, and --devices asks for a virtual one: leave one out.")
+        made, note = _virtual(recipe, changes, profile, settings, devices)
+        measured = None
+    chosen = measured.chosen if measured else made.found.best
+    report = out.with_suffix(".html")
+    write_atomic(out, _yaml(made, chosen, recipe))
+    write_atomic(report, _page(made, recipe))
+    if as_json:
+        told = {"recipe": recipe, **made.json(), "measured": measured.json() if measured else None}
+        print(to_line({**told, "file": str(out), "report": str(report)}), end="")
+        return
+    console = Console()
+    if note:
+        _say(console, note)
+    _show(console, made, recipe, measured)
+    if explain:
+        _explain(console, made)
+    _say(console, f"Written to {out}, which loads as any schedule does (schedule={out}). Front and reasons: {report}")
+
+
+def _virtual(
+    recipe: str, changes: Sequence[str], profile: str | None, settings: "PlanSettings", devices: int
+) -> "tuple[RecipePlan, str]":
+    """Plans for a cluster that is not there. Returns the plan and what is to be said of the recipe's sizes."""
+    from interlace.jobs.plan import PlanRequest, make_plan, recipe_for
+    from interlace.jobs.simulate import Simulation
+    from interlace.simulate.profiles import load_profile
+
+    costs = load_profile(profile)
+    loaded, note = recipe_for(recipe, changes, costs)
+    simulation = Simulation(profile=costs, num_devices=devices)
+    return make_plan(PlanRequest(recipe=loaded, simulation=simulation, settings=settings)), note
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
+    """Returns the schedule's file: what differs from the defaults, its prediction as a comment."""
+    from interlace.core.yaml_text import to_yaml
+    from interlace.schedule.plans import differing
+
+    sizes, score = made.request.workload, chosen.score
+    ratio = made.found.ratio(chosen)
+    lines = [
+        f"# Planned for {recipe} on {sizes.num_devices} x {made.request.simulation.profile.device}:",
+        f"# {sizes.prompts_per_step} prompts of {sizes.samples_per_prompt} samples a step, at most "
+        f"{sizes.max_new_tokens} tokens.",
+        f"# Predicted: {score.step_s:.4g} s a step{f', {ratio:.2f}x verl-colocated' if ratio else ''}, at most "
+        f"{chosen.lag_steps} steps stale.",
+    ]
+    return "\n".join(lines) + "\n" + to_yaml(differing(chosen.schedule), flow=None, width=110)
+
+
+def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes | None") -> None:
+    from interlace.jobs.plan import interval
+
+    found, sizes = made.found, made.request.workload
+    table = Table(
+        title=f"{recipe} on {sizes.num_devices} x {made.request.simulation.profile.device}, predicted "
+        f"({made.request.settings.words})",
+        title_justify="left",
+    )
+    for name in ("plan", "s/step", "ratio", "tokens/s", "goodput", "staleness", "length", "what differs"):
+        table.add_column(name, justify="left" if name in ("plan", "what differs") else "right", overflow="fold")
+    for place, each in enumerate(_unique([*found.ranked[:SHOWN], *([found.baseline] if found.baseline else [])])):
+        low, high = interval(each)
+        ratio, score = found.ratio(each), each.score
+        cells = (
+            f"{place + 1}. {each.name}",
+            f"{number(score.step_s, 2)} ({number(low, 2)}-{number(high, 2)})",
+            f"{ratio:.2f}x" if ratio else "-",
+            short(score.tokens_per_s),
+            f"{score.goodput:.0%}",
+            f"{score.staleness_mean:.2f} / {each.lag_steps}",
+            f"{score.length_shift:+.1%}",
+            _differs(each),
+        )
+        table.add_row(*map(Text, cells))
+    console.print(table)
+    price = made.price(found.best)
+    if price is not None:
+        _say(console, f"A million trained tokens cost {price:.3g}.")
+    _say(
+        console,
+        f"{found.num_scored} schedules simulated, {found.num_pruned} ruled out before by memory or a lower bound. "
+        "Intervals are two standard errors over simulated steps; what the profile gets wrong comes on top.",
+    )
+    if measured:
+        _say(console, measured.text())
+
+
+def _unique(plans: "Sequence[Planned]") -> "list[Planned]":
+    found: list[Planned] = []
+    for each in plans:
+        if each not in found:
+            found.append(each)
+    return found
+
+
+def _differs(plan: "Planned") -> str:
+    """Returns the plan's fields that are not the defaults, on a line."""
+    from interlace.core.yaml_text import to_yaml
+    from interlace.schedule.plans import differing
+
+    return to_yaml(differing(plan.schedule), flow=True, width=10**6).strip().strip("{}")
+
+
+def _explain(console: Console, made: "RecipePlan") -> None:
+    from interlace.jobs.plan import sentence
+
+    _say(console, "Why not:")
+    for each in made.found.why_not:
+        _say(console, f"- {sentence(each)}")
+
+
+def _page(made: "RecipePlan", recipe: str) -> str:
+    from interlace.jobs.plan import sentence
+    from interlace.observe.report.plan import PlanPoint, plan_page
+
+    found = made.found
+    plans = _unique([*found.front, *found.ranked, *([found.baseline] if found.baseline else [])])
+    points = [
+        PlanPoint(
+            name=each.name,
+            tokens_per_s=each.score.tokens_per_s,
+            staleness=float(each.lag_steps),
+            length_shift=each.score.length_shift,
+            is_front=each in found.front,
+            text=_differs(each),
+        )
+        for each in plans
+    ]
+    return plan_page(f"Plan for {recipe}", points, [sentence(each) for each in found.why_not])

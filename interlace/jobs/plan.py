@@ -1,0 +1,246 @@
+"""The schedule for a recipe: searched by the planner, predicted by the simulator."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pydantic import Field
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.profile import Profile
+from interlace.core.types import JSON
+from interlace.core.yaml_text import parse_yaml
+from interlace.jobs.scoring import Workplace, open_scorer
+from interlace.jobs.simulate import Simulation
+from interlace.observe.goodput import GOVERNED_BY
+from interlace.recipes.check_settings import check_placement, check_sizes
+from interlace.recipes.config import Recipe, ScheduleChoice, algorithm_of
+from interlace.recipes.layout import needed_roles
+from interlace.recipes.load import load_recipe, override_key
+from interlace.schedule.bounds import Workload
+from interlace.schedule.planner import search
+from interlace.schedule.plans import Accepts, PlanLimits, Planned, SearchResult, WhyNot
+from interlace.schedule.schedule import Schedule
+
+SPANS = (1, 2, 4, 8)
+"""Devices of an engine that are tried on a virtual cluster: a node has eight."""
+SAMPLE_S = 1.5e-4
+"""CPU seconds that simulating a sample takes, about."""
+NAME = "planned"
+
+
+class PlanSettings(Config):
+    """Bounds and effort of a search; on the command line `plan.KEY=VALUE`."""
+
+    max_lag: int = Field(default=0, ge=0)
+    """Steps of training by which the weights of any token may lag; 0 is on-policy."""
+    max_length_shift: float = Field(default=1.0, ge=0, le=1)
+    """Share by which trained responses may be shorter than generated ones."""
+    deadline_h: float | None = Field(default=None, gt=0)
+    """Hours that all of the recipe's steps may take: of plans on all, half or a quarter of the devices, the one that
+    holds it for the fewest device-seconds."""
+    device_hour_cost: float | None = Field(default=None, ge=0)
+    """Price of one device for an hour; None takes the profile's."""
+    search_s: float = Field(default=60.0, gt=0)
+    """Seconds that the search may take, about, on `processes` cores."""
+    processes: int = Field(default=2, ge=1)
+    """Processes that simulate side by side."""
+    probe_steps: int = Field(default=4, ge=1)
+    """Steps of a plan that is really run."""
+    file: str = "plan.yaml"
+    """File of the schedule; a report is written beside it."""
+
+    @property
+    def out(self) -> Path:
+        """The schedule's file."""
+        return Path(self.file)
+
+    @property
+    def words(self) -> str:
+        """The bounds, for people."""
+        told = [f"at most {self.max_lag} steps stale" if self.max_lag else "on-policy"]
+        if self.max_length_shift < 1:
+            told.append(f"length shift at most {self.max_length_shift:.0%}")
+        if self.deadline_h:
+            told.append(f"in {self.deadline_h:g} h")
+        return ", ".join(told)
+
+
+def split_settings(overrides: Sequence[str], *, max_lag: int) -> tuple[PlanSettings, list[str]]:
+    """Splits the planner's own settings from the recipe's overrides. Raises UserError."""
+    mine = {override_key(each).removeprefix("plan."): each for each in overrides if each.startswith("plan.")}
+    values = {key: parse_yaml(each.partition("=")[2]) for key, each in mine.items()}
+    settings = PlanSettings.parse({"max_lag": max_lag, **values}, where="plan")
+    if not settings.file.endswith((".yaml", ".yml")):
+        raise UserError(f"plan.file = {settings.file!r}: a schedule's file ends in .yaml.")
+    return settings, [each for each in overrides if not each.startswith("plan.")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """Run that a schedule is planned for, and bounds."""
+
+    recipe: Recipe
+    simulation: Simulation
+    settings: PlanSettings = PlanSettings()
+    spans: tuple[int, ...] = SPANS
+
+    @property
+    def workload(self) -> Workload:
+        """Returns the recipe's sizes, as the planner sees them."""
+        recipe, num_devices = self.recipe, self.simulation.num_devices
+        is_model = recipe.reward is not None and recipe.reward.model is not None
+        return Workload(
+            num_devices=num_devices,
+            prompts_per_step=recipe.prompts_per_step,
+            samples_per_prompt=recipe.samples_per_prompt,
+            max_new_tokens=recipe.sampling.max_new_tokens,
+            roles=tuple(
+                role.name for role in needed_roles(algorithm_of(recipe).needs) if role.needs_device or is_model
+            ),
+            spans=tuple(span for span in self.spans if span <= num_devices),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipePlan:
+    """Outcome of planning."""
+
+    request: PlanRequest
+    found: SearchResult
+
+    def price(self, plan: Planned) -> float | None:
+        """Returns the price of a million trained tokens; None where no price of a device is stated."""
+        cost = self.request.settings.device_hour_cost
+        cost = self.request.simulation.profile.device_hour_cost if cost is None else cost
+        if not cost:
+            return None
+        return cost * self.request.simulation.num_devices / 3600 / plan.score.tokens_per_s * 1e6
+
+    def row(self, plan: Planned) -> dict[str, JSON]:
+        """Returns a plan as JSON."""
+        score = plan.score
+        return {
+            "from": plan.name,
+            "schedule": plan.schedule.model_dump(mode="json"),
+            "step_s": score.step_s,
+            "step_s_interval": list(interval(plan)),
+            "ratio": self.found.ratio(plan),
+            "trained_tokens_per_s": score.tokens_per_s,
+            "goodput": score.goodput,
+            "staleness_mean": score.staleness_mean,
+            "staleness_max": score.staleness_max,
+            "lag_steps": plan.lag_steps,
+            "length_shift": score.length_shift,
+            "price_per_million_tokens": self.price(plan),
+        }
+
+    def json(self) -> dict[str, JSON]:
+        """Returns all as one JSON object."""
+        found, sizes = self.found, self.request.workload
+        return {
+            "devices": sizes.num_devices,
+            "prompts_per_step": sizes.prompts_per_step,
+            "samples_per_prompt": sizes.samples_per_prompt,
+            "max_new_tokens": sizes.max_new_tokens,
+            "best": self.row(found.best),
+            "ranked": [self.row(plan) for plan in found.ranked],
+            "baseline": self.row(found.baseline) if found.baseline else None,
+            "front": [self.row(plan) for plan in found.front],
+            "why_not": [{**asdict(each), "loses": [list(pair) for pair in each.loses]} for each in found.why_not],
+            "scored": found.num_scored,
+            "pruned": found.num_pruned,
+        }
+
+
+def interval(plan: Planned) -> tuple[float, float]:
+    """Returns bounds of the predicted seconds of a step: two standard errors of the mean over simulated steps."""
+    return max(0.0, plan.score.step_s - 2 * plan.score.error_s), plan.score.step_s + 2 * plan.score.error_s
+
+
+def sentence(why: WhyNot) -> str:
+    """Returns what a preset loses, and where, for people."""
+    if why.ratio is None:
+        return f"{why.preset}: {why.reason}"
+    lost = "; ".join(
+        f"{by:+.0%} of device time in {name} ({GOVERNED_BY.get(name, 'more work')})" for name, by in why.loses
+    )
+    bound = f"out of bounds: {why.reason}. " if why.reason else ""
+    return f"{why.preset}: {bound}{why.ratio:.2f} of the best plan's speed{': ' if lost else ''}{lost}"
+
+
+def recipe_for(spec: str, overrides: Sequence[str], profile: Profile) -> tuple[Recipe, str]:
+    """Loads a recipe to be planned on a virtual cluster. Returns it and what is to be said of its sizes.
+
+    A profile of another model is of another run: its sizes stand in for the recipe's, where no override gives them.
+    """
+    recipe = load_recipe(spec, overrides)
+    if profile.sizes is None or profile.model in ("", recipe.model.path):
+        return recipe, ""
+    sizes = profile.sizes
+    theirs = {
+        "prompts_per_step": sizes.prompts_per_step,
+        "samples_per_prompt": sizes.samples_per_prompt,
+        "sampling.max_new_tokens": sizes.max_new_tokens,
+    }
+    given = {override_key(each) for each in overrides}
+    taken = [f"{key}={value}" for key, value in theirs.items() if key not in given]
+    note = f"The profile is of {profile.model}, not of {recipe.model.path}: planned for its run, {' '.join(taken)}."
+    return load_recipe(spec, [*overrides, *taken]), note if taken else ""
+
+
+def make_plan(request: PlanRequest, *, accepts: Accepts = lambda _schedule: None) -> RecipePlan:
+    """Searches, on fewer devices too where there is a deadline to hold.
+
+    accepts: says why a schedule cannot run, beside what the profile and the settings say. Raises UserError where no
+    plan fits, or the limits contradict each other.
+    """
+    check_sizes(request.recipe, algorithm_of(request.recipe))
+    settings, num_devices = request.settings, request.simulation.num_devices
+    if settings.deadline_h is None:
+        return _searched(request, math.inf, settings.search_s, accepts)
+    max_step_s = settings.deadline_h * 3600 / request.recipe.steps
+    sizes = [size for size in (num_devices, num_devices // 2, num_devices // 4) if size]
+    plans: list[RecipePlan] = []
+    for size in sizes:
+        smaller = replace(request, simulation=replace(request.simulation, num_devices=size))
+        try:
+            plans.append(_searched(smaller, max_step_s, settings.search_s / len(sizes), accepts))
+        except UserError:
+            if not plans:
+                raise
+            break
+    # A price is proportional to device-seconds.
+    return min(plans, key=lambda plan: plan.request.simulation.num_devices / plan.found.best.score.tokens_per_s)
+
+
+def _searched(request: PlanRequest, max_step_s: float, search_s: float, accepts: Accepts) -> RecipePlan:
+    recipe, simulation, settings = request.recipe, request.simulation, request.settings
+    limits = PlanLimits(max_lag=settings.max_lag, max_length_shift=settings.max_length_shift, max_step_s=max_step_s)
+
+    def accepted(schedule: Schedule) -> str | None:
+        try:
+            check_placement(under(recipe, schedule), simulation.devices)
+        except UserError as error:
+            return str(error)
+        return accepts(schedule)
+
+    effort = int(search_s * settings.processes / SAMPLE_S)
+    with open_scorer(Workplace(recipe=recipe, simulation=simulation), processes=settings.processes) as score:
+        found = search(
+            simulation.profile,
+            request.workload,
+            simulation.devices,
+            limits,
+            score,
+            effort=effort,
+            accepts=accepted,
+        )
+    return RecipePlan(request=request, found=found)
+
+
+def under(recipe: Recipe, schedule: Schedule, name: str = NAME) -> Recipe:
+    """Returns the recipe under a schedule."""
+    return recipe.model_copy(update={"schedule": ScheduleChoice(preset=name, resolved=schedule)})

@@ -1,0 +1,82 @@
+"""The page of a plan: the Pareto front as a picture, and what each preset loses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from interlace.observe.report.page import STYLE
+from interlace.observe.report.svg import Plot, nice_ticks
+
+FRONT, BEHIND = "#2563eb", "#9ca3af"
+SIZES = ((0.005, "unbiased"), (0.05, "up to 5 %"), (1.0, "more"))
+SHADES = ("#2563eb", "#d97706", "#dc2626")
+"""Colours of front plans by how far their trained lengths are from the generated ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanPoint:
+    """A plan in the picture."""
+
+    name: str
+    tokens_per_s: float
+    """Trained tokens a second."""
+    staleness: float
+    """Steps by which the weights of a token may lag, at most."""
+    length_shift: float
+    """Mean length trained on against generated, less 1."""
+    is_front: bool
+    text: str
+    """Its settings."""
+
+
+def plan_page(title: str, points: Sequence[PlanPoint], reasons: Sequence[str]) -> str:
+    """Renders the document."""
+    legend = "".join(
+        f"<span><i style='background:{colour}'></i>{escape(text)}</span>"
+        for colour, (_, text) in zip(SHADES, SIZES, strict=True)
+    )
+    rows = "".join(
+        f"<tr><td>{escape(each.name)}</td><td>{each.tokens_per_s:,.0f}</td><td>{each.staleness:g}</td>"
+        f"<td>{each.length_shift:+.1%}</td><td style='text-align:left;white-space:normal'>{escape(each.text)}</td></tr>"
+        for each in sorted(points, key=lambda each: -each.tokens_per_s)
+        if each.is_front
+    )
+    why = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<title>interlace: {escape(title)}</title><link rel='icon' href='data:,'><style>{STYLE}</style></head><body>"
+        f"<main><h1>{escape(title)}</h1><p class='lead'>Predicted by the simulator</p>"
+        "<section><h2>Speed against staleness</h2><p class='lead'>Colour: by how much trained responses are shorter "
+        "than generated ones. Grey: plans that another beats in all three.</p>"
+        f"<figure class='figure wide'>{front_figure(points)}<div class='legend'>{legend}</div></figure></section>"
+        "<section><h2>The front</h2><div class='scroll'><table><tr><th>plan</th><th>trained tokens/s</th>"
+        f"<th>steps stale at most</th><th>length shift</th><th>settings</th></tr>{rows}</table></div></section>"
+        f"<section><h2>Why not</h2><ul>{why}</ul></section></main></body></html>"
+    )
+
+
+def front_figure(points: Sequence[PlanPoint]) -> str:
+    """Draws the plans, the front connected for each shade."""
+    plot = Plot(width=1060.0, height=320.0, left=64.0)
+    x_ticks = nice_ticks(0.0, max(1.0, *(each.staleness for each in points)), 6)
+    y_ticks = nice_ticks(0.0, max(each.tokens_per_s for each in points), 5)
+    x, y = plot.x_scale(-0.3, x_ticks[-1] + 0.3), plot.y_scale(0.0, y_ticks[-1])
+    plot.grid(x, y, x_ticks, y_ticks)
+    for each in sorted(points, key=lambda each: each.is_front):
+        tip = f"{each.name}: {each.tokens_per_s:,.0f} tokens/s, {each.staleness:g} steps, {each.length_shift:+.1%}"
+        plot.dot(x(each.staleness), y(each.tokens_per_s), _shade(each), tip)
+    front = sorted((each for each in points if each.is_front), key=lambda each: (each.staleness, -each.tokens_per_s))
+    best, steps = 0.0, list[tuple[float, float]]()
+    for each in front:
+        if each.tokens_per_s > best:
+            best = each.tokens_per_s
+            steps.append((x(each.staleness), y(best)))
+    plot.path(steps, FRONT)
+    plot.x_title("steps by which the weights of a token may lag; upwards: trained tokens/s")
+    return plot.render("trained tokens a second of each plan, by staleness")
+
+
+def _shade(point: PlanPoint) -> str:
+    if not point.is_front:
+        return BEHIND
+    return next(shade for shade, (most, _) in zip(SHADES, SIZES, strict=True) if abs(point.length_shift) <= most)

@@ -1,0 +1,229 @@
+"""Candidates of the planner: where the roles are, as shares of any number of devices, and the other fields beside."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Literal
+
+from interlace.core.errors import UserError
+from interlace.schedule.placement import Device
+from interlace.schedule.schedule import Schedule
+
+WHOLE = Fraction(1)
+SHARES = tuple(Fraction(eighths, 8) for eighths in range(1, 8))
+"""Shares of the devices that are tried for a role."""
+HYBRIDS = ((WHOLE, Fraction(1, 2)), (WHOLE, Fraction(1, 4)), (Fraction(3, 4), Fraction(1, 2)))
+"""(share that generates, share that trains) where some devices do both."""
+_MEASURE = tuple(Device(index=n, pool="any", pool_index=n, memory_bytes=0) for n in range(840))
+"""Devices on which a schedule's shares are counted: 840 divides by all small numbers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Places of the roles."""
+
+    rollout: Fraction = WHOLE
+    """Share of the devices that generates, from the first one on."""
+    training: Fraction = WHOLE
+    """Share that trains, the last ones; more than the rest where some devices do both."""
+    inference: Literal["training", "rollout", "apart"] = "training"
+    """Devices of the reference: those that train, those that generate, or the first quarter of those that train, which
+    then trains on the other three."""
+    span: int = 1
+    """Devices of an instance of the rollout engine."""
+
+    def placement(self, num_devices: int) -> Mapping[str, object] | None:
+        """Returns a schedule's placement on a number of devices; None where a part would be empty or cannot be cut."""
+        generating = _count(self.rollout, num_devices, self.span)
+        training = num_devices - generating if self.is_split else _count(self.training, num_devices, 1)
+        apart = training // 4 if self.inference == "apart" else 0
+        if (
+            not generating
+            or generating > num_devices
+            or training - apart < 1
+            or (self.inference == "apart" and not apart)
+        ):
+            return None
+        first = num_devices - training
+        train, generate = _range(first + apart, num_devices), _range(0, generating)
+        inferring = {"training": train, "rollout": generate, "apart": _range(first, first + apart)}[self.inference]
+        return {
+            "rollout": {"devices": generate, "devices_per_instance": self.span},
+            "reference": inferring,
+            "critic": train,
+            "actor": train,
+        }
+
+    @property
+    def is_split(self) -> bool:
+        """True if no device both generates and trains, and none is left over."""
+        return self.rollout + self.training == 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A schedule for any number of devices."""
+
+    layout: Layout
+    rest: Schedule
+    """All fields but the placement."""
+    name: str = ""
+    """Preset that it is, or from which it comes."""
+
+    def on(self, num_devices: int) -> Schedule | None:
+        """Returns the schedule for a cluster; None where the cluster is too small or cannot be cut so."""
+        placement = self.layout.placement(num_devices)
+        if placement is None:
+            return None
+        return Schedule.parse({**self.rest.model_dump(), "placement": placement})
+
+    def changed(self, fields: Mapping[str, object]) -> "Candidate | None":
+        """Returns the candidate with other fields; None where the fields contradict each other."""
+        rest = _parsed(self.rest, tuple(sorted(fields.items(), key=lambda pair: pair[0])))
+        return replace(self, rest=rest) if rest else None
+
+    @classmethod
+    def of(cls, schedule: Schedule, name: str = "") -> "Candidate":
+        """Makes a candidate of a schedule, its placement read as shares."""
+        counted = {role: _indices(schedule, role) for role in ("rollout", "reference", "actor")}
+        inference: Literal["training", "rollout", "apart"] = "training"
+        if counted["reference"] == counted["rollout"] != counted["actor"]:
+            inference = "rollout"
+        span = schedule.placement.of("rollout").devices_per_instance
+        layout = Layout(
+            rollout=Fraction(len(counted["rollout"]), len(_MEASURE)),
+            training=Fraction(len(counted["actor"]), len(_MEASURE)),
+            inference=inference,
+            span=span if isinstance(span, int) else 1,
+        )
+        return cls(layout=layout, rest=schedule.model_copy(update={"placement": Schedule().placement}), name=name)
+
+
+def _indices(schedule: Schedule, role: str) -> frozenset[int]:
+    return frozenset(device.index for instance in schedule.instances(role, _MEASURE) for device in instance)
+
+
+def _parsed(rest: Schedule, fields: tuple[tuple[str, object], ...]) -> Schedule | None:
+    try:
+        return Schedule.parse({**rest.model_dump(), **dict(fields)})
+    except UserError:
+        return None
+
+
+def _count(share: Fraction, num_devices: int, span: int) -> int:
+    """Returns the multiple of `span` nearest to a share of the devices."""
+    return min(math.floor(share * num_devices / span + Fraction(1, 2)), num_devices // span) * span
+
+
+def _range(first: int, end: int) -> str:
+    return str(first) if end == first + 1 else f"{first}-{end - 1}"
+
+
+def lag_steps(schedule: Schedule) -> int:
+    """Returns the steps of training by which the weights that made a token may lag, at most.
+
+    Versions alone would let a schedule that publishes seldom pass for on-policy.
+    """
+    return schedule.staleness_bound * schedule.sync_every + schedule.sync_every - 1
+
+
+def selects_by_speed(schedule: Schedule) -> bool:
+    """Says whether what is trained on depends on how soon it is finished: whether lengths may be biased."""
+    return schedule.tail.kind in ("oversample", "tail_batching") or schedule.on_straggler != "hold"
+
+
+def warm_up_steps(schedule: Schedule) -> int:
+    """Returns the steps until a pipeline that starts empty has settled."""
+    ahead = schedule.steps_ahead
+    return math.ceil(1.5 * ahead) + 1 if ahead else 0
+
+
+def period_steps(schedule: Schedule) -> int:
+    """Returns the steps after which what is done repeats itself: a version, or short rounds and their long one."""
+    surplus = getattr(schedule.tail, "prompts", 1.0) - 1 if schedule.tail.kind == "tail_batching" else 0
+    return max(schedule.sync_every, math.ceil(1 / surplus - 1e-9) + 1 if surplus > 0 else 1)
+
+
+_AHEAD = (
+    (1, None, 1),
+    (1, 0.5, 1),
+    (2, None, 1),
+    (2, 1, 1),
+    (4, None, 1),
+    (4, 2, 1),
+    (8, 4, 1),
+    (1, None, 2),
+    (0.5, None, 4),
+)
+"""(K, depth, S)."""
+_SURPLUSES = ((1.25, 1.0), (1.25, 1.25), (1.5, 1.0), (1.5, 1.25), (1.5, 1.5), (2.0, 1.25), (2.0, 1.5))
+"""(prompts, responses) launched for each one needed."""
+_TAILS: tuple[object, ...] = (
+    "none", {"kind": "migrate"}, {"kind": "migrate", "remaining_share": 0.5, "batch": 64},
+    *({"kind": kind, "prompts": prompts, "responses": responses}
+      for kind in ("oversample", "tail_batching")
+      for prompts, responses in _SURPLUSES),
+)  # fmt: skip
+
+
+def neighbours(candidate: Candidate, *, spans: Iterable[int], has_reference: bool) -> Iterator[Candidate]:
+    """Yields the candidates that differ from one in one decision."""
+    yield from _moved(candidate, tuple(spans), has_reference)
+    for fields in _decisions(candidate.rest, has_reference):
+        if (changed := candidate.changed(fields)) and changed != candidate:
+            yield changed
+
+
+def _moved(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) -> Iterator[Candidate]:
+    here = candidate.layout
+    places = [(WHOLE, WHOLE), *((share, 1 - share) for share in SHARES), *HYBRIDS]
+    layouts = [replace(here, rollout=rollout, training=training) for rollout, training in places]
+    layouts += [replace(here, span=span) for span in spans]
+    if here.is_split:  # a finer step than the grid's
+        layouts += [
+            replace(here, rollout=here.rollout + by, training=here.training - by)
+            for by in (Fraction(1, 16), Fraction(-1, 16))
+            if 0 < here.rollout + by < 1
+        ]
+    if has_reference:
+        layouts += [replace(here, inference=place) for place in ("training", "rollout", "apart")]
+    yield from (replace(candidate, layout=layout) for layout in layouts if layout != here)
+
+
+def _decisions(rest: Schedule, has_reference: bool) -> Iterator[Mapping[str, object]]:
+    """Yields the fields of each decision but the place."""
+    waits = {"max_staleness": 0, "pipeline_depth": None, "sync_every": 1, "batching": "step", "on_straggler": "hold"}
+    yield waits
+    for bound, depth, every in _AHEAD:
+        yield {
+            "max_staleness": bound, "pipeline_depth": depth, "sync_every": every, "batching": "arrival", "tail": "none",
+        }  # fmt: skip
+    for tail in _TAILS:
+        is_rounds = isinstance(tail, Mapping) and tail["kind"] != "migrate"
+        yield {**waits, "tail": tail} if is_rounds else {"tail": tail}
+    for mode in ("drain", "abort_resume", "keep", "recompute"):
+        yield {"on_update": mode} if mode != "keep" else {"on_update": mode, "kv_on_switch": "offload"}
+    yield from ({"publish": how} for how in ("blocking", "background"))
+    yield from ({"weight_update": how} for how in ("all_at_once", "rolling"))
+    yield from ({"dispatch": policy} for policy in ("round_robin", "least_tokens", "longest_first", "skew_aware"))
+    yield from ({"switch": when} for when in ("when_idle", "when_ready"))
+    yield from ({"concurrency": limit} for limit in (None, "adaptive", 32, 64, 128))
+    stages = ("reward", "reference", "critic", "actor") if has_reference else ("actor",)
+    for granule in ("step", "group", 64):
+        for stage in stages:
+            yield {"granularity": {**rest.granularity.model_dump(), stage: granule}}
+    yield {"granularity": {stage: "sample" if stage != "actor" else 64 for stage in rest.granularity.model_dump()}}
+
+
+@lru_cache(maxsize=1)
+def plain() -> tuple[Candidate, ...]:
+    """Returns what a search starts from beside the presets: synchronous and four versions ahead, shared and split."""
+    ahead = {
+        "max_staleness": 4, "pipeline_depth": 2, "batching": "arrival", "on_update": "keep", "dispatch": "least_tokens",
+    }  # fmt: skip
+    shared, split = Layout(), Layout(rollout=Fraction(3, 4), training=Fraction(1, 4))
+    found = [Candidate(layout=layout, rest=Schedule.parse({"dispatch": "least_tokens"})) for layout in (shared, split)]
+    found += [Candidate(layout=split, rest=Schedule.parse(ahead))]
+    return (*found, Candidate(layout=shared, rest=Schedule.parse({**ahead, "switch": "when_ready"})))

@@ -1,0 +1,160 @@
+"""Questions and answers of the planner: limits, fidelity, predictions, plans."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from interlace.schedule.candidates import Candidate, lag_steps, period_steps, warm_up_steps
+from interlace.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanLimits:
+    """Bounds that the user sets."""
+
+    max_lag: int = 0
+    """Steps of training by which the weights of any token may lag; 0 is on-policy."""
+    max_length_shift: float = 1.0
+    """Share by which what is trained on may be shorter than what was generated."""
+    max_step_s: float = math.inf
+    """Seconds of a step at most."""
+
+    def refusal(self, schedule: Schedule) -> str | None:
+        """Returns why a schedule is out of bounds before it is tried; None where it is not."""
+        lag = lag_steps(schedule)
+        if lag <= self.max_lag:
+            return None
+        return f"may lag {lag} steps, more than the {self.max_lag} allowed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fidelity:
+    """How closely a candidate is looked at."""
+
+    scale: int = 1
+    """Devices and prompts are divided by this."""
+    steps: int = 4
+    """Steps that are counted, at least."""
+
+    def counted_steps(self, schedule: Schedule) -> int:
+        """Returns the steps counted: whole periods of what the schedule repeats."""
+        period = period_steps(schedule)
+        return math.ceil(self.steps / period) * period
+
+    def num_steps(self, schedule: Schedule) -> int:
+        """Returns the steps simulated: those that fill the pipeline come on top."""
+        return warm_up_steps(schedule) + self.counted_steps(schedule)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """Prediction for a schedule."""
+
+    step_s: float
+    """Mean over the counted steps."""
+    error_s: float
+    """Standard error of that mean, over the steps. It says nothing of the profile's own errors."""
+    tokens_per_s: float
+    """Trained prompt and response tokens, of all devices together."""
+    goodput: float
+    """Share of device time that is useful work."""
+    staleness_mean: float
+    """Versions."""
+    staleness_max: float
+    length_shift: float
+    """Mean length trained on against generated, less 1."""
+    bins: Mapping[str, float] = field(default_factory=dict)
+    """Share of device time of each bin of the goodput ledger."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """A candidate that cannot run."""
+
+    reason: str
+
+
+Scorer = Callable[[Sequence[tuple[Schedule, Fidelity]]], Sequence[Score | Refused]]
+"""Predicts schedules, each for the cluster divided by its fidelity's scale."""
+Accepts = Callable[[Schedule], str | None]
+"""Returns why a schedule cannot run here, beside what the profile says; None where it can."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A schedule for the whole cluster and its prediction."""
+
+    name: str
+    """Preset that it is, or the one from which the search came to it."""
+    schedule: Schedule
+    score: Score
+    lag_steps: int
+    """Steps of training by which the weights of a token may lag, at most."""
+    candidate: Candidate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhyNot:
+    """Account of a preset that is not the best."""
+
+    preset: str
+    ratio: float | None
+    """Trained tokens/s against the best plan's; None where the preset was not simulated."""
+    loses: Sequence[tuple[str, float]] = ()
+    """(bin, device-seconds more for each device-second of the best plan's) where more is spent on a trained token."""
+    reason: str = ""
+    """Why it was not simulated, or is out of bounds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchResult:
+    """Outcome of a search."""
+
+    ranked: Sequence[Planned]
+    """Plans at full fidelity, the best first."""
+    baseline: Planned | None
+    """`verl-colocated`; None where it cannot run."""
+    front: Sequence[Planned]
+    """Plans of all full or half fidelities that no other beats in speed, staleness and length bias at once."""
+    why_not: Sequence[WhyNot]
+    num_scored: int
+    num_pruned: int
+    """Candidates that bounds or memory ruled out before they were simulated."""
+
+    @property
+    def best(self) -> Planned:
+        """The fastest plan."""
+        return self.ranked[0]
+
+    def ratio(self, plan: Planned) -> float | None:
+        """Returns a plan's trained tokens/s against the baseline's."""
+        return plan.score.tokens_per_s / self.baseline.score.tokens_per_s if self.baseline else None
+
+
+def pareto(plans: Sequence[Planned]) -> list[Planned]:
+    """Returns the plans that no other equals or beats in speed, staleness and length bias alike, the fastest first."""
+
+    def beats(one: Planned, two: Planned) -> bool:
+        better = one.score.tokens_per_s >= two.score.tokens_per_s and one.lag_steps <= two.lag_steps
+        return better and abs(one.score.length_shift) <= abs(two.score.length_shift) + 1e-3
+
+    front: list[Planned] = []
+    for plan in sorted(plans, key=lambda each: (-each.score.tokens_per_s, each.lag_steps)):
+        if not any(beats(other, plan) for other in front):
+            front.append(plan)
+    return front
+
+
+def differing(schedule: Schedule) -> dict[str, object]:
+    """Returns the fields of a schedule that are not the defaults, as a schedule's file has them."""
+    given, default = schedule.model_dump(mode="json"), Schedule().model_dump(mode="json")
+    found: dict[str, object] = {name: value for name, value in given.items() if value != default[name]}
+    if isinstance(placement := found.get("placement"), dict):
+        found["placement"] = {role: _short(where) for role, where in placement.items() if where}
+    if isinstance(tail := found.get("tail"), dict) and len(tail) == 1:
+        found["tail"] = tail["kind"]
+    return found
+
+
+def _short(where: Mapping[str, object]) -> object:
+    return where["devices"] if where.get("devices_per_instance") in (None, 1) else dict(where)

@@ -1,0 +1,43 @@
+"""A smaller cluster in place of a large one: each device with the same work, so that a step takes about as long."""
+
+import math
+from typing import TypeVar
+
+from interlace.core.profile import InferenceCosts, Profile, TrainCosts
+
+C = TypeVar("C", bound=InferenceCosts)
+
+
+def scale_model(profile: Profile, factor: int, num_devices: int) -> Profile:
+    """Returns the costs with which `num_devices / factor` devices and as large a part of the prompts stand for all.
+
+    Engines and their sequences are as they were, only fewer. What one instance on many devices does keeps its time:
+    its work is divided by the factor, and its devices work as much less fast as fewer do.
+    """
+    if factor == 1:
+        return profile
+    rewards = profile.reward
+    return profile.model_copy(
+        update={
+            "actor": _trained(profile.actor, factor, num_devices),
+            "critic": profile.critic and _trained(profile.critic, factor, num_devices),
+            "reward": rewards.model_copy(update={"workers": max(1, round(rewards.workers / factor))}),
+            "controller_sample_s": profile.controller_sample_s * factor,
+        }
+    )
+
+
+def _trained(costs: TrainCosts, factor: int, num_devices: int) -> TrainCosts:
+    slower = costs.speed(num_devices // factor) / costs.speed(num_devices)
+    tokens = slower * factor
+    return costs.model_copy(
+        update={
+            "token_s": costs.token_s * tokens,
+            "inference_token_s": costs.inference_token_s * tokens,
+            "optimizer_s": costs.optimizer_s * slower,
+            # Sharded over fewer devices, the state of each stays what it was.
+            "state_bytes": math.ceil(costs.state_bytes / factor),
+            "onload_s": costs.onload_s / factor,
+            "offload_s": costs.offload_s / factor,
+        }
+    )

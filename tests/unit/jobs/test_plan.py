@@ -1,0 +1,211 @@
+"""Plans by the real simulator: what is accepted runs, and the command's answers are whole."""
+
+import json
+from random import Random
+
+import pytest
+from typer.testing import CliRunner
+
+from interlace.cli.main import app
+from interlace.core.profile import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
+from interlace.jobs.plan import PlanRequest, PlanSettings, make_plan, recipe_for, under
+from interlace.jobs.scoring import Workplace
+from interlace.jobs.simulate import Simulation, simulate
+from interlace.recipes.load import load_recipe
+from interlace.schedule.bounds import Workload, misfit
+from interlace.schedule.candidates import Candidate, neighbours, plain
+from interlace.schedule.plans import Fidelity, Score, differing
+from interlace.schedule.presets import load_schedule, preset_names
+from interlace.simulate.profiles import load_profile
+from interlace.simulate.scale import scale_model
+
+GIB = 2**30
+
+
+def random_profile(random: Random) -> Profile:
+    """Costs and memory of any proportion: some candidates do not fit."""
+    step_s = random.choice([0.002, 0.01, 0.05])
+    return Profile(
+        device="a test's",
+        device_memory_bytes=80 * GIB,
+        rollout=RolloutCosts(
+            steps=((1, step_s), (64, step_s * random.uniform(1.0, 3.0))),
+            context_token_s=random.choice([0.0, 1e-7]),
+            call_s=random.choice([0.0, 0.001]),
+            prefill_token_s=1e-5,
+            kv_tokens=random.choice([3_000, 20_000, 800_000]),
+            kv_token_s=1e-6,
+            max_running=random.choice([4, 64, 512]),
+            update_s=random.choice([0.0, 0.3]),
+            state_bytes=random.choice([1, 15, 70]) * GIB,
+            device_bytes=random.choice([1, 40]) * GIB,
+            onload_s=0.5,
+            offload_s=0.5,
+            scaling=((2, 1.5), (4, 2.0)),
+        ),
+        actor=TrainCosts(
+            token_s=random.choice([1e-5, 2e-4]),
+            inference_token_s=3e-5,
+            optimizer_s=0.3,
+            export_s=random.choice([0.0, 2.0]),
+            state_bytes=random.choice([20, 100, 300]) * GIB,
+            working_bytes=14 * GIB,
+            onload_s=1.0,
+            offload_s=1.0,
+        ),
+        reward=RewardCosts(median_s=random.choice([0.0, 1.0]), sigma=0.8, workers=random.choice([1, 64])),
+        lengths=Lengths(median=random.choice([50, 400]), cap_share=random.choice([0.0, 0.03])),
+    )
+
+
+def walk(random: Random, workload: Workload, length: int) -> Candidate:
+    """A candidate that a search can come to."""
+    presets = [Candidate.of(load_schedule(name), name) for name in preset_names()]
+    here = random.choice([*plain(), *presets])
+    for _ in range(length):
+        near = list(neighbours(here, spans=workload.spans, has_reference="reference" in workload.roles))
+        here = random.choice(near)
+    return here
+
+
+def check_random_workloads(seeds: range) -> int:
+    """Runs one accepted candidate of each random workload to its end. Returns how many were accepted at once."""
+    accepted = 0
+    for seed in seeds:
+        random = Random(seed)
+        profile, num_devices = random_profile(random), random.choice([1, 2, 3, 4, 8])
+        reference = random.random() < 0.4
+        minibatches = random.choice([1, 2])
+        recipe = load_recipe(
+            "longtail",
+            [
+                f"prompts_per_step={random.choice([2, 4, 8])}", f"samples_per_prompt={random.choice([2, 4])}",
+                f"minibatches={minibatches}", "sampling.max_new_tokens=1000", f"seed={seed}",
+                f"algorithm={{name: {random.choice(['grpo', 'dapo'])}, kl_coefficient: {0.01 * reference}}}"
+                if reference else "algorithm=grpo",
+            ],
+        )  # fmt: skip
+        simulation = Simulation(profile=profile, num_devices=num_devices, num_prompts=512)
+        workload = PlanRequest(recipe=recipe, simulation=simulation).workload
+        candidate = walk(random, workload, random.randrange(6))
+        schedule = candidate.on(num_devices)
+        if schedule is None or misfit(schedule, profile, workload, simulation.devices):
+            continue
+        accepted += 1
+        fidelity = Fidelity(steps=2)
+        found = Workplace(recipe=recipe, simulation=simulation).score(schedule, fidelity)
+        assert isinstance(found, Score), f"seed {seed}: {found} under {differing(schedule)}"
+        assert found.staleness_max <= schedule.staleness_bound
+        steps = fidelity.num_steps(schedule)
+        whole = simulate(under(recipe, schedule).model_copy(update={"steps": steps}), simulation)
+        assert len(whole.results) == steps
+    return accepted
+
+
+def test_what_is_accepted_runs() -> None:
+    assert check_random_workloads(range(40)) >= 15
+
+
+@pytest.mark.slow
+def test_what_is_accepted_runs_whatever_the_workload() -> None:
+    assert check_random_workloads(range(1000, 2200)) >= 500
+
+
+def quick(recipe: str = "longtail", *changes: str, **settings: object) -> PlanRequest:
+    sizes = ["prompts_per_step=8", "samples_per_prompt=4", "sampling.max_new_tokens=2000"]
+    loaded = load_recipe(recipe, [*sizes, *changes])
+    return PlanRequest(
+        recipe=loaded,
+        simulation=Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8, num_prompts=256),
+        settings=PlanSettings.parse({"processes": 1, "search_s": 0.5, **settings}),
+    )
+
+
+def test_the_best_plan_beats_the_baseline_and_keeps_to_its_prediction() -> None:
+    request = quick(max_lag=4)
+    made = make_plan(request)
+    ratio = made.found.ratio(made.found.best)
+    assert ratio is not None and ratio > 1.5
+    assert made.found.best.lag_steps <= 4
+    steps = 24
+    recipe = under(request.recipe, made.found.best.schedule).model_copy(update={"steps": steps})
+    rows = simulate(recipe, request.simulation).run.rows[8:16]
+    measured = sum(float(row["timing_s/step"]) for row in rows) / len(rows)
+    assert measured == pytest.approx(made.found.best.score.step_s, rel=0.3)
+
+
+def test_a_deadline_is_held_on_as_few_device_seconds_as_can_be() -> None:
+    free = make_plan(quick(max_lag=1))
+    hours = 3 * free.found.best.score.step_s * free.request.recipe.steps / 3600
+    held = make_plan(quick(max_lag=1, deadline_h=hours, search_s=1.0))
+    assert held.found.best.score.step_s * held.request.recipe.steps <= 3600 * hours
+    assert held.request.simulation.num_devices < 8
+
+
+def test_a_model_of_a_cluster_takes_about_as_long() -> None:
+    recipe = load_recipe("longtail", ["prompts_per_step=64", "samples_per_prompt=8", "sampling.max_new_tokens=8000"])
+    place = Workplace(
+        recipe=recipe, simulation=Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=64, num_prompts=512)
+    )
+    for name in ("verl-colocated", "areal"):
+        schedule = Candidate.of(load_schedule(name))
+        small = place.score(schedule.on(16), Fidelity(scale=4, steps=3))
+        whole = place.score(schedule.on(64), Fidelity(steps=3))
+        assert isinstance(small, Score) and isinstance(whole, Score)
+        assert small.step_s == pytest.approx(whole.step_s, rel=0.2), name
+
+
+def test_a_scale_model_keeps_the_time_that_training_takes() -> None:
+    profile = load_profile("qwen2.5-7b-h800")
+    small = scale_model(profile, 8, 256)
+    whole_s = 4096 * 5000 * profile.actor.token_s / profile.actor.speed(256)
+    assert 512 * 5000 * small.actor.token_s / small.actor.speed(32) == pytest.approx(whole_s)
+    assert small.actor.memory_bytes(32) == pytest.approx(profile.actor.memory_bytes(256), rel=1e-6)
+
+
+def test_sizes_of_another_models_profile_stand_in_for_the_recipes() -> None:
+    profile = load_profile("qwen2.5-7b-h800")
+    recipe, note = recipe_for("longtail", ["prompts_per_step=64"], profile)
+    assert (recipe.prompts_per_step, recipe.samples_per_prompt, recipe.sampling.max_new_tokens) == (64, 16, 28672)
+    assert "Qwen/Qwen2.5-7B" in note
+    assert recipe_for("longtail", [], profile.model_copy(update={"model": "tiny:micro"}))[1] == ""
+
+
+def test_the_command_prints_one_object_and_writes_a_schedule(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["plan", "longtail", "--devices", "4", "--profile", "qwen2.5-7b-h800", "--max-staleness", "1", "--json"]
+    sizes = ["prompts_per_step=8", "samples_per_prompt=2", "sampling.max_new_tokens=500"]
+    result = CliRunner().invoke(app, [*words, *sizes, "plan.search_s=0.5", "plan.processes=1"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["best"]["ratio"] >= 1
+    assert told["measured"] is None
+    assert {why["preset"] for why in told["why_not"]} <= set(preset_names())
+    assert len(told["why_not"]) >= 18
+    assert load_schedule(str(tmp_path / "plan.yaml")).model_dump(mode="json") == told["best"]["schedule"]
+    assert "<svg" in (tmp_path / "plan.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--devices", "4"], "--profile is missing"),
+        (["--devices", "4", "--profile", "qwen2.5-7b-h800", "--probe"], "leave one out"),
+        (["--devices", "1", "--profile", "qwen2.5-7b-h800", "plan.processes=1"], "no plan fits into memory.*actor"),
+        (["--profile", "qwen2.5-7b-h800"], "this machine has"),
+        (["plan.deadline_h=0"], "deadline_h"),
+        (["plan.deadlines=3"], "unknown key"),
+        (
+            ["--devices", "8", "--profile", "qwen2.5-7b-h800", "plan.deadline_h=0.001", "plan.search_s=1"],
+            "shortest step",
+        ),
+    ],
+)
+def test_bad_input_is_told(words, reason, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = ["prompts_per_step=8", "samples_per_prompt=2", "sampling.max_new_tokens=500"]
+    result = CliRunner().invoke(app, ["plan", "longtail", *words, *sizes])
+    assert result.exit_code == 2, result.output
+    import re
+
+    assert re.search(reason, result.output, re.DOTALL), result.output
