@@ -44,8 +44,8 @@ class PlanSettings(Config):
     device_hour_cost: float | None = Field(default=None, ge=0)
     """Price of one device for an hour; None takes the profile's."""
     search_s: float = Field(default=60.0, gt=0)
-    """Seconds that the search may take, about, on `processes` cores."""
-    processes: int = Field(default=2, ge=1)
+    """Seconds that the search may take, about, on `search_processes` cores."""
+    search_processes: int = Field(default=2, ge=1)
     """Processes that simulate side by side."""
     probe_steps: int = Field(default=4, ge=1)
     """Steps of a plan that is really run."""
@@ -227,8 +227,8 @@ def _searched(request: PlanRequest, max_step_s: float, search_s: float, accepts:
             return str(error)
         return accepts(schedule)
 
-    effort = int(search_s * settings.processes / SAMPLE_S)
-    with open_scorer(Workplace(recipe=recipe, simulation=simulation), processes=settings.processes) as score:
+    effort = int(search_s * settings.search_processes / SAMPLE_S)
+    with open_scorer(Workplace(recipe=recipe, simulation=simulation), processes=settings.search_processes) as score:
         found = search(
             simulation.profile,
             request.workload,

@@ -117,7 +117,7 @@ def quick(recipe: str = "longtail", *changes: str, **settings: object) -> PlanRe
     return PlanRequest(
         recipe=loaded,
         simulation=Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=8, num_prompts=256),
-        settings=PlanSettings.parse({"processes": 1, "search_s": 0.5, **settings}),
+        settings=PlanSettings.parse({"search_processes": 1, "search_s": 0.5, **settings}),
     )
 
 
@@ -175,7 +175,7 @@ def test_the_command_prints_one_object_and_writes_a_schedule(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     words = ["plan", "longtail", "--devices", "4", "--profile", "qwen2.5-7b-h800", "--max-staleness", "1", "--json"]
     sizes = ["prompts_per_step=8", "samples_per_prompt=2", "sampling.max_new_tokens=500"]
-    result = CliRunner().invoke(app, [*words, *sizes, "plan.search_s=0.5", "plan.processes=1"])
+    result = CliRunner().invoke(app, [*words, *sizes, "plan.search_s=0.5", "plan.search_processes=1"])
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["best"]["ratio"] >= 1
@@ -191,7 +191,10 @@ def test_the_command_prints_one_object_and_writes_a_schedule(tmp_path, monkeypat
     [
         (["--devices", "4"], "--profile is missing"),
         (["--devices", "4", "--profile", "qwen2.5-7b-h800", "--probe"], "leave one out"),
-        (["--devices", "1", "--profile", "qwen2.5-7b-h800", "plan.processes=1"], "no plan fits into memory.*actor"),
+        (
+            ["--devices", "1", "--profile", "qwen2.5-7b-h800", "plan.search_processes=1"],
+            "no plan fits into memory.*actor",
+        ),
         (["--profile", "qwen2.5-7b-h800"], "this machine has"),
         (["plan.deadline_h=0"], "deadline_h"),
         (["plan.deadlines=3"], "unknown key"),
