@@ -74,13 +74,3 @@ LossFn: TypeAlias = Callable[[LossInputs], LossOutputs]
 
 MAX_LOG_RATIO = 20.0
 """Log ratios are cut here before exp, so that a far-out token gives a large number and not an infinite one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightBundle:
-    """All weights of one version, by their Hugging Face names."""
-
-    version: int
-    tensors: Mapping[str, Tensor]
-    frozen: bool = False
-    """True for tensors that are never written again, so that an engine may serve from them instead of copying them."""

@@ -21,6 +21,7 @@ from interlace.jobs.saving import CRITIC_FOLDER, Saver
 from interlace.jobs.state import RunState
 from interlace.jobs.step_trace import StepTrace
 from interlace.jobs.warmup import warmed_model
+from interlace.jobs.weights import join_weights
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import to_line, truncate_after
@@ -247,6 +248,7 @@ class _Session:
             if self._groups.critic:
                 await self._groups.critic.load_optimizer(newest / CRITIC_FOLDER)
         await self._say_how_it_computes()
+        self._progress.say(await join_weights(self._groups, recipe))
         ready = await assemble(
             cluster, recipe, algorithm_of(recipe), self._groups, self._stream, self, resumed=self._resumed
         )

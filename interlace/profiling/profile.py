@@ -12,6 +12,7 @@ from interlace.flows.run import RoleGroups
 from interlace.jobs.assemble import sampling_of
 from interlace.jobs.launch import ModelSources, launch_roles, launch_second_actor
 from interlace.jobs.warmup import warmed_model
+from interlace.jobs.weights import join_weights
 from interlace.observe.progress import ProgressView
 from interlace.profiling.fit import medians
 from interlace.profiling.pairs import measure_interference
@@ -94,6 +95,7 @@ class _Measurement:
         model = await warmed_model(cluster, recipe, prompts.train, self._progress)
         sources = ModelSources(recipe=recipe, policy=model, initial=model)
         groups = self._groups = await launch_roles(cluster, sources)
+        await join_weights(groups, recipe)
         engine = groups.rollout[0]
         budget_s = self._begin("samples")
         self._sampling = sampling = await sampling_of(recipe, engine)

@@ -12,6 +12,7 @@ from interlace.models.size import model_size
 from interlace.profiling.fit import Call, fit, medians
 from interlace.recipes.config import Recipe
 from interlace.stages.role_groups import ActorGroup, RolloutGroup
+from interlace.weights.ref import WeightRef
 from interlace.workers.rollout import MIN_CALL_S
 
 ROUNDS = 5
@@ -205,6 +206,6 @@ async def _state(engine: RolloutGroup, recipe: Recipe) -> dict[str, float]:
 
 
 async def _update_s(engine: RolloutGroup, actor: ActorGroup) -> float:
-    bundle = await actor.export_weights(0, copy=True)
-    [update_s] = await medians([lambda: engine.update_weights(bundle, "keep")], rounds=5, budget_s=5.0)
+    ref = WeightRef(version=0, parts=tuple(await actor.export_weights(0, copy=True)))
+    [update_s] = await medians([lambda: engine.update_weights(ref, "keep")], rounds=5, budget_s=5.0)
     return update_s

@@ -23,6 +23,7 @@ from interlace.recipes import clusters
 from interlace.rewards.base import RewardConfig
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
+from interlace.weights.config import WeightsConfig
 
 DEFAULT_ALGORITHM = "grpo"
 DEFAULT_SCHEDULE = "verl-colocated"
@@ -210,6 +211,8 @@ class Recipe(Config):
     )
     """The engine that generates. Written as its name, or `{engine: ..., setting: value, ...}`."""
     actor: ActorConfig = ActorConfig()
+    weights: WeightsConfig = WeightsConfig()
+    """Publication: how new weights travel from the actor to the engines."""
     reference: ReferenceConfig = ReferenceConfig()
     critic: CriticConfig = CriticConfig()
     warmup: WarmupConfig | None = None

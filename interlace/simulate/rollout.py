@@ -10,12 +10,12 @@ from typing import Literal
 
 from interlace.core.profile import RolloutCosts
 from interlace.core.runs import Runs
-from interlace.core.training import WeightBundle
 from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response, SampleKey
 from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.simulate.kept import KeptContexts
 from interlace.simulate.pace import Pace, PacedWork
+from interlace.weights.ref import WeightRef
 
 Length = Callable[[Request], float]
 """Tokens until the response to a request ends by itself, those it came with included."""
@@ -167,7 +167,7 @@ class SimulatedEngine(Worker):
         return tuple(_ended(found, FinishReason.ABORTED) for request_id in ids if (found := self._take_out(request_id)))
 
     @operation(bin="weight_sync")
-    async def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
+    async def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
         """Swaps all weights; with `recompute`, what is cached is computed again."""
         seconds = self._costs.update_s
         if mode == "recompute":
@@ -176,7 +176,7 @@ class SimulatedEngine(Worker):
         await self._pace.work(ROLE, seconds)
         for sequence in self._running.values():
             self._book(sequence)
-        self._version = bundle.version
+        self._version = ref.version
 
     @operation(on_device=False)
     def stop_token_ids(self) -> tuple[int, ...]:

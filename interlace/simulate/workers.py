@@ -10,12 +10,12 @@ import numpy as np
 from interlace.core.profile import InferenceCosts, RewardCosts, TrainCosts
 from interlace.core.random import keyed_random
 from interlace.core.runs import endless
-from interlace.core.training import WeightBundle
 from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
 from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.simulate.lengths import to_normal, uniforms
 from interlace.simulate.pace import Pace
+from interlace.weights.ref import WeightPart
 
 RIGHT, WRONG = RewardResult(reward=1.0), RewardResult(reward=0.0)
 
@@ -160,9 +160,9 @@ class SimulatedTrainer(SimulatedInference):
             await virtual_loop().alarm(self._controller_step_s)
         return {}
 
-    @operation(bin="weight_sync")
-    async def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
-        """Returns a version without tensors."""
+    @operation(bin="weight_sync", collect="all")
+    async def export_weights(self, version: int, *, copy: bool) -> WeightPart:
+        """Returns a part without content."""
         del copy
         await self._work(self._train_costs.export_s)
-        return WeightBundle(version=version, tensors={})
+        return WeightPart.simulated(version)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
-from interlace.core.training import WeightBundle
 from interlace.core.types import Metrics, Progress, Request, Response, SampleKey
 from interlace.runtime.clock import Clock
 from interlace.runtime.timeline import Timeline
@@ -17,6 +16,7 @@ from interlace.schedule.dispatch import Load
 from interlace.schedule.schedule import Schedule
 from interlace.stages.generation_meter import GenerationMeter
 from interlace.stages.role_groups import RolloutGroup
+from interlace.weights.ref import WeightRef
 
 ROUNDING_S = 1e-6
 """Rounding tolerance of clocks, in seconds."""
@@ -91,7 +91,7 @@ class EngineDriver:
         self._ended: list[SampleKey] = []
         self.counts: Counter[str] = Counter()
         """Sequences since the start that new weights interrupted, and that were migrated to other engines."""
-        self._pending: WeightBundle | None = None
+        self._pending: WeightRef | None = None
         self._sequence = 0
         self._held_since = 0.0
         self._serving = self._yield_asked = self._evacuating = False
@@ -128,9 +128,9 @@ class EngineDriver:
         """Tells the engine, with its next call, that a sample takes no further turn there."""
         self._ended.append(owner)
 
-    def update_weights(self, bundle: WeightBundle) -> None:
-        """Swaps as soon as `on_update` allows; a newer bundle replaces one that still waits."""
-        self._pending = bundle
+    def update_weights(self, ref: WeightRef) -> None:
+        """Swaps as soon as `on_update` allows; a newer version replaces one that still waits."""
+        self._pending = ref
         self._poke()
 
     @property
@@ -230,19 +230,19 @@ class EngineDriver:
     async def _swap_if_due(self) -> None:
         # Again where the next one was published meanwhile.
         while self._pending and not (self._on_update == "drain" and self._must_drain()):
-            bundle, self._pending = self._pending, None
+            ref, self._pending = self._pending, None
             if self._on_update == "abort_resume" and self._running:
                 self.counts["interrupted"] += await self._abort_all()
-            await self._swap(bundle)
+            await self._swap(ref)
 
-    async def _swap(self, bundle: WeightBundle) -> None:
-        self.group.version = bundle.version
+    async def _swap(self, ref: WeightRef) -> None:
+        self.group.version = ref.version
         # Under drain and abort_resume no sequence runs now; what waits for later turns is not of these weights.
         mode: Literal["keep", "recompute"] = "keep" if self._on_update == "keep" else "recompute"
-        await self.group.with_cause("publication").update_weights(bundle, mode)
+        await self.group.with_cause("publication").update_weights(ref, mode)
         if self._on_update == "recompute":
             self._meter.recompute()
-        self.version = bundle.version
+        self.version = ref.version
         self.metrics = {**await self.group.engine_metrics(), **self._limit.metrics()}
         self._host.on_swapped()
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from interlace.core.errors import UserError
-from interlace.core.training import WeightBundle
 from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.waits import Signal
@@ -21,6 +20,7 @@ from interlace.schedule.tail import Migrate
 from interlace.stages.driver import Deliver, EngineDriver, Job
 from interlace.stages.homes import Homes
 from interlace.stages.role_groups import RolloutGroup
+from interlace.weights.ref import WeightRef
 
 FIRST = -math.inf
 """Order of requests from outside the flow: before samples that have not started, for a step boundary waits for them."""
@@ -159,10 +159,10 @@ class EnginePool:
             raise UserError(f"the engine refused a request of {who}: {refused[0]}")
         return found
 
-    def update_weights(self, bundle: WeightBundle) -> None:
+    def update_weights(self, ref: WeightRef) -> None:
         """Gives every engine new weights; each swaps when it may."""
         for driver in self._drivers:
-            driver.update_weights(bundle)
+            driver.update_weights(ref)
 
     async def swapped(self, version: int) -> None:
         """Waits until every engine serves `version` or a newer one."""

@@ -1,11 +1,11 @@
 """Publication: new weights become a version, and the gate gives slots back."""
 
-from interlace.core.training import WeightBundle
 from interlace.runtime.timeline import Timeline
 from interlace.schedule.gate import Gate
 from interlace.schedule.schedule import Schedule
 from interlace.stages.pool import EnginePool
 from interlace.stages.role_groups import ActorGroup
+from interlace.weights.ref import WeightRef
 
 
 class Publisher:
@@ -13,7 +13,7 @@ class Publisher:
 
     Consumes trained steps. Produces versions: slots of the gate, weights that serve, another budget for
     what is suspended.
-    Waits for the export, and for all engines where a blocking schedule updates them all at once.
+    Waits for all ranks' parts, and for all engines where a blocking schedule updates them all at once.
     Unblocked by the engines, which swap without anything of the flow.
     """
 
@@ -25,22 +25,25 @@ class Publisher:
 
     async def install(self) -> None:
         """Brings the initial weights to all engines, as the gate's current version."""
-        self._pool.update_weights(await self._export(self._gate.version))
+        self._pool.update_weights(await self._written(self._gate.version))
         await self._pool.swapped(self._gate.version)
 
     async def publish(self, step: int) -> bool:
         """Publishes after a trained step. True where a new version was made."""
         if (step + 1) % self._sync_every:
             return False
-        bundle = await self._export(self._gate.version + 1)
+        ref = await self._written(self._gate.version + 1)
         # The commit: from here on the version is current, for the gate and for staleness.
         self._timeline.version = self._gate.publish()
-        self._pool.update_weights(bundle)
+        self._pool.update_weights(ref)
         if self._waits_for_swap:
-            await self._pool.swapped(bundle.version)
+            await self._pool.swapped(ref.version)
         self._pool.resume()
         return True
 
-    async def _export(self, version: int) -> WeightBundle:
+    async def _written(self, version: int) -> WeightRef:
         # Where the trainer goes on before every engine has swapped, engines must not read weights that change.
-        return await self._actor.with_cause("publication").export_weights(version, copy=not self._waits_for_swap)
+        actor = self._actor.with_cause("publication")
+        return WeightRef(
+            version=version, parts=tuple(await actor.export_weights(version, copy=not self._waits_for_swap))
+        )

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from interlace.core.training import WeightBundle
 from interlace.core.types import FloatArray, Metrics, Progress, Request, Response, RewardResult, Sample, SampleKey
 from interlace.runtime.handle import Handle
 from interlace.runtime.typed_group import TypedGroup
+from interlace.weights.ref import Place, Route, WeightPart, WeightRef
 
 if TYPE_CHECKING:
     from interlace.engines.rollout.protocol import EngineReport
@@ -33,8 +33,12 @@ class RolloutGroup(TypedGroup, Protocol):
         """Ends everything and returns what there is, to be resubmitted."""
         ...
 
-    def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> Handle[None]:
+    def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> Handle[None]:
         """Swaps all weights between two decode steps."""
+        ...
+
+    def weight_place(self) -> Handle[Place]:
+        """Tells where the engine reads weights."""
         ...
 
     def stop_token_ids(self) -> Handle[tuple[int, ...]]:
@@ -117,8 +121,16 @@ class ActorGroup(TrainedGroup, Protocol):
         """Gives [L] of each sample under the weights below the adapter."""
         ...
 
-    def export_weights(self, version: int, *, copy: bool) -> Handle[WeightBundle]:
-        """Gives all weights by name. copy: whether later updates leave them alone."""
+    def weight_place(self) -> Handle[list[Place]]:
+        """Tells where each rank writes weights."""
+        ...
+
+    def open_weights(self, route: Route) -> Handle[None]:
+        """Says how weights travel from now on."""
+        ...
+
+    def export_weights(self, version: int, *, copy: bool) -> Handle[list[WeightPart]]:
+        """Makes a version ready to be fetched, each rank its part. copy: whether later updates leave it alone."""
         ...
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from interlace.core.training import WeightBundle
 from interlace.core.types import FloatArray, Sample
 from interlace.engines.train import TrainEngine
 from interlace.runtime.worker import WorkerContext, operation
+from interlace.weights.ref import Place, Route, WeightPart
+from interlace.weights.writer import WITHIN_PROCESS, WeightWriter
 from interlace.workers.trained import TrainedWorker
 
 if TYPE_CHECKING:
@@ -23,16 +24,40 @@ class ActorWorker(TrainedWorker):
     ) -> None:
         self._engine, tokenizer = make_engine(context)
         super().__init__(context, self._engine, tokenizer)
+        self._writer: WeightWriter | None = None
 
-    @operation(bin="weight_sync")
-    def export_weights(self, version: int, *, copy: bool) -> WeightBundle:
-        """Returns all weights by name. copy: whether later updates leave them alone."""
-        return WeightBundle(version=version, tensors=self._engine.export(copy=copy), frozen=copy)
+    @operation(on_device=False, collect="all")
+    def weight_place(self) -> Place:
+        """Returns where this rank writes weights."""
+        return Place.here()
+
+    @operation(on_device=False)
+    def open_weights(self, route: Route) -> None:
+        """Says how weights travel from now on; until then, within the process."""
+        self._close_weights()
+        self._writer = WeightWriter(route, rank=self.context.rank, num_ranks=self.context.num_ranks)
+
+    @operation(bin="weight_sync", collect="all")
+    def export_weights(self, version: int, *, copy: bool) -> WeightPart:
+        """Makes a version ready to be fetched: this rank's part of it. copy: whether later updates leave it alone."""
+        if self._writer is None:
+            self.open_weights(WITHIN_PROCESS)
+        assert self._writer
+        return self._engine.write_weights(self._writer, version, copy=copy)
 
     @operation(bin="inference", split="samples", collect="concat")
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns log-probs [L] of each sample under the current weights."""
         return self._engine.logprobs(samples)
+
+    def close(self) -> None:
+        """Ends the transport of weights, and leaves the other ranks."""
+        self._close_weights()
+        super().close()
+
+    def _close_weights(self) -> None:
+        if self._writer:
+            self._writer.close()
 
     @operation(bin="inference", phase="reference", split="samples", collect="concat")
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:

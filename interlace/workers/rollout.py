@@ -3,14 +3,15 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from interlace.core.errors import UserError
-from interlace.core.training import WeightBundle
 from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response, SampleKey
 from interlace.engines.rollout.protocol import EngineReport, RolloutEngine, SwitchMode
 from interlace.runtime.worker import Worker, WorkerContext, operation
+from interlace.weights.reader import WeightReader
+from interlace.weights.ref import Place, WeightRef
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +25,8 @@ class RolloutBundle:
     tokenizer: "PreTrainedTokenizerBase"
     stop_token_ids: tuple[int, ...]
     """Tokens that end the model's responses."""
+    reader: WeightReader = field(default_factory=WeightReader)
+    """Fetcher of what the engine needs of new weights."""
 
 
 MIN_CALL_S = 0.01
@@ -44,6 +47,7 @@ class RolloutWorker(Worker):
         self._now = now
         serving = make_engine(context)
         self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
+        self._reader = serving.reader
         self._interrupted = threading.Event()
 
     @operation(bin="generate")
@@ -92,9 +96,15 @@ class RolloutWorker(Worker):
         return self._decoded(self._engine.abort())
 
     @operation(bin="weight_sync")
-    def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
+    def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
         """Swaps all weights between two decode steps."""
-        self._engine.update_weights(bundle.tensors, bundle.version, mode, frozen=bundle.frozen)
+        with self._reader.open(ref) as weights:
+            self._engine.update_weights(weights, ref.version, mode, frozen=weights.frozen)
+
+    @operation(on_device=False)
+    def weight_place(self) -> Place:
+        """Returns where the engine reads weights."""
+        return Place.here()
 
     @operation(on_device=False)
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -132,6 +142,10 @@ class RolloutWorker(Worker):
             )
             return Response(completion=nothing, text="", refusal=str(error))
         return None
+
+    def close(self) -> None:
+        """Gives back the memory that the engine served from."""
+        self._reader.close()
 
     def _decoded(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
         return tuple(

@@ -9,9 +9,10 @@ import time
 import numpy as np
 
 from interlace.core.errors import UserError
-from interlace.core.training import WeightBundle
 from interlace.core.types import FloatArray
 from interlace.runtime.worker import Worker, operation
+from interlace.weights.config import WeightsConfig
+from interlace.weights.ref import Route, WeightPart, WeightRef
 
 
 class Resident(Worker):
@@ -70,19 +71,26 @@ class PidTracer:
 
 
 class Trainer(Worker):
-    @operation(bin="weight_sync")
-    def export_weights(self, version: int) -> WeightBundle:
+    @operation(bin="weight_sync", collect="all")
+    def export_weights(self, version: int, transport: str) -> WeightPart:
         import torch
 
+        from interlace.weights.writer import WeightWriter
+
+        route = Route(transport=transport, config=WeightsConfig(transport=transport))
+        self._writer = WeightWriter(route, rank=self.context.rank, num_ranks=self.context.num_ranks)
         tensors = {"embed": torch.full((1000, 200), float(version), dtype=torch.bfloat16), "scale": torch.tensor(2.5)}
-        return WeightBundle(version=version, tensors=tensors)
+        return self._writer.write(version, tensors)
 
 
 class Engine(Worker):
     @operation(bin="weight_sync")
-    def update_weights(self, bundle: WeightBundle) -> tuple[int, str, float, float]:
-        embed = bundle.tensors["embed"]
-        return bundle.version, str(embed.dtype), float(embed.double().mean()), float(bundle.tensors["scale"])
+    def update_weights(self, ref: WeightRef) -> tuple[int, str, float, float]:
+        from interlace.weights.reader import WeightReader
+
+        with WeightReader().open(ref) as weights:
+            embed = weights["embed"]
+            return ref.version, str(embed.dtype), float(embed.double().mean()), float(weights["scale"])
 
 
 class Mate(Worker):

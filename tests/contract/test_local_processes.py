@@ -21,6 +21,7 @@ from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.process import server
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.schedule import Schedule
+from interlace.weights.ref import WeightRef
 from tests.contract.clusters import run_local, two_devices
 from tests.contract.ray_workers import Engine, Mate, PidTracer, Resident, Trainer
 
@@ -151,9 +152,10 @@ def test_ranks_meet_for_torch_distributed_and_weights_cross() -> None:
         assert await group.sum_of_ranks() == [3.0, 3.0]
         await cluster.dismiss(group)
         trainer = await launch(cluster, Trainer)
-        bundle = await trainer.export_weights(3)
-        taken = Engine(WorkerContext(group="rollout", rank=0, num_ranks=1, devices=())).update_weights(bundle)
-        assert taken == (3, "torch.bfloat16", 3.0, 2.5)
+        engine = Engine(WorkerContext(group="rollout", rank=0, num_ranks=1, devices=()))
+        for transport in ("shared_memory", "gloo", "object_store"):
+            ref = WeightRef(version=3, parts=tuple(await trainer.export_weights(3, transport)))
+            assert engine.update_weights(ref) == (3, "torch.bfloat16", 3.0, 2.5)
 
     run(body)
 

@@ -132,14 +132,16 @@ def shared_folders() -> set[Path]:
 def test_weights_go_through_the_object_store_once() -> None:
     async def body(cluster: Cluster) -> None:
         from interlace.runtime.ray.tensors import StoredTensors
+        from interlace.weights.ref import WeightRef
 
         trainer = await launch(cluster, "actor", Trainer)
         engines = [await launch(cluster, f"rollout/{number}", Engine) for number in range(2)]
-        for version in (3, 4):
-            bundle = await trainer.export_weights(version)
-            assert isinstance(bundle.tensors, StoredTensors)
+        for version, transport in ((3, "object_store"), (4, "object_store"), (5, "shared_memory"), (6, "gloo")):
+            ref = WeightRef(version=version, parts=tuple(await trainer.export_weights(version, transport)))
+            in_store = transport == "object_store"
+            assert not in_store or isinstance(ref.parts[0].source.tensors, StoredTensors)  # type: ignore[attr-defined]
             for engine in engines:
-                assert await engine.update_weights(bundle) == (version, "torch.bfloat16", float(version), 2.5)
+                assert await engine.update_weights(ref) == (version, "torch.bfloat16", float(version), 2.5)
 
     run(body)
 

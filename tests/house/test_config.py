@@ -57,6 +57,7 @@ SHARED = {
     "optimizer": "of each model that is trained",
     "schedule": "of the recipe, and of a learning rate",
     "seed": "of the run, of a data set, of random weights: each may change alone",
+    "weights": "how they travel, and what parts of a reward count",
     "temperature": "of training samples, and of evaluation's",
     "chat_template": "of the policy's prompts, and of a reward model's input",
     "heldout_size": "of each kind of source",

@@ -10,7 +10,7 @@ import numpy as np
 from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Needs, rewards_of
 from interlace.core.profile import InferenceCosts, Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.core.random import keyed_random
-from interlace.core.training import LossInputs, LossOutputs, WeightBundle
+from interlace.core.training import LossInputs, LossOutputs
 from interlace.core.types import FloatArray, Progress, Prompt, Request, Sample, SampleGroup, SampleKey
 from interlace.jobs.virtual import SimulatedRole
 from interlace.runtime.worker import WorkerContext
@@ -18,6 +18,7 @@ from interlace.simulate.lengths import ResponseLengths
 from interlace.simulate.pace import Pace
 from interlace.simulate.rollout import SimulatedEngine
 from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedTrainer
+from interlace.weights.ref import WeightRef
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +97,9 @@ class CheckedEngine(SimulatedEngine):
         assert not here.intersection(request.id for request in submissions)
         return await super().serve(submissions, aborts, ended)
 
-    async def update_weights(self, bundle: WeightBundle, mode: Literal["keep", "recompute"]) -> None:
-        assert bundle.version > self._version or self._version == -1
-        await super().update_weights(bundle, mode)
+    async def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
+        assert ref.version > self._version or self._version == -1
+        await super().update_weights(ref, mode)
 
 
 class RememberingActor(SimulatedTrainer):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from interlace.core.errors import UserError
 
@@ -25,12 +25,21 @@ class NamedWeights(Protocol):
         ...
 
 
+@runtime_checkable
+class Shaped(Protocol):
+    """A mapping that knows the shapes of its tensors before it makes any."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+
 class GivenWeights:
     """Tensors that are at hand."""
 
     def __init__(self, tensors: "Mapping[str, Tensor]") -> None:
         self._tensors = tensors
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        known = tensors.shapes if isinstance(tensors, Shaped) else None
+        self.shapes = known or {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def read(self, name: str) -> "Tensor":
         """See NamedWeights."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from interlace.engines.train.lora import Adapter
     from interlace.engines.train.packing import Columns, MicroBatch
     from interlace.engines.train.ranks import Ranks
+    from interlace.weights.ref import WeightPart
+    from interlace.weights.writer import WeightWriter
 
 
 class LogprobEngine(PackedEngine):
@@ -96,16 +98,11 @@ class TrainEngine(TrainedEngine):
         with self._adapter.disabled():
             return self.logprobs(samples)
 
-    def export(self, *, copy: bool) -> Mapping[str, Tensor]:
-        """Returns `weights` in the type that they are served in. copy: later updates do not touch them."""
-        dtype = getattr(torch, self.config.served_dtype)
-        own = self._own_weights()
-        # Rounded before they travel: half the bytes. A tensor that is of the type already is still the own one.
-        served = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in own.items()}
-        # Beside an adapter weights never change, and what it is added to is a copy; of several ranks all are copies.
-        if copy and self._adapter is None and self._ranks.is_alone:
-            served = {name: tensor.clone() if tensor is own[name] else tensor for name, tensor in served.items()}
-        return self._ranks.gather_on_first(served)
+    def write_weights(self, writer: WeightWriter, version: int, *, copy: bool) -> WeightPart:
+        """Publishes this rank's part, in the type that weights are served in. copy: later updates do not touch it."""
+        stays = self._adapter is not None  # beside an adapter weights never change, and what it is added to is new
+        served = getattr(torch, self.config.served_dtype)
+        return writer.write(version, self._own_weights(), copy=copy, stays=stays, served=served)
 
     def _own_weights(self) -> Mapping[str, Tensor]:
         """Returns the weights, an adapter added in."""

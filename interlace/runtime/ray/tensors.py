@@ -50,22 +50,55 @@ class StoredTensors(Mapping[str, "Tensor"]):
 
 
 def store_large(result: Any) -> Any:
-    """Returns a record with its large tables of tensors in the store; anything else as it is."""
-    if not dataclasses.is_dataclass(result) or isinstance(result, type):
+    """Returns a record with its large tables of tensors in the store; anything else as it is.
+
+    Looked at are the fields of the record; and where its class names `tensors_within`, those alone, as deep as the
+    records in them go on to name some.
+    """
+    if _is_large_table(result):
+        return StoredTensors.put(result)
+    if isinstance(result, tuple):
+        stored = tuple(store_large(entry) for entry in result)
+        return result if all(new is old for new, old in zip(stored, result, strict=True)) else stored
+    if not _is_record(result):
         return result
-    values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-    stored = {name: StoredTensors.put(value) for name, value in values.items() if _is_large_table(value)}
-    return dataclasses.replace(result, **stored) if stored else result
+    changed = {}
+    for name in _fields(result):
+        value = getattr(result, name)
+        if _is_large_table(value) or hasattr(type(result), _DEEPER):
+            new = store_large(value)
+            changed.update({} if new is value else {name: new})
+    return dataclasses.replace(result, **changed) if changed else result
 
 
 def stored_in(values: Sequence[Any]) -> list[StoredTensors]:
-    """Finds stored tables among some values and the fields of the records among them."""
+    """Finds stored tables among some values and in the fields of the records among them, as store_large() does."""
     found = []
     for value in values:
-        record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        parts = [getattr(value, field.name) for field in dataclasses.fields(value)] if record else [value]
-        found += [part for part in parts if isinstance(part, StoredTensors)]
+        if isinstance(value, StoredTensors):
+            found.append(value)
+        elif _is_record(value):
+            parts = [getattr(value, name) for name in _fields(value)]
+            if hasattr(type(value), _DEEPER):
+                found += stored_in(
+                    [entry for part in parts for entry in (part if isinstance(part, tuple) else (part,))]
+                )
+            else:
+                found += [part for part in parts if isinstance(part, StoredTensors)]
     return found
+
+
+_DEEPER = "tensors_within"
+"""Class attribute of a record: its fields in which there may be tables, at any depth."""
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _fields(record: Any) -> Sequence[str]:
+    named: Sequence[str] | None = getattr(type(record), _DEEPER, None)
+    return [field.name for field in dataclasses.fields(record)] if named is None else named
 
 
 def _is_large_table(value: Any) -> bool:

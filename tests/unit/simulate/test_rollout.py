@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlace.core.profile import Profile, RolloutCosts, TrainCosts
-from interlace.core.training import WeightBundle
 from interlace.core.types import FinishReason, Request, Response, SampleKey, SamplingParams
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import WorkerContext
 from interlace.simulate.pace import Pace
 from interlace.simulate.rollout import HEADROOM, SimulatedEngine
+from interlace.weights.ref import WeightRef
 
 T = TypeVar("T")
 COSTS = RolloutCosts(
@@ -155,15 +155,15 @@ def test_an_interrupt_ends_the_call_after_the_step_that_runs() -> None:
 def test_each_token_carries_the_version_that_made_it_over_an_update_an_abort_and_a_resumption() -> None:
     async def main() -> Response:
         first, second = engine_of(COSTS, [100]), engine_of(COSTS, [100])
-        await first.update_weights(WeightBundle(version=3, tensors={}), "keep")
+        await first.update_weights(WeightRef(version=3), "keep")
         loop = asyncio.get_running_loop()
         loop.call_later(0.2, first.interrupt)
         await first.serve([request(0)], ())
-        await first.update_weights(WeightBundle(version=4, tensors={}), "keep")
+        await first.update_weights(WeightRef(version=4), "keep")
         loop.call_later(0.2, first.interrupt)
         await first.serve((), ())
         (partial,) = await first.abort()
-        await second.update_weights(WeightBundle(version=5, tensors={}), "keep")
+        await second.update_weights(WeightRef(version=5), "keep")
         return (await serve_all(second, [partial.completion.resumed]))[0]
 
     done = on_virtual_clock(main)[0].completion

@@ -1,0 +1,23 @@
+"""Which transport carries a run's weights: by where the two ends are. Imports no torch."""
+
+from collections.abc import Sequence
+
+from interlace.weights.config import BY_PLACE, WeightsConfig
+from interlace.weights.ref import Place
+
+
+def choose_transport(config: WeightsConfig, writers: Sequence[Place], readers: Sequence[Place]) -> tuple[str, str]:
+    """Returns the transport's name and why it is that one. writers: of the trainer's ranks; readers: of the engines."""
+    if config.transport != BY_PLACE:
+        return config.transport, "as the recipe says"
+    every = [*writers, *readers]
+    memories, processes = {place.memory for place in every}, {(place.memory, place.process) for place in every}
+    moves_bytes = config.codec == "delta"
+    if len(processes) == 1 and not moves_bytes:
+        return "alias", "trainer and engines are one process"
+    if len(memories) == 1 and "" not in memories and not moves_bytes:
+        return "shared_memory", f"{len(processes)} processes share this machine's memory"
+    if len(processes) == 1:
+        return "object_store", "a delta is handed over within the process"
+    where = "one machine" if len(memories) == 1 else f"{len(memories)} machines"
+    return "object_store", f"{len(processes)} processes on {where}"

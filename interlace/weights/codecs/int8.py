@@ -1,0 +1,75 @@
+"""Rounded to eight bits by channel: a row of a matrix has one scale, the largest of its absolute values over 127."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
+from interlace.weights.config import WeightsConfig
+from interlace.weights.plan import Box, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCALE = "#scale"
+"""Behind a tensor's name: the name of its scales."""
+LARGEST = 127
+
+
+def is_rounded(shard: Shard) -> bool:
+    """Says whether a tensor is rounded: matrices are; vectors and what is not a float stay as they are."""
+    return len(shard.shape) >= 2 and "float" in shard.dtype
+
+
+class Int8:
+    """Both ends. A rank that holds part of a row scales by the largest value of its own part."""
+
+    def encode(self, version: int, shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Parcel:  # noqa: ARG002
+        """See PartEncoder."""
+        entries: dict[str, TensorEntry] = {}
+        for shard in shards:
+            rounded = is_rounded(shard)
+            entries[shard.name] = TensorEntry("int8" if rounded else shard.dtype, shard.box.size)
+            if rounded:
+                entries[shard.name + SCALE] = TensorEntry("float32", (*shard.box.size[:-1], 1))
+        return Parcel(entries=entries, tensors=_rounded(shards, tensors), codec="int8")
+
+    def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:
+        """See PartDecoder."""
+        inner = box.within(shard.box)
+        if not is_rounded(shard):
+            return [Piece(shard.name, inner)]
+        rows = Box((*inner.start[:-1], 0), (*inner.size[:-1], 1))
+        return [Piece(shard.name, inner), Piece(shard.name + SCALE, rows)]
+
+    def decode(self, shard: Shard, box: Box, given: Sequence[Tensor], base: Tensor | None) -> Tensor:  # noqa: ARG002
+        """See PartDecoder."""
+        import torch
+
+        dtype = getattr(torch, shard.dtype)
+        return given[0].to(dtype) if len(given) == 1 else (given[0].float() * given[1]).to(dtype)
+
+
+def _rounded(shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    import torch
+
+    for shard, tensor in zip(shards, tensors, strict=True):
+        if not is_rounded(shard):
+            yield tensor
+            continue
+        # What would be served is rounded, not the trainer's own: a reader of bfloat16 gets the same from both.
+        wide = tensor.to(getattr(torch, shard.dtype)).float()
+        scale = wide.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny) / LARGEST
+        yield (wide / scale).round_().to(torch.int8)  # not in place: it may be the trainer's own tensor
+        yield scale
+
+
+def encoder(config: WeightsConfig) -> Int8:  # noqa: ARG001 - it has no settings
+    """Makes the writer's end."""
+    return Int8()
+
+
+def decoder() -> Int8:
+    """Makes the reader's end."""
+    return Int8()

@@ -1,0 +1,48 @@
+"""The bits that are served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
+from interlace.weights.config import WeightsConfig
+from interlace.weights.plan import Box, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Raw:
+    """Both ends: nothing is done to a shard but to bring it into the type that is served."""
+
+    name = "raw"
+
+    def encode(self, version: int, shards: Sequence[Shard], tensors: Iterable[Tensor]) -> Parcel:  # noqa: ARG002
+        """See PartEncoder."""
+        entries = {shard.name: TensorEntry(self.wire_dtype(shard.dtype), shard.box.size) for shard in shards}
+        return Parcel(entries=entries, tensors=tensors, codec=self.name, shards=shards)
+
+    def wire_dtype(self, dtype: str) -> str:
+        """Returns the type that travels in place of another."""
+        return dtype
+
+    def pieces(self, shard: Shard, box: Box) -> Sequence[Piece]:
+        """See PartDecoder."""
+        return [Piece(shard.name, None if box == shard.box else box.within(shard.box))]
+
+    def decode(self, shard: Shard, box: Box, given: Sequence[Tensor], base: Tensor | None) -> Tensor:  # noqa: ARG002
+        """See PartDecoder."""
+        import torch
+
+        return given[0].to(getattr(torch, shard.dtype))
+
+
+def encoder(config: WeightsConfig) -> Raw:  # noqa: ARG001 - it has no settings
+    """Makes the writer's end."""
+    return Raw()
+
+
+def decoder() -> Raw:
+    """Makes the reader's end."""
+    return Raw()

@@ -1,0 +1,88 @@
+"""Copying tensors into memory that travels, and the hash of what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+import xxhash
+
+from interlace.weights.codecs.base import Parcel, TensorEntry
+from interlace.weights.plan import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK_BYTES = 1 << 20
+"""Bytes that are written and then hashed: they are still in the cache of the processor."""
+ALIGNMENT = 64
+"""Bytes; matrix products round differently at odd addresses."""
+
+
+class ContentHash:
+    """Hash of a rank's content: its tensors' bytes, one after another."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+
+    def update(self, tensor: Tensor) -> None:
+        """Adds a tensor; one that is not contiguous on the host is copied."""
+        self._hash.update(bytes_of(tensor.detach().cpu().contiguous()))
+
+    def __str__(self) -> str:
+        return str(self._hash.hexdigest())
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Returns the bytes of a contiguous host tensor, which share its memory."""
+    if not tensor.numel():  # torch gives an empty tensor no stride to view it by
+        return memoryview(b"")
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def content_hash(tensors: Iterable[Tensor]) -> str:
+    """Hashes tensors, in their order."""
+    found = ContentHash()
+    for tensor in tensors:
+        found.update(tensor)
+    return str(found)
+
+
+def offsets_of(entries: Iterable[TensorEntry], start: int = 0) -> tuple[list[int], int]:
+    """Returns where each entry begins, aligned, and where the last ends."""
+    offsets, place = [], start
+    for entry in entries:
+        offsets.append(place)
+        size = prod(entry.shape) * ITEM_BYTES[entry.dtype]
+        place += size + -size % ALIGNMENT
+    return offsets, place
+
+
+def view_of(memory: Tensor, offset: int, entry: TensorEntry) -> Tensor:
+    """Returns the tensor that an entry is within bytes."""
+    size = prod(entry.shape) * ITEM_BYTES[entry.dtype]
+    return memory[offset : offset + size].view(getattr(torch, entry.dtype)).view(entry.shape)
+
+
+def fill(target: Tensor, given: Tensor, found: ContentHash) -> None:
+    """Copies a tensor into another's contiguous memory, in its type, and hashes what was written."""
+    source, flat = given.detach().reshape(-1), target.view(-1)
+    step = max(1, CHUNK_BYTES // target.element_size())
+    for start in range(0, len(flat), step):
+        part = flat[start : start + step]
+        part.copy_(source[start : start + step])
+        found.update(part)
+
+
+def own_tensors(parcel: Parcel, *, copy: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yields a parcel's tensors in the types of its entries. copy: none shares memory with what was given."""
+    for (name, entry), given in zip(parcel.entries.items(), parcel.tensors, strict=True):
+        made = given.detach().to(getattr(torch, entry.dtype))
+        yield name, made.clone() if copy and made.data_ptr() == given.data_ptr() else made
+
+
+def cut_out(tensor: Tensor, slices: Sequence[slice] | None) -> Tensor:
+    """Returns a block of a tensor, as a view."""
+    return tensor if slices is None else tensor[tuple(slices)]

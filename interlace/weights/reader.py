@@ -1,0 +1,221 @@
+"""An engine rank's end: fetches the blocks that it needs from all trainer ranks, and commits them all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from interlace.core.errors import InterlaceError
+from interlace.weights.codecs.base import Piece, codec_named
+from interlace.weights.content import content_hash
+from interlace.weights.plan import Box, Move, Shard, TransferPlan, make_plan
+from interlace.weights.ref import WeightPart, WeightRef
+from interlace.weights.transports.base import Lease, Receiver, transport_named
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ReadWeights(Mapping[str, "Tensor"]):
+    """One version as an engine takes it in. Shapes are known at once; a tensor is put together when it is read."""
+
+    def __init__(self, needs: Sequence[Shard], fetched: Mapping[str, Sequence[_Fetched]], *, frozen: bool) -> None:
+        self._needs = {shard.name: shard for shard in needs}
+        self._fetched = fetched
+        self.shapes = {shard.name: tuple(shard.box.size) for shard in needs}
+        self.frozen = frozen
+        """True where no tensor is ever written to again, so that an engine may serve from it."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        import torch
+
+        shard, pieces = self._needs[name], self._fetched[name]
+        if len(pieces) == 1 and pieces[0].box == shard.box:
+            return pieces[0].tensor
+        whole = torch.empty(shard.box.size, dtype=getattr(torch, shard.dtype))
+        for piece in pieces:
+            whole[piece.box.within(shard.box).slices] = piece.tensor
+        return whole
+
+    def read(self, name: str) -> Tensor:
+        """Returns one of them."""
+        return self[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+class _Fetched:
+    """A block that arrived from one trainer rank."""
+
+    def __init__(self, part: WeightPart, shard: Shard, box: Box, given: Sequence[Tensor], base: Tensor | None) -> None:
+        self.box = box
+        self._part, self._shard, self._given, self._base = part, shard, given, base
+
+    @property
+    def tensor(self) -> Tensor:
+        """Returns the block, decoded."""
+        decoder = codec_named(self._part.codec).decoder()
+        return decoder.decode(self._shard, self.box, self._given, self._base)
+
+
+class WeightReader:
+    """One rank's reader. Every version follows the plan that the first one made."""
+
+    def __init__(self, needs: Sequence[Shard] | None = None, *, number: int = 0, num_readers: int = 1) -> None:
+        """needs: the rank's blocks; None: every tensor, whole. number, num_readers: among engines with the same needs,
+        which share the trainer's replicas out among them."""
+        self._needs, self._number, self._num_readers = needs, number, num_readers
+        self._layout: list[tuple[Shard, ...]] = []
+        self._plan: TransferPlan | None = None
+        self._wanted: tuple[Shard, ...] = ()
+        self._receivers: dict[str, Receiver] = {}
+        self._leases: list[Lease] = []
+        self._mirror: dict[tuple[int, Move], Tensor] = {}
+        """Blocks of the version that a delta is applied to, by trainer rank; empty unless deltas come."""
+        self._mirrored: dict[int, int] = {}
+        """Trainer rank -> the version that the mirror holds of it."""
+
+    @contextmanager
+    def open(self, ref: WeightRef) -> Iterator[ReadWeights]:
+        """Fetches a version. What is done inside takes it in; where that raises, the version before stays.
+
+        Raises InterlaceError where some of it is not to be had.
+        """
+        plan = self._planned(ref)
+        new: list[Lease] = []
+        try:
+            yield self._read(ref, plan, new)
+        except BaseException:
+            for lease in new:
+                lease.close()
+            raise
+        old, self._leases = self._leases, new
+        for lease in old:
+            lease.close()
+
+    def _planned(self, ref: WeightRef) -> TransferPlan:
+        layout = [tuple(part.shards) for part in ref.parts]
+        if self._plan is None or layout != self._layout:
+            wanted = tuple(self._needs) if self._needs is not None else _every_tensor(ref.parts)
+            self._plan = make_plan(layout, [wanted] * self._num_readers)
+            self._layout, self._wanted = layout, wanted
+            self._mirror.clear()
+            self._mirrored.clear()
+        return self._plan
+
+    def _read(self, ref: WeightRef, plan: TransferPlan, leases: list[Lease]) -> ReadWeights:
+        moves: list[list[Move]] = [[] for _ in ref.parts]
+        for move in plan.moves_to(self._number):
+            moves[move.writer].append(move)
+        steps = [self._steps(part) for part in ref.parts]
+        # First everything is here and checked; then what was here before is changed.
+        opened = [
+            [self._fetch(step, own, leases) for step in its] if own else []
+            for its, own in zip(steps, moves, strict=True)
+        ]
+        fetched: dict[str, list[_Fetched]] = {}
+        for part, its, own, given in zip(ref.parts, steps, moves, opened, strict=True):
+            if own:
+                for block in self._blocks(part, its, own, given):
+                    fetched.setdefault(block.name, []).append(block.fetched)
+        return ReadWeights(
+            self._wanted,
+            {shard.name: fetched.get(shard.name, ()) for shard in self._wanted},
+            frozen=all(part.frozen for part in ref.parts),
+        )
+
+    def _steps(self, part: WeightPart) -> list[WeightPart]:
+        """Returns the parts to apply, in order: from one that is whole, or from what the mirror holds."""
+        if part.base is None:
+            return [part]
+        steps = [part]
+        for earlier in reversed(part.behind):
+            if steps[-1].base is None or steps[-1].base == self._mirrored.get(part.rank):
+                break
+            steps.append(earlier)
+        if steps[-1].base is not None and steps[-1].base != self._mirrored.get(part.rank):
+            raise InterlaceError(
+                f"weights: version {part.version} is a delta on version {part.base} of trainer rank {part.rank}, which "
+                "this engine does not have and which did not come along. It goes on with the weights it has."
+            )
+        return steps[::-1]
+
+    def _fetch(self, part: WeightPart, moves: Sequence[Move], leases: list[Lease]) -> list[list[Tensor]]:
+        """Receives what a trainer rank has to give, in the order of the moves."""
+        held = {shard.name: shard for shard in part.shards}
+        decoder = codec_named(part.codec).decoder()
+        wanted: list[list[Piece]] = [list(decoder.pieces(held[move.name], move.box)) for move in moves]
+        receiver = self._receivers.get(part.transport)
+        if receiver is None:
+            receiver = self._receivers[part.transport] = transport_named(part.transport).receiver()
+        lease = receiver.open(part, [*chain.from_iterable(wanted)])
+        leases.append(lease)
+        tensors = iter(lease.tensors)
+        given = [[next(tensors) for _ in pieces] for pieces in wanted]
+        whole = len(moves) == len(held)  # else some of what was hashed was not asked for
+        if part.base is not None and whole and content_hash(chain.from_iterable(given)) != part.checksum:
+            raise InterlaceError(
+                f"weights: the delta of version {part.version} from trainer rank {part.rank} arrived broken."
+            )
+        return given
+
+    def _blocks(
+        self, part: WeightPart, steps: Sequence[WeightPart], moves: Sequence[Move], given: Sequence[list[list[Tensor]]]
+    ) -> Iterator[_Block]:
+        held = {shard.name: shard for shard in part.shards}
+        if part.base is None and not part.is_base:
+            for move, pieces in zip(moves, given[-1], strict=True):
+                yield _Block(move.name, _Fetched(part, held[move.name], move.box, pieces, None))
+            return
+        for step, pieces_of in zip(steps, given, strict=True):
+            decoder = codec_named(step.codec).decoder()
+            for move, pieces in zip(moves, pieces_of, strict=True):
+                key = (part.rank, move)
+                made = decoder.decode(held[move.name], move.box, pieces, self._mirror.get(key))
+                if step.base is None:
+                    mine = self._mirror.get(key)
+                    self._mirror[key] = made.cpu().contiguous().clone() if mine is None else mine.copy_(made)
+        self._mirrored[part.rank] = part.version
+        for move in moves:
+            yield _Block(move.name, _Mirrored(move.box, self._mirror[part.rank, move]))
+
+    def close(self) -> None:
+        """Gives back what the engine served from."""
+        for lease in self._leases:
+            lease.close()
+        for receiver in self._receivers.values():
+            receiver.close()
+
+
+class _Mirrored(_Fetched):
+    """A block that is kept from version to version."""
+
+    def __init__(self, box: Box, tensor: Tensor) -> None:
+        self.box, self._tensor = box, tensor
+
+    @property
+    def tensor(self) -> Tensor:
+        """Returns the block."""
+        return self._tensor
+
+
+class _Block(NamedTuple):
+    """A fetched block, and the tensor that it is of."""
+
+    name: str
+    fetched: _Fetched
+
+
+def _every_tensor(parts: Sequence[WeightPart]) -> tuple[Shard, ...]:
+    """Returns every tensor that any trainer rank holds a block of, whole, in the order of the first mention."""
+    found: dict[str, Shard] = {}
+    for part in parts:
+        for shard in part.shards:
+            found.setdefault(shard.name, shard._replace(box=Box((0,) * len(shard.shape), shard.shape)))
+    return tuple(found.values())

@@ -1,0 +1,46 @@
+"""The part of a model that a rank holds, read from its tensors: blocks of DTensors, whole tensors elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import InterlaceError
+from interlace.weights.plan import Box, Shard
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def shards_of(tensors: Mapping[str, Tensor], served: torch.dtype | None = None) -> tuple[Shard, ...]:
+    """Describes a rank's part of tensors. served: the type in which floats are served; None: their own."""
+    return tuple(
+        Shard(name, tuple(tensor.shape), _type_name(tensor, served), box_of(tensor)) for name, tensor in tensors.items()
+    )
+
+
+def box_of(tensor: Tensor) -> Box:
+    """Returns the block of a tensor that this rank holds. Raises InterlaceError for one that is a sum over ranks."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return Box((0,) * tensor.ndim, tuple(tensor.shape))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise InterlaceError(f"weights: a tensor of shape {tuple(tensor.shape)} is a sum over ranks, not a block.")
+    size, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Box(tuple(start), tuple(size))
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Returns this rank's block, without a gradient."""
+    from torch.distributed.tensor import DTensor
+
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _type_name(tensor: Tensor, served: torch.dtype | None) -> str:
+    dtype = served if served is not None and tensor.is_floating_point() else tensor.dtype
+    return str(dtype).removeprefix("torch.")

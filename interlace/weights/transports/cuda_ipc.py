@@ -1,0 +1,79 @@
+"""Processes that share a GPU: engines map the trainer's copy in its memory. Not run here: it needs a GPU.
+
+The trainer's copy of a version stays until two newer ones are there: by then no engine takes it in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from interlace.weights.codecs.base import Parcel, Piece
+from interlace.weights.config import WeightsConfig
+from interlace.weights.content import content_hash, cut_out, own_tensors
+from interlace.weights.ref import WeightPart
+from interlace.weights.transports.base import Held, Lease, Sent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEPT = 2
+"""Versions that stay on the device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class IpcSource:
+    """Handles of a GPU's memory."""
+
+    handles: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]
+    """Name -> what opens a tensor in another process, and its arguments."""
+
+
+class IpcSender:
+    """A trainer rank's end."""
+
+    def __init__(self) -> None:
+        self._kept: deque[dict[str, Tensor]] = deque(maxlen=KEPT)
+
+    def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
+        """See Sender."""
+        import torch
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        held = dict(own_tensors(parcel, copy=True))
+        checksum = content_hash(held.values())  # read back to the host, which also waits for the copies
+        torch.cuda.synchronize()
+        self._kept.append(held)
+        return Sent(source=IpcSource(handles={n: reduce_tensor(t) for n, t in held.items()}), checksum=checksum)
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Does nothing: the last ones stay."""
+
+    def close(self) -> None:
+        """Frees the device."""
+        self._kept.clear()
+
+
+class IpcReceiver:
+    """An engine rank's end."""
+
+    def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
+        """See Receiver."""
+        assert isinstance(part.source, IpcSource)
+        opened = {name: rebuild(*arguments) for name, (rebuild, arguments) in part.source.handles.items()}
+        return Held([cut_out(opened[name], box and box.slices) for name, box in pieces])
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> IpcSender:  # noqa: ARG001
+    """Makes a trainer rank's end."""
+    return IpcSender()
+
+
+def receiver() -> IpcReceiver:
+    """Makes an engine rank's end."""
+    return IpcReceiver()

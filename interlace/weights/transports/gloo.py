@@ -1,0 +1,272 @@
+"""Point to point over the network, host memory to host memory: each engine asks each trainer rank for what it needs.
+
+A trainer rank keeps a version on its host and serves it on a thread of its own while training goes on. Every pair of
+ends has a group of two, made when the engine first asks: an engine that joins or dies concerns no other. What is asked
+for first is the plan's digest with the pieces, then only a version; buckets follow one another, the next is prepared
+while one is on its way. An engine receives into memory of its own and takes a version in once all of it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from interlace.core.errors import InterlaceError
+from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
+from interlace.weights.config import WeightsConfig
+from interlace.weights.content import content_hash, cut_out, own_tensors
+from interlace.weights.plan import Box
+from interlace.weights.ref import WeightPart
+from interlace.weights.transports.base import Held, Lease, Sent
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # documented, and not listed
+
+IN_FLIGHT = 2
+"""Pieces that are on their way at once."""
+_GREETING_BYTES = 256
+GREET_WITHIN_S = 10.0
+"""Seconds for a caller to say the secret."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PeerSource:
+    """Address at which a trainer rank listens, and the entries that it has."""
+
+    host: str
+    port: int
+    store_port: int
+    """Port of the store in which the two ends of a pair find each other."""
+    secret: str
+    """Said first by a caller, and the beginning of the names in the store."""
+    entries: dict[str, TensorEntry]
+    patience_s: float
+
+
+class Pair:
+    """A group of one trainer rank (0) and one engine rank (1)."""
+
+    backend = "gloo"
+
+    def __init__(self, store: Store, name: str, rank: int, patience_s: float) -> None:
+        from torch import distributed
+
+        made: Any = distributed.ProcessGroupGloo
+        prefix = distributed.PrefixStore(name, store)  # type: ignore[attr-defined]
+        self._group = made(prefix, rank, 2, timedelta(seconds=patience_s))
+        self._other = 1 - rank
+
+    def send(self, tensor: Tensor) -> Any:
+        """Begins to send a contiguous tensor. Returns what to wait for."""
+        return self._group.send([tensor], self._other, 0)
+
+    def receive(self, tensor: Tensor) -> None:
+        """Fills a contiguous tensor."""
+        if tensor.numel():
+            self._group.recv([tensor], self._other, 0).wait()
+
+
+class PeerSender:
+    """A trainer rank's end."""
+
+    pair = Pair
+
+    def __init__(self, config: WeightsConfig) -> None:
+        self._patience_s = config.patience_s
+        self._secret = secrets.token_hex(16)
+        self._versions: dict[int, dict[str, Tensor]] = {}
+        self._changed = threading.Condition()
+        self._host = _own_address()
+        self._listener = socket.create_server((self._host, 0))
+        self._store_port, self._store = _open_store(self._host)
+        threading.Thread(target=self._welcome, name="weights", daemon=True).start()
+
+    def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
+        """See Sender."""
+        held = {name: self._placed(tensor).contiguous() for name, tensor in own_tensors(parcel, copy=True)}
+        with self._changed:
+            self._versions[version] = held
+        source = PeerSource(
+            host=self._host, port=self._listener.getsockname()[1], store_port=self._store_port, secret=self._secret,
+            entries=dict(parcel.entries), patience_s=self._patience_s,
+        )  # fmt: skip
+        return Sent(source=source, checksum=content_hash(held.values()))
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor where it is sent from."""
+        return tensor.cpu()
+
+    def keep(self, versions: Collection[int]) -> None:
+        """See Sender. A version that is on its way is let go of afterwards."""
+        with self._changed:
+            self._versions = {version: held for version, held in self._versions.items() if version in versions}
+
+    def close(self) -> None:
+        """Hangs up on new callers; those that are being served are served."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+
+    def _welcome(self) -> None:
+        """Serves each caller on a thread of its own, until the end."""
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), name="weights", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Serves one engine until one of the two is gone."""
+        asked: list[Piece] = []
+        # The engine has died, or hung up, or is none: its own affair.
+        with connection, contextlib.suppress(RuntimeError, OSError, ValueError), connection.makefile("rb") as lines:
+            connection.settimeout(GREET_WITHIN_S)
+            secret, _, name = lines.readline(_GREETING_BYTES).decode().strip().partition(" ")
+            if not hmac.compare_digest(secret, self._secret):
+                return
+            connection.settimeout(None)  # publications may be hours apart
+            pair = self.pair(
+                _connect(self._host, self._store_port, secret, self._patience_s), name, 0, self._patience_s
+            )
+            for line in lines:
+                version, pieces = json.loads(line)
+                if pieces is not None:
+                    asked = [Piece(name, Box(tuple(box[0]), tuple(box[1])) if box else None) for name, box in pieces]
+                self._answer(pair, version, asked)
+
+    def _answer(self, pair: Pair, version: int, asked: Sequence[Piece]) -> None:
+        with self._changed:
+            held = self._versions.get(version, {})
+        pair.send(torch.tensor([int(bool(held))])).wait()
+        on_way: list[tuple[Any, Tensor]] = []
+        for name, box in asked if held else ():
+            piece = cut_out(held[name], box and box.slices).contiguous()
+            if not piece.numel():
+                continue
+            on_way.append((pair.send(piece), piece))  # the piece stays until it has been sent
+            if len(on_way) >= IN_FLIGHT:
+                on_way.pop(0)[0].wait()
+        for work, _ in on_way:
+            work.wait()
+
+
+class PeerReceiver:
+    """An engine rank's end."""
+
+    pair = Pair
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[str, int], _Call] = {}
+
+    def open(self, part: WeightPart, pieces: Sequence[Piece]) -> Lease:
+        """See Receiver."""
+        source = part.source
+        assert isinstance(source, PeerSource)
+        address = (source.host, source.port)
+        try:
+            received = self._fetch(source, address, part.version, pieces)
+        except (RuntimeError, OSError) as error:
+            self._calls.pop(address, None)
+            raise InterlaceError(
+                f"weights: version {part.version} did not arrive from trainer rank {part.rank} at {source.host}: "
+                f"{str(error).splitlines()[0]}. The engine goes on with the weights it has. If the network is slow, "
+                "raise weights.patience_s."
+            ) from error
+        whole = [box is None or box.size == source.entries[name].shape for name, box in pieces]
+        names = [name for name, _ in pieces]
+        if all(whole) and names == [*source.entries] and content_hash(received) != part.checksum:
+            raise InterlaceError(f"weights: version {part.version} from trainer rank {part.rank} arrived broken.")
+        return Held(received)
+
+    def _fetch(
+        self, source: PeerSource, address: tuple[str, int], version: int, pieces: Sequence[Piece]
+    ) -> list[Tensor]:
+        call = self._calls.get(address)
+        if call is None:
+            call = self._calls[address] = self._meet(source)
+        is_new, call.asked = pieces != call.asked, pieces
+        call.connection.sendall(json.dumps([version, pieces if is_new else None]).encode() + b"\n")
+        pair = call.pair
+        has = torch.zeros(1, dtype=torch.int64)
+        pair.receive(has)
+        if not has.item():
+            raise RuntimeError("it does not have this version any more")
+        received = []
+        for name, box in pieces:
+            entry = source.entries[name]
+            into = torch.empty(box.size if box else entry.shape, dtype=getattr(torch, entry.dtype))
+            pair.receive(into)
+            received.append(into)
+        return received
+
+    def _meet(self, source: PeerSource) -> _Call:
+        name = secrets.token_hex(8)
+        connection = socket.create_connection((source.host, source.port), timeout=source.patience_s)
+        connection.sendall(f"{source.secret} {name}\n".encode())
+        store = _connect(source.host, source.store_port, source.secret, source.patience_s)
+        return _Call(connection=connection, pair=self.pair(store, name, 1, source.patience_s))
+
+    def close(self) -> None:
+        """Hangs up."""
+        for call in self._calls.values():
+            call.connection.close()
+        self._calls.clear()
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """An engine's connection to a trainer rank."""
+
+    connection: socket.socket
+    pair: Pair
+    asked: Sequence[Piece] = ()
+    """Pieces that were asked for last."""
+
+
+def _open_store(host: str) -> tuple[int, Store]:
+    from torch import distributed
+
+    # The store would listen on all addresses of the machine, and it asks for no password.
+    listener = socket.create_server((host, 0))
+    port = int(listener.getsockname()[1])
+    made: Any = distributed.TCPStore  # type: ignore[attr-defined]
+    return port, made(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def _connect(host: str, port: int, secret: str, patience_s: float) -> Store:
+    """Opens a connection to a store, for one thread: one that waits keeps others of the same connection waiting."""
+    from torch import distributed
+
+    made: Any = distributed.TCPStore  # type: ignore[attr-defined]
+    store = made(host, port, is_master=False, timeout=timedelta(seconds=patience_s))
+    return distributed.PrefixStore(secret, store)  # type: ignore[attr-defined]
+
+
+def _own_address() -> str:
+    """Returns the address of this machine that others reach; its own loopback where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: asks which interface would
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> PeerSender:  # noqa: ARG001
+    """Makes a trainer rank's end."""
+    return PeerSender(config)
+
+
+def receiver() -> PeerReceiver:
+    """Makes an engine rank's end."""
+    return PeerReceiver()

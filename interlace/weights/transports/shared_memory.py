@@ -1,0 +1,250 @@
+"""Processes of one machine: each trainer rank writes into a slot in shared memory, and engines serve from the slot.
+
+There are two slots, and publishing is a flip: a version is written into the slot that is not the newest, then named.
+An engine takes a version in by pointing at it. It locks the slot (`flock`, shared) for as long as it points there, and
+the writer locks a slot (exclusive) to write into it; where an engine lags behind, the writer takes a further slot in
+place of waiting. The kernel takes the locks of a process that dies. A slot says in its head which version is whole in
+it: nothing while one is written.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from interlace.core.errors import InterlaceError, UserError, is_full_disk
+from interlace.runtime.process.shared import SharedFolder
+from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
+from interlace.weights.config import WeightsConfig
+from interlace.weights.content import ALIGNMENT, ContentHash, cut_out, fill, offsets_of, view_of
+from interlace.weights.ref import WeightPart
+from interlace.weights.transports.base import Sent
+
+MEMORY = Path("/dev/shm")
+_HEAD = struct.Struct("<q16s")
+_TORN = -1
+"""In place of a version while a slot is written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SlotSource:
+    """A slot, and what lies where in it."""
+
+    path: Path
+    entries: dict[str, TensorEntry]
+    offsets: tuple[int, ...]
+
+
+class _Slot:
+    """A file in shared memory, mapped."""
+
+    def __init__(self, path: Path, size: int, *, make: bool) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL if make else os.O_RDONLY, 0o600)
+        try:
+            if make:
+                os.posix_fallocate(self._file, 0, size)  # a file with holes would end the process that fills them
+            access = mmap.ACCESS_WRITE if make else mmap.ACCESS_READ
+            self._map = mmap.mmap(self._file, 0, access=access)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self.memory = _tensor_over(self._map)
+        self.num_leases = 0
+
+    def lock(self, *, exclusive: bool) -> bool:
+        """Locks the slot unless another holds it the other way. Never waits."""
+        import fcntl
+
+        try:
+            fcntl.flock(self._file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        """Gives the lock back."""
+        import fcntl
+
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """Returns the version that is whole in the slot, and its hash."""
+        version, digest = _HEAD.unpack(self._map[: _HEAD.size])
+        return version, digest.hex()
+
+    def mark(self, version: int, digest: str) -> None:
+        """Writes the head."""
+        self._map[: _HEAD.size] = _HEAD.pack(version, bytes.fromhex(digest).ljust(16, b"\0"))
+
+    def close(self) -> None:
+        """Closes the file; the memory stays mapped for those that point into it."""
+        os.close(self._file)
+
+
+def _tensor_over(mapped: mmap.mmap) -> Tensor:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")
+        return torch.frombuffer(mapped, dtype=torch.uint8)
+
+
+class SlotSender:
+    """A trainer rank's end."""
+
+    def __init__(self) -> None:
+        self._folder: SharedFolder | None = None
+        self._slots: list[_Slot] = []
+        """The newest version's last."""
+        self._num_made = 0
+
+    def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
+        """See Sender."""
+        offsets, size = offsets_of(parcel.entries.values(), start=ALIGNMENT)
+        slot = self._free_slot(size)
+        try:
+            slot.mark(_TORN, "")
+            found = ContentHash()
+            for (entry, offset), tensor in zip(
+                zip(parcel.entries.values(), offsets, strict=True), parcel.tensors, strict=True
+            ):
+                fill(view_of(slot.memory, offset, entry), tensor, found)
+            slot.mark(version, str(found))
+        finally:
+            slot.unlock()
+        self._slots.append(slot)
+        self._remove_surplus()
+        source = SlotSource(path=slot.path, entries=dict(parcel.entries), offsets=tuple(offsets))
+        return Sent(source=source, checksum=str(found))
+
+    @property
+    def num_slots(self) -> int:
+        """Returns the number of slots that are there."""
+        return len(self._slots)
+
+    def _free_slot(self, size: int) -> _Slot:
+        """Takes the oldest slot that no engine serves from, locked; a new one where there is none."""
+        for slot in self._slots[:-1]:
+            if len(slot.memory) >= size and slot.lock(exclusive=True):
+                self._slots.remove(slot)
+                return slot
+        if self._folder is None:
+            self._folder = SharedFolder(MEMORY)
+        path = self._folder.path / f"weights-{self._num_made}"
+        self._num_made += 1
+        try:
+            slot = _Slot(path, size, make=True)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if not is_full_disk(error):
+                raise
+            raise UserError(
+                f"weights.transport = 'shared_memory' needs {size / 1e9:.2f} GB more in {MEMORY}, which has "
+                f"{_free_bytes() / 1e9:.2f} GB. Make it larger (docker run --shm-size), or set weights.transport=gloo."
+            ) from error
+        slot.lock(exclusive=True)
+        return slot
+
+    def _remove_surplus(self) -> None:
+        """Removes the slots that were taken for engines that lagged behind, once these have moved on."""
+        for slot in self._slots[:-2]:
+            if slot.lock(exclusive=True):
+                self._slots.remove(slot)
+                slot.path.unlink(missing_ok=True)
+                slot.close()
+
+    def keep(self, versions: Collection[int]) -> None:
+        """Does nothing: a slot is kept for as long as an engine has its lock."""
+
+    def close(self) -> None:
+        """Removes the slots; engines that serve from them go on."""
+        for slot in self._slots:
+            slot.close()
+        self._slots.clear()
+        if self._folder:
+            self._folder.remove()
+            self._folder = None
+
+
+class _SlotLease:
+    def __init__(self, slot: _Slot, tensors: Sequence[Tensor]) -> None:
+        self._slot, self.tensors = slot, tensors
+        slot.num_leases += 1
+
+    def close(self) -> None:
+        self.tensors = ()
+        self._slot.num_leases -= 1
+        if not self._slot.num_leases:
+            self._slot.unlock()
+
+
+class SlotReceiver:
+    """An engine rank's end. Keeps slots mapped: the pages of one that is written again need no new entries."""
+
+    def __init__(self) -> None:
+        self._slots: dict[Path, _Slot] = {}
+
+    def open(self, part: WeightPart, pieces: Sequence[Piece]) -> _SlotLease:
+        """See Receiver."""
+        source = part.source
+        assert isinstance(source, SlotSource)
+        self._forget_removed()
+        try:
+            slot = self._slots.get(source.path) or _Slot(source.path, 0, make=False)
+        except FileNotFoundError:
+            raise InterlaceError(
+                f"weights: version {part.version} of trainer rank {part.rank} is gone from {source.path}: the trainer "
+                "has ended, or an engine of another machine looks for it here. There weights.transport is object_store "
+                "or gloo."
+            ) from None
+        self._slots[source.path] = slot
+        locked = slot.lock(exclusive=False)
+        if not locked or slot.head != (part.version, part.checksum):
+            if locked and not slot.num_leases:
+                slot.unlock()
+            raise InterlaceError(
+                f"weights: version {part.version} of trainer rank {part.rank} was written over, or never whole, in "
+                f"{source.path}; the engine goes on with the weights it has."
+            )
+        places = dict(zip(source.entries, source.offsets, strict=True))
+        tensors = [
+            cut_out(view_of(slot.memory, places[name], source.entries[name]), box and box.slices)
+            for name, box in pieces
+        ]
+        return _SlotLease(slot, tensors)
+
+    def _forget_removed(self) -> None:
+        for path, slot in [*self._slots.items()]:
+            if not slot.num_leases and not path.exists():
+                del self._slots[path]
+                slot.close()
+
+    def close(self) -> None:
+        """Closes the slots' files, and with them the locks."""
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
+
+
+def _free_bytes() -> int:
+    room = os.statvfs(MEMORY)
+    return room.f_bavail * room.f_frsize
+
+
+def sender(config: WeightsConfig, *, rank: int, num_ranks: int) -> SlotSender:  # noqa: ARG001
+    """Makes a trainer rank's end."""
+    return SlotSender()
+
+
+def receiver() -> SlotReceiver:
+    """Makes an engine rank's end."""
+    return SlotReceiver()
