@@ -7,18 +7,17 @@ context's beginning to a leaf, as one forward pass sees them. Shapes: L = tokens
 segment after segment; within a Segment, its own tokens.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
 
-from interlace.core.config import Config
 from interlace.core.runs import Runs
+from interlace.core.sampling import MIN_TEMPERATURE as MIN_TEMPERATURE
+from interlace.core.sampling import SamplingParams as SamplingParams
 
 if TYPE_CHECKING:
     from interlace.core.episode_counts import EpisodeCounts
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
+Inputs: TypeAlias = Mapping[str, NDArray[np.generic]]
+"""Named arrays beside tokens, such as images or a robot's state; the first axis counts observations, [N, ...]."""
 JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | Mapping[str, JSON]"
 Metrics = dict[str, float]
 """Flat metric name -> value, as written to metrics.jsonl."""
@@ -62,42 +63,6 @@ class TerminalEvent(StrEnum):
     FAILED = "failed"
     STALE = "stale"
     SURPLUS = "surplus"
-
-
-MIN_TEMPERATURE = 1e-6
-"""Above 0. Below, gradients and then logits divided by it leave what a float32 can hold."""
-
-
-class SamplingParams(Config):
-    """How tokens are drawn. The names are those of serving engines."""
-
-    max_new_tokens: int = Field(default=256, ge=1)
-    temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    """0 keeps the whole vocabulary."""
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0)
-    presence_penalty: float = 0.0
-    stop_token_ids: tuple[int, ...] = ()
-    """Generation ends with one of these; it is kept as the response's last token."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Generation ends when the decoded response contains one of these."""
-    logit_bias: tuple[tuple[int, Annotated[float, Field(lt=math.inf, allow_inf_nan=True)]], ...] = ()
-    """(token id, added logit) pairs; minus infinity forbids a token."""
-    raw_logprobs: bool = False
-    """Also return the log-probs of the model itself: temperature 1, nothing cut off, no penalty."""
-
-    @field_validator("temperature")
-    @classmethod
-    def _divides_logits(cls, temperature: float) -> float:
-        if 0 < temperature < MIN_TEMPERATURE:
-            raise ValueError(
-                "what is divided by it leaves the range of a float32; set it to "
-                f"{MIN_TEMPERATURE:g} or more, or to 0 for greedy decoding"
-            )
-        return temperature
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -148,6 +113,11 @@ class Request:
     params: SamplingParams
     may_continue: bool = False
     """True where its owner may ask again behind what it gets: an engine keeps what it computed, while that pays."""
+    inputs: Inputs | None = None
+    """Arrays whose embeddings take the places of the prompt's placeholder tokens, in order; None: it has none."""
+    query_ids: Sequence[int] = ()
+    """[L] tokens behind the prompt that stand in for the response: all its tokens are drawn in one forward pass, each
+    from the output at the query of its place. Empty: each token is drawn behind those before it."""
     generated_ids: Sequence[int] = ()
     generated_logprobs: Sequence[float] = ()
     generated_versions: Sequence[int] = ()
@@ -271,8 +241,11 @@ class Segment:
     versions: Runs[int] = NO_VERSIONS
     """[L] version that produced each token: few, one behind the other. A token that was not sampled has that of the
     turn before it."""
-    inputs: Mapping[str, NDArray[np.generic]] | None = None
-    """Named arrays beside the tokens, such as images. They travel with the sample; no text model reads them."""
+    inputs: Inputs | None = None
+    """Arrays whose embeddings take the places of the placeholder tokens among `token_ids`, in order."""
+    query_ids: IntArray | None = None
+    """[L] tokens that stood in the context in place of `token_ids`, which were drawn all at once; None: each was drawn
+    behind those before it. Nothing continues such a segment."""
     reward: float | None = None
     """The part of the sample's reward that its episode gave this turn; None where it gave none."""
     kind: str = RESPONSE

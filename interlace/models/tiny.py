@@ -8,6 +8,7 @@ from interlace.core.errors import UserError, nearest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+TINY = "tiny:"
 PAD, EOS = "<pad>", "<eos>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 

@@ -314,4 +314,6 @@ class EnginePool:
 
 
 def _limited(request: Request, max_new_tokens: int) -> Request:
+    if request.query_ids:
+        return request  # its tokens are drawn in one pass, all or none
     return replace(request, params=request.params.model_copy(update={"max_new_tokens": max_new_tokens}))

@@ -4,7 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
@@ -14,7 +14,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool
 from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
-from interlace.core.types import Request, Response, Sample, SamplingParams
+from interlace.core.types import Inputs, Request, Response, Sample, SamplingParams
 from interlace.data.rendering.base import Renderer
 from interlace.episodes.base import Context, Tools, ToolUse, Turn
 from interlace.episodes.history import History
@@ -134,7 +134,14 @@ class EpisodeSession:
             raise TimeoutError(f"the episode was not done within {limit}") from None
 
     async def generate(
-        self, context: Context, *, tools: Tools = (), params: SamplingParams | None = None, number: int | None = None
+        self,
+        context: Context,
+        *,
+        tools: Tools = (),
+        params: SamplingParams | None = None,
+        number: int | None = None,
+        inputs: Inputs | None = None,
+        query_ids: Sequence[int] = (),
     ) -> Turn:
         """Lets the policy go on behind a context; see Session. UserError for what is no context of a turn."""
         place = max(self._turns, default=-1) + 1 if number is None else number
@@ -142,6 +149,8 @@ class EpisodeSession:
         said = _messages(context)
         ids = _ids(context) if said is None else self._rendered(said, shown)
         request = self._request(ids, params or self.params, place)
+        if inputs is not None or query_ids:
+            request = replace(request, inputs=inputs, query_ids=tuple(query_ids))
         self._turns[place] = None
         with self._elsewhere(), self._asking():
             response = await self._ask(request, who=self.name, what=f"turn {place}")
@@ -278,4 +287,6 @@ def _turn(number: int, response: Response, message: Message) -> Turn:
         finish_reason=done.finish_reason,
         text=response.text,
         message=message,
+        inputs=done.request.inputs,
+        query_ids=np.asarray(done.request.query_ids, np.int32) if done.request.query_ids else None,
     )

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -105,17 +106,19 @@ def segments_of(
     """Builds the tree of turns: each continues the earlier one whose tokens, context included, it begins with.
 
     What a turn was given beyond these is a segment that was not sampled. A turn that continues none continues the
-    prompt, or begins a context of its own where it does not begin with the prompt either.
+    prompt, or begins a context of its own where it does not begin with the prompt either. A turn with arrays never
+    continues another, whose arrays may differ where the tokens are alike.
     """
     segments: list[Segment] = []
-    ends: dict[int, IntArray] = {PROMPT: prompt.token_ids}
+    first = {PROMPT: prompt.token_ids}
+    ends: dict[int, IntArray] = {**first}
     """Place of the segment that ends a context -> all tokens of that context."""
     for turn in turns:
-        parent = _continued(ends, turn.prompt_ids)
+        parent = _continued(ends if turn.inputs is None else first, turn.prompt_ids)
         put_in = turn.prompt_ids if parent is None else turn.prompt_ids[len(ends[parent]) :]
         if len(put_in):
             before = segments[parent].versions if parent is not None and parent != PROMPT else turn.versions
-            segments.append(_context_segment(put_in, parent, before))
+            segments.append(replace(_context_segment(put_in, parent, before), inputs=turn.inputs))
             parent = len(segments) - 1
         segments.append(
             Segment(
@@ -124,9 +127,11 @@ def segments_of(
                 logprobs=turn.logprobs,
                 versions=turn.versions,
                 reward=(rewards or {}).get(turn.number),
+                query_ids=turn.query_ids,
             )
         )
-        ends[len(segments) - 1] = np.concatenate([turn.prompt_ids, turn.token_ids])
+        if turn.inputs is None and turn.query_ids is None:
+            ends[len(segments) - 1] = np.concatenate([turn.prompt_ids, turn.token_ids])
     return tuple(segments)
 
 

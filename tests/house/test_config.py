@@ -73,6 +73,7 @@ SHARED = {
     "workers": "processes that score, and those that simulate",
     "name": "of a reward, and of an episode",
     "timeout_s": "of each thing that may take too long",
+    "image_size": "what a simulator draws, and what a policy sees",
 }
 """Fields of one name in several sections, and what each is there."""
 MEASURED = ("interlace.core.profile",)

@@ -2,6 +2,7 @@
 
 import ctypes
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ from interlace.engines.rollout import kernels
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.counters import Counters
 from interlace.engines.rollout.decoder import DecoderRunner, StopRule
+from interlace.engines.rollout.given_inputs import InputEmbedder
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.prepare_model import PreparedModel
 from interlace.engines.rollout.sampling import (
@@ -49,6 +51,7 @@ class DecodeLoop:
     ) -> None:
         """tokenizer: for stop strings."""
         self._runner, self._table, self._scheduler, self._tokenizer = serving.runner, table, scheduler, tokenizer
+        self._embedder = InputEmbedder(serving.model, table)
         self._decoder = serving.runner if isinstance(serving.runner, DecoderRunner) else None
         self._sampler: PlainSampler = KernelSampler() if serving.compiled else TorchSampler()
         most = config.draft_tokens if serving.attention is not None else 0
@@ -106,7 +109,9 @@ class DecodeLoop:
             last = np.repeat(table.num_tokens[plan.rows] - 1, plan.counts)
             wanted = np.flatnonzero(positions >= last)
             sampled = rows[wanted]
-        logits = self._runner.start(table.token_ids[rows, positions], rows, positions, wanted)
+        token_ids = table.token_ids[rows, positions]
+        given = self._embedder.given(rows, positions, token_ids) if table.num_with_inputs else None
+        logits = self._runner.start(token_ids, rows, positions, wanted, given)
         # While it runs, all that does not depend on the tokens to come.
         places = positions[wanted] + 1
         tokens_to_draw = Draw(sampled, places - table.num_prompt[sampled], table)
@@ -148,11 +153,12 @@ class DecodeLoop:
         """Draws the tokens that come at `places` and keeps those whose predecessors were right. Returns how many."""
         table, rows = self._table, wanted.rows
         tokens, logprobs = draw(logits, wanted, table, self._sampler)
-        if not self._speculator.has_guessed:
+        at_once = table.at_once[rows]
+        if not self._speculator.has_guessed and not at_once.any():
             self._append(rows, tokens, logprobs)
             return len(rows)
-        kept = 0
-        for row in np.unique(rows):
+        kept = self._append_at_once(rows[at_once], tokens[at_once], logprobs[at_once])
+        for row in np.unique(rows[~at_once]):
             mine = np.flatnonzero(rows == row)
             drafts = table.token_ids[row, places[mine[1:]] - 1]
             right = int(np.argmin(np.r_[drafts == tokens[mine[:-1]], False]))
@@ -163,6 +169,15 @@ class DecodeLoop:
                 if self._append(rows[at : at + 1], tokens[at : at + 1], logprobs[at : at + 1]):
                     break
         return kept
+
+    def _append_at_once(self, rows: Int64Array, tokens: Int64Array, logprobs: FloatRows) -> int:
+        """Adds to each row all its tokens, which are neighbours in `rows`, and ends it. Returns how many."""
+        bounds = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1], True])
+        for start, end in pairwise(bounds.tolist() if len(rows) else ()):
+            row = int(rows[start])
+            self._table.append_all(row, tokens[start:end], logprobs[start:end], self._version)
+            self._finish(row, stopped=False)
+        return len(rows)
 
     def _append(self, rows: Int64Array, tokens: Int64Array, logprobs: FloatRows) -> bool:
         """Adds one token to each row and ends those that are done. Returns whether any is."""

@@ -19,7 +19,7 @@ from interlace.engines.rollout import kernels
 from interlace.engines.rollout.attention import AttentionTraits, KernelAttention
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.model_setup import RoutedModel
-from interlace.engines.rollout.runner import Logits
+from interlace.engines.rollout.runner import Given, Logits, embedded
 from interlace.engines.rollout.sequence import SequenceTable
 
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -47,7 +47,8 @@ _OPTIONAL = {
 def is_llama_shaped(model: PreTrainedModel) -> bool:
     """Says whether the C++ decoder knows the model's modules and parameters."""
     decoder = dict(model.named_children()).get("model", model)
-    if {name for name, _ in decoder.named_children()} != {"embed_tokens", "layers", "norm", "rotary_emb"}:
+    children = {name for name, _ in decoder.named_children()} - {"projector"}  # its vectors are given, not computed
+    if children != {"embed_tokens", "layers", "norm", "rotary_emb"}:
         return False
     head = dict(model.named_children()).get("lm_head")
     rotation = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
@@ -101,6 +102,15 @@ class DecodeResult(NamedTuple):
     num_steps: int
     num_drawn: int
     """Tokens."""
+
+
+class _Tokens(NamedTuple):
+    """Tokens of one thread's pass; see Runner.start."""
+
+    token_ids: Int64Array
+    rows: Int64Array
+    positions: Int64Array
+    wanted: Int64Array
 
 
 class _Buffers:
@@ -168,9 +178,21 @@ class DecoderRunner:
             cos=cos.data_ptr(), sin=self._rotation[1].data_ptr(),
         )  # fmt: skip
 
-    def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
+    def start(
+        self,
+        token_ids: Int64Array,
+        rows: Int64Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        given: Given | None = None,
+    ) -> Logits:
         """See Runner. With one thread the pass is over when this returns."""
         self._reserve_logits(len(wanted))
+        decoder, table = self._decoder, None
+        if given is not None:  # the pass's own table of embeddings, of which each token has a row
+            table = embedded(self._model, torch.from_numpy(token_ids), given)
+            decoder, token_ids = kernels.Decoder.from_buffer_copy(decoder), np.arange(len(token_ids))
+            decoder.embedding = table.data_ptr()
         bounds = self._bounds(rows)
         parts = [slice(start, end) for start, end in pairwise(bounds)]
         firsts = np.searchsorted(wanted, bounds).tolist()
@@ -178,9 +200,10 @@ class DecoderRunner:
         def run(number: int) -> None:
             part, mine = parts[number], slice(firsts[number], firsts[number + 1])
             logits = self._logits[mine.start :]
-            self._run(number, token_ids[part], rows[part], positions[part], wanted[mine] - part.start, logits)
+            step = _Tokens(token_ids[part], rows[part], positions[part], wanted[mine] - part.start)
+            self._run(number, decoder, step, logits)
 
-        def finish() -> Tensor:
+        def finish(_: Tensor | None = table) -> Tensor:  # the table lives as long as the pass
             for run_elsewhere in running:
                 run_elsewhere.result()
             self._spent(len(parts))
@@ -265,22 +288,14 @@ class DecoderRunner:
         cuts = starts[np.abs(starts[:, None] - ideal).argmin(0)]
         return np.unique(np.r_[0, cuts, count]).tolist()
 
-    def _run(
-        self,
-        number: int,
-        token_ids: Int64Array,
-        rows: Int64Array,
-        positions: Int64Array,
-        wanted: Int64Array,
-        logits: Tensor,
-    ) -> None:
+    def _run(self, number: int, decoder: kernels.Decoder, step: "_Tokens", logits: Tensor) -> None:
         """Runs one thread's tokens."""
-        buffers = self._buffers_for(number, len(rows), logits)
-        buffers.tokens.position = positions.ctypes.data
-        self._attention.describe(buffers.tokens, rows)
+        buffers = self._buffers_for(number, len(step.rows), logits)
+        buffers.tokens.position = step.positions.ctypes.data
+        self._attention.describe(buffers.tokens, step.rows)
         self._attention.library.decode(
-            ctypes.byref(self._decoder), ctypes.byref(buffers.tokens), token_ids.ctypes.data, wanted.ctypes.data,
-            len(wanted), ctypes.byref(buffers.arguments),
+            ctypes.byref(decoder), ctypes.byref(buffers.tokens), step.token_ids.ctypes.data, step.wanted.ctypes.data,
+            len(step.wanted), ctypes.byref(buffers.arguments),
         )  # fmt: skip
 
     def _buffers_for(self, number: int, rows: int, logits: Tensor) -> _Buffers:

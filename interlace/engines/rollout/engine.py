@@ -12,6 +12,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, Completion, FinishReason, Metrics, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.decode_loop import DecodeLoop
+from interlace.engines.rollout.given_inputs import input_reader
 from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.prepare_model import ServingConfig, num_retained, serve
@@ -72,7 +73,7 @@ class NativeEngine:
         self._decode_loop = DecodeLoop(serving, self._table, self._scheduler, tokenizer, config)
         self._limits = Limits(
             context=context, longest=self._store.longest, vocab_size=self._model.config.get_text_config().vocab_size,
-            has_tokenizer=tokenizer is not None,
+            has_tokenizer=tokenizer is not None, reads=input_reader(self._model),
         )  # fmt: skip
         self._live: dict[str, SequenceState] = {}
         self._arrivals = self._version = 0
@@ -117,8 +118,10 @@ class NativeEngine:
         if request.id in self._live:
             raise ValueError(f"request {request.id} is already live")
         self._limits.check(request)
-        prompt = [int(token) for token in request.prompt_ids]
-        limit = min(len(prompt) + request.params.max_new_tokens, self._limits.context)
+        # The first query stands where a prompt has its last token: what comes out behind it is the first that is drawn.
+        prompt = [int(token) for token in (*request.prompt_ids, *request.query_ids[:1])]
+        most = len(request.query_ids) or request.params.max_new_tokens
+        limit = min(len(prompt) + most, self._limits.context + bool(request.query_ids))
         sequence = SequenceState(
             request=request, arrival=self._arrivals, limit=limit, token_ids=prompt + list(request.generated_ids),
             logprobs=list(request.generated_logprobs), versions=list(request.generated_versions),

@@ -63,6 +63,11 @@ class LiveRequests:
             raise ValueError(f"request {request.id} is already live")
         if not request.prompt_ids:
             raise UserError(f"request {request.id}: the prompt is empty. Give it at least one token (a BOS will do).")
+        if request.inputs is not None or request.query_ids:
+            raise UserError(
+                f"request {request.id}: arrays beside tokens and parallel decoding are the native engine's alone. Set "
+                "rollout.engine=native."
+            )
         if request.params.raw_logprobs:
             raise UserError(f"request {request.id}: raw_logprobs come from the native engine alone. Leave them off.")
         self._live[request.id] = _Progress(

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from interlace.core.errors import UserError
 from interlace.engines.rollout.kv_store import Int64Array
-from interlace.engines.rollout.runner import Logits
+from interlace.engines.rollout.runner import Given, Logits
 
 
 class PlainRunner:
@@ -22,8 +23,20 @@ class PlainRunner:
         self._tokens: dict[int, list[int]] = {}
         self._caches: dict[int, Any] = {}  # whatever class of cache the architecture has
 
-    def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
-        """See Runner."""
+    def start(
+        self,
+        token_ids: Int64Array,
+        rows: Int64Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        given: Given | None = None,
+    ) -> Logits:
+        """See Runner. UserError where embeddings are given: what a row cached knows tokens alone."""
+        if given is not None:
+            raise UserError(
+                f"{type(self._model).__name__} runs by the plain fallback, which takes no arrays beside tokens. "
+                "Take a model that attends through transformers' attention interface."
+            )
         logits: list[Tensor] = []
         bounds = [at for at in range(len(rows)) if at == 0 or rows[at] != rows[at - 1]] + [len(rows)]
         for start, end in itertools.pairwise(bounds):

@@ -25,6 +25,7 @@ _SPARE_CELLS = PAD_ROWS[-1]
 class PreparedModel:
     """Parts that the engine's loop works with."""
 
+    model: PreTrainedModel
     runner: Runner
     attention: AttentionBackend | None
     """None: the plain fallback."""
@@ -106,7 +107,7 @@ def _serve_routed(
                 attention=f"{config.engine.kv}, {attention.name}, {runner.name}",
                 notes=tuple(notes),
             )
-            return PreparedModel(runner=runner, attention=attention, pool=pool, store=store, report=report)
+            return PreparedModel(model=model, runner=runner, attention=attention, pool=pool, store=store, report=report)
         notes.append(f"{runner.name} is not used: {fault}")
     return None
 
@@ -152,7 +153,7 @@ def _serve_plain(
         attention=f"plain fallback, one sequence at a time: {fault}",
         notes=(f"the model's own cache is not used: {cache_fault}",) if cache_fault else (),
     )
-    return PreparedModel(runner=runner, attention=None, pool=pool, store=store, report=report)
+    return PreparedModel(model=model, runner=runner, attention=None, pool=pool, store=store, report=report)
 
 
 def _store(pool: KVPool, config: ServingConfig) -> KVStore:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from interlace.core.errors import UserError
 from interlace.core.types import Request
+from interlace.engines.rollout.given_inputs import InputReader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,6 +17,8 @@ class Limits:
     """Tokens that the KV store holds for one sequence."""
     vocab_size: int
     has_tokenizer: bool
+    reads: InputReader | None
+    """Arrays that the model reads beside tokens; None: it reads tokens alone."""
 
     def check(self, request: Request) -> None:
         """Raises UserError for what cannot be served."""
@@ -45,9 +48,28 @@ class Limits:
             )
         if done >= min(params.max_new_tokens, self.context - prompt):
             raise UserError(f"{what}: it has {done} generated tokens already, its limit: there is nothing to resume.")
+        self._check_inputs(request, what)
         if params.stop and not self.has_tokenizer:
             raise UserError(f"{what}: stop strings need a tokenizer: NativeEngine(model, tokenizer=...).")
         biased = (token for token, _ in params.logit_bias)
-        for token in (*request.prompt_ids, *request.generated_ids, *biased):
+        for token in (*request.prompt_ids, *request.query_ids, *request.generated_ids, *biased):
             if not 0 <= token < self.vocab_size:
                 raise UserError(f"{what}: token id {token} is not in the model's vocabulary of {self.vocab_size}.")
+
+    def _check_inputs(self, request: Request, what: str) -> None:
+        if request.query_ids and len(request.query_ids) != request.params.max_new_tokens:
+            raise UserError(
+                f"{what}: {len(request.query_ids)} queries and max_new_tokens={request.params.max_new_tokens}: all "
+                "tokens are drawn at once, so give as many of one as of the other."
+            )
+        if len(request.prompt_ids) + len(request.query_ids) > self.context:
+            raise UserError(
+                f"{what}: the prompt and its {len(request.query_ids)} queries are longer than the model's context of "
+                f"{self.context}. Shorten the prompt."
+            )
+        if request.inputs is None:
+            return
+        if self.reads is None:
+            raise UserError(f"{what}: it has arrays ({', '.join(request.inputs)}), and the model reads tokens alone.")
+        if fault := self.reads.fault(request.prompt_ids, request.inputs):
+            raise UserError(f"{what}: {fault}")

@@ -1,7 +1,7 @@
 """One forward pass over the tokens of a step, whatever rows they are from."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,15 @@ def pad(array: Int64Array, rows: int, fill: int) -> Int64Array:
     return array if len(array) >= rows else np.pad(array, (0, rows - len(array)), constant_values=fill)
 
 
+class Given(NamedTuple):
+    """Embeddings that take the places of placeholder tokens in one forward pass."""
+
+    places: Int64Array
+    """[P] indices into the pass's tokens, ascending."""
+    vectors: Tensor
+    """[P, hidden]."""
+
+
 Logits = Callable[[], Tensor]
 """Waits for a pass that was started. Returns [at least N, vocabulary], which the next pass may overwrite; what follows
 the first N rows is padding. On an accelerator the numbers may still be on their way."""
@@ -38,10 +47,18 @@ class Runner(Protocol):
     def invariance(self) -> str:
         """Says what makes a row's bits independent of the other rows, where they are independent."""
 
-    def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
+    def start(
+        self,
+        token_ids: Int64Array,
+        rows: Int64Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        given: Given | None = None,
+    ) -> Logits:
         """Starts a forward pass.
 
         token_ids, rows, positions [T]: a row's tokens are neighbours. wanted [N], ascending: whose logits to return.
+        given: embeddings in place of some tokens' own.
         May return while the pass still runs; nothing that it reads may change until its logits were asked for.
         """
         ...
@@ -49,6 +66,13 @@ class Runner(Protocol):
     def rebind(self) -> None:
         """Takes note that the KV pool or the model's parameters lie elsewhere now."""
         ...
+
+
+def embedded(model: PreTrainedModel, token_ids: Tensor, given: Given) -> Tensor:
+    """Returns [*token_ids.shape, hidden]: the tokens' embeddings, and in the given places those given."""
+    rows: Tensor = model.get_input_embeddings()(token_ids)
+    rows.view(-1, rows.shape[-1])[torch.from_numpy(given.places).to(rows.device)] = given.vectors.to(rows.dtype)
+    return rows
 
 
 class ModelRunner:
@@ -64,7 +88,14 @@ class ModelRunner:
         """See Runner."""
         return f"rows are padded to {self.pad_rows}"
 
-    def start(self, token_ids: Int64Array, rows: Int64Array, positions: Int64Array, wanted: Int64Array) -> Logits:
+    def start(
+        self,
+        token_ids: Int64Array,
+        rows: Int64Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        given: Given | None = None,
+    ) -> Logits:
         """See Runner."""
         device = self._model.device
         padding = np.arange(max(self.pad_rows - len(rows), 0))
@@ -73,8 +104,10 @@ class ModelRunner:
         rows, token_ids = pad(rows, self.pad_rows, self._spare_row), pad(token_ids, self.pad_rows, 0)
         self._hub.backend = self._backend
         self._backend.begin(rows, positions)
+        tokens = torch.from_numpy(token_ids)[None].to(device)
+        entered = {"input_ids": tokens} if given is None else {"inputs_embeds": embedded(self._model, tokens, given)}
         out = self._model(
-            input_ids=torch.from_numpy(token_ids)[None].to(device),
+            **entered,
             position_ids=torch.from_numpy(positions)[None].to(device),
             use_cache=False,
             logits_to_keep=torch.from_numpy(pad(wanted, self.pad_rows, 0)).to(device),

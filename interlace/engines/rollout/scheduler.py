@@ -75,6 +75,9 @@ class Scheduler:
         budget = max(self._max_batch_tokens - int(left[~prompts].sum()), 16)
         before = np.cumsum(np.where(prompts, left, 0)) - np.where(prompts, left, 0)
         counts = np.where(prompts, np.clip(budget - before, 0, left), left)
+        # Queries run with their row's last token: what they are drawn from comes out of one pass.
+        ahead = left - 1 - table.num_drafts[rows]
+        counts = np.where((counts < left) & (counts > ahead), ahead, counts)
         return Plan(rows[counts > 0], counts[counts > 0], False)
 
     def prepare(self, plan: Plan) -> None:

@@ -47,8 +47,8 @@ class SequenceState:
 
     @property
     def num_prompt(self) -> int:
-        """Counts the tokens of the prompt."""
-        return len(self.request.prompt_ids)
+        """Counts the tokens before the first that is drawn: the prompt's, and a query that stands in for the first."""
+        return len(self.request.prompt_ids) + bool(self.request.query_ids)
 
     def marks(self, size: int) -> list[int]:
         """Returns marks_of() its tokens, made once for each length. size: tokens between two marks, always the same."""
@@ -72,6 +72,9 @@ class SequenceTable:
         self.num_computed = np.zeros(rows, np.int64)
         """Tokens whose keys and values are in the store."""
         self.num_drafts = np.zeros(rows, np.int64)
+        """Tokens behind the known ones that run with the last of them: guesses, or the queries after the first."""
+        self.at_once = np.zeros(rows, np.bool_)
+        """Rows whose tokens are all drawn in one pass, from queries."""
         self.num_prompt = np.zeros(rows, np.int64)
         self.limit = np.zeros(rows, np.int64)
         self.noise_key = np.zeros(rows, np.uint64)
@@ -80,6 +83,8 @@ class SequenceTable:
         self.special = np.zeros(rows, np.bool_)
         """Rows whose logits are reshaped or truncated, or wanted as they are."""
         self.stops_on_text = np.zeros(rows, np.bool_)
+        self.num_with_inputs = 0
+        """Rows whose sequences have arrays beside their tokens."""
         self.num_unusual = 0
         """Rows of either kind."""
         self._sequences: list[SequenceState | None] = [None] * rows
@@ -101,7 +106,10 @@ class SequenceTable:
         self.logprobs[row, prompt:total] = sequence.logprobs
         self.versions[row, prompt:total] = sequence.versions
         self.num_tokens[row], self.num_prompt[row], self.limit[row] = total, prompt, sequence.limit
-        self.num_computed[row] = self.num_drafts[row] = 0
+        self.num_computed[row] = 0
+        queries = request.query_ids[1:]
+        self.token_ids[row, total : total + len(queries)] = queries
+        self.num_drafts[row], self.at_once[row] = len(queries), bool(request.query_ids)
         self.noise_key[row] = stable_hash(self._seed, request.noise_key)
         self.temperature[row] = params.temperature
         self.special[row] = reshapes_logits(params) or truncates(params) or params.raw_logprobs
@@ -109,6 +117,7 @@ class SequenceTable:
             self.raw_logprobs[row, prompt:total] = sequence.raw_logprobs
         self.stops_on_text[row] = bool(params.stop)
         self.num_unusual += self._is_unusual(row)
+        self.num_with_inputs += request.inputs is not None
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(params.stop_token_ids)] = params.stop_token_ids
 
@@ -122,6 +131,7 @@ class SequenceTable:
         if sequence.request.params.raw_logprobs:
             sequence.raw_logprobs = self.raw_logprobs[row, prompt:total].tolist()
         self.num_unusual -= self._is_unusual(row)
+        self.num_with_inputs -= sequence.request.inputs is not None
         sequence.row, self._sequences[row] = -1, None
         self.num_tokens[row] = self.num_computed[row] = self.num_drafts[row] = 0
         self._free.append(row)
@@ -144,6 +154,12 @@ class SequenceTable:
         self.logprobs[rows, at] = logprobs
         self.versions[rows, at] = version
         self.num_tokens[rows] = at + 1
+
+    def append_all(self, row: int, token_ids: Int64Array, logprobs: NDArray[np.float32], version: int) -> None:
+        """Adds the tokens [L] of a row whose tokens are drawn at once."""
+        new = slice(int(self.num_tokens[row]), int(self.num_tokens[row]) + len(token_ids))
+        self.token_ids[row, new], self.logprobs[row, new], self.versions[row, new] = token_ids, logprobs, version
+        self.num_tokens[row], self.num_drafts[row] = new.stop, 0
 
     def _is_unusual(self, row: int) -> bool:
         return bool(self.special[row] or self.stops_on_text[row])

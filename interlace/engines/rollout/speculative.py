@@ -77,13 +77,13 @@ class Speculator:
         """Writes guesses behind what is known of rows. Returns the passes that may follow at once; None: any number."""
         table = self._table
         if self.has_guessed:
-            table.num_drafts[:] = 0
+            table.num_drafts[~table.at_once] = 0
         self.has_guessed = False
         if not self._most or len(running) > self._below or self._rest > 0:
             return None
         for sequence in running:
             row, known = sequence.row, int(table.num_tokens[sequence.row])
-            if known - table.num_computed[row] != 1:
+            if known - table.num_computed[row] != 1 or table.at_once[row]:
                 continue
             most = min(self._most, int(table.limit[row]) - known - 1)
             draft = self._drafter.propose(sequence.request.uid, table.token_ids[row, :known], most)

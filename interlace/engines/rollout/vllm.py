@@ -111,7 +111,9 @@ class VLLMEngine(ExternalEngine):
             kv_cache=max(cache for _, cache in found),
         )
         vocab = model.config.get_text_config().vocab_size
-        self._limits = Limits(context=sizes.longest, longest=sizes.longest, vocab_size=vocab, has_tokenizer=True)
+        self._limits = Limits(
+            context=sizes.longest, longest=sizes.longest, vocab_size=vocab, has_tokenizer=True, reads=None
+        )
         self.notes = () if self._can_sleep else ("vLLM frees no memory on this platform when its device changes hands",)
 
     def _send(self, request: Request) -> None:

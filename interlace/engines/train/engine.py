@@ -49,7 +49,7 @@ class LogprobEngine(PackedEngine):
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes [L] response-token log-probs of each sample, in nats, at the sampling temperature."""
-        return self._for_each_token(samples, lambda batch: _forward(self, batch, self.config.temperature)[0])
+        return _logprobs(self, samples, self.config.temperature)
 
 
 class TrainEngine(TrainedEngine):
@@ -89,7 +89,7 @@ class TrainEngine(TrainedEngine):
 
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes [L] response-token log-probs of each sample in nats, at the sampling temperature, no gradient."""
-        return self._for_each_token(samples, lambda batch: _forward(self, batch, self.config.temperature)[0])
+        return _logprobs(self, samples, self.config.temperature)
 
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes `logprobs` without the adapter: under the policy that training started from."""
@@ -141,6 +141,11 @@ class TrainEngine(TrainedEngine):
         )
         self._stopped |= is_too_far and self.config.update.skip_rest_of_step
         return is_too_far
+
+
+def _logprobs(engine: PackedEngine, samples: Sequence[Sample], temperature: float) -> list[FloatArray]:
+    """Computes [L] of each sample; 0 at tokens that were put in, which the head of some policies does not know."""
+    return engine._for_each_token(samples, lambda batch: _forward(engine, batch, temperature)[0], drawn_only=True)
 
 
 def _forward(engine: PackedEngine, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

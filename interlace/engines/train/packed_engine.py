@@ -96,14 +96,18 @@ class PackedEngine:
         return self.packed.outputs(batch).sum() * 0
 
     def _collate(self, samples: Sequence[Sample], *, masks: Sequence[BoolArray | None]) -> MicroBatch:
-        return collate(samples, self.packed.device, padded=not self.packed.is_packed, masks=masks)
+        packed = self.packed
+        return collate(samples, packed.device, padded=not packed.is_packed, masks=masks, placeholder=packed.placeholder)
 
     @torch.no_grad()
-    def _for_each_token(self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor]) -> list[FloatArray]:
+    def _for_each_token(
+        self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor], *, drawn_only: bool = False
+    ) -> list[FloatArray]:
         """Returns [L] of each sample, from what `compute` gives for each response token of a micro-batch; 0 at a token
-        that begins a context, which nothing predicts."""
+        that begins a context, which nothing predicts, and, drawn_only, at those that the policy did not draw."""
         found: list[FloatArray] = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
-        split, asked = self._split(samples), [predicted(sample) for sample in samples]
+        split = self._split(samples)
+        asked = [sample.loss_mask if drawn_only else predicted(sample) for sample in samples]
 
         def prepare(rows: Sequence[int]) -> MicroBatch:
             if not rows:

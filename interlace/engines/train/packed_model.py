@@ -17,6 +17,7 @@ from interlace.engines.train.attention import PACKED_ATTENTION, UNTRACED_ATTENTI
 from interlace.engines.train.host_memory import keep_freed_memory
 from interlace.engines.train.matmul import use_fast_products
 from interlace.engines.train.speedups import apply_liger, compile_layers
+from interlace.models.inputs import input_embedding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +43,9 @@ class PackedModel:
     ) -> None:
         self.model = model
         self.device = torch.device(device)
+        reads = input_embedding(model.config)
+        self.placeholder = None if reads is None else reads.placeholder
+        """Token that arrays stand for; None where the model reads tokens alone."""
         if ranks.is_alone:  # sharding brings each rank's part to its device, where the whole may not fit
             nn.Module.to(model, self.device)
         _align(model)
@@ -76,11 +80,17 @@ class PackedModel:
             arguments["attention_mask"] = batch.attention_mask
         else:
             arguments["packed_layout"] = batch.layout
+        if batch.given is not None:
+            arguments |= {"inputs": batch.given.arrays, "input_places": batch.given.places_P}
         whole = batch.layout is None or not self._keeps_logits
         with nullcontext() if whole else _rows_before(self.model.get_output_embeddings(), batch.keep_T):
             logits: Tensor = self.model(batch.input_ids, **arguments).logits
         rows = logits.flatten(0, 1)  # a view; selecting row 0 would cost a second table in the backward
         return rows.index_select(0, batch.keep_T) if whole else rows
+
+
+def _rows(table: nn.Module) -> int:
+    return table.get_parameter("weight").shape[0]
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GivenArrays:
+    """Arrays whose embeddings take the places of placeholder tokens."""
+
+    arrays: Mapping[str, Tensor]
+    """[N, ...] each, N observations."""
+    places_P: Tensor
+    """[P] flat positions of their placeholders, in order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
     """The tokens of some samples, ready for one forward. T = response tokens asked for, over all samples.
 
@@ -34,6 +44,8 @@ class MicroBatch:
     """Positions in the shape of input_ids; each branch starts at 0."""
     attention_mask: Tensor | None
     """[branches, longest] where padded."""
+    given: GivenArrays | None
+    """Arrays beside the tokens; None where no sample has any."""
     layout: PackedLayout | None
     """Places of the branches, where packed; branches have in common what they begin with alike."""
     keep_T: Tensor
@@ -128,12 +140,18 @@ def placeholder() -> Sample:
 
 
 def collate(
-    samples: Sequence[Sample], device: torch.device, *, padded: bool, masks: Sequence[BoolArray | None]
+    samples: Sequence[Sample],
+    device: torch.device,
+    *,
+    padded: bool,
+    masks: Sequence[BoolArray | None],
+    placeholder: int | None = None,
 ) -> MicroBatch:
     """Lays samples out in the given order (longest first, so that lengths are close to their neighbours').
 
     masks: which of its tokens are asked for, by sample; None asks for all. A token that begins a context is not asked
-    for. Raises ValueError where a token that the policy drew begins one.
+    for. placeholder: token that arrays stand for, None where the model reads none. Raises ValueError where a token that
+    the policy drew begins a context, and for arrays that the model does not read.
     """
     trie = Trie.of(samples)
     attention_mask, layout, predictors = None, None, trie.predictors
@@ -153,12 +171,32 @@ def collate(
         input_ids=on_device(token_ids, device, torch.long),
         position_ids=on_device(positions, device, torch.long),
         attention_mask=attention_mask,
+        given=_given(trie, placeholder, device, spread if padded else None),
         layout=layout,
         keep_T=on_device(np.concatenate(keep), device, torch.long),
         targets_T=on_device(np.concatenate(targets), device, torch.long),
         sample_T=on_device(np.repeat(np.arange(len(samples)), lengths), device),
         lengths=tuple(lengths),
     )
+
+
+def _given(trie: Trie, placeholder: int | None, device: torch.device, spread: Places | None) -> GivenArrays | None:
+    """Gathers arrays and the places of their placeholders. spread: places in the trie of a padded batch's rows."""
+    if not trie.given:
+        return None
+    if placeholder is None:
+        raise ValueError("samples have arrays beside their tokens, and the model reads tokens alone")
+    places = np.concatenate([own.places[trie.token_ids_S[own.places] == placeholder] for own in trie.given])
+    if spread is not None:
+        reached, first, times = np.unique(spread.ravel(), return_index=True, return_counts=True)
+        found = np.searchsorted(reached, places)
+        if (times[found] > 1).any():
+            raise ValueError("branches share arrays, which rows that are padded cannot: take a model that is packed")
+        places = first[found]
+    names = trie.given[0].inputs
+    arrays = {name: np.concatenate([own.inputs[name] for own in trie.given]) for name in names}
+    tensors = {name: on_device(array, device) for name, array in arrays.items()}
+    return GivenArrays(arrays=tensors, places_P=on_device(places, device, torch.long))
 
 
 def read_columns(samples: Sequence[Sample], device: torch.device, masks: Sequence[BoolArray | None]) -> Columns:

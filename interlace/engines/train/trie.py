@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from interlace.core.types import PROMPT
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from interlace.core.types import IntArray, Sample
+    from interlace.core.types import Inputs, IntArray, Sample
 
     Places: TypeAlias = NDArray[np.int64]
     """In a row of tokens."""
@@ -25,13 +25,18 @@ NOTHING = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trie:
-    """Places of samples' tokens in a row of S tokens. A leaf's last token has no place: its output is not read."""
+    """Places of samples' tokens in a row of S tokens. A leaf's last token has no place: its output is not read.
+
+    Where a segment's tokens were drawn at once, the queries that they were drawn from have the places.
+    """
 
     token_ids_S: IntArray
     positions_S: IntArray
     """[S] tokens before each one in its branches."""
     branches: tuple[tuple[Places, ...], ...]
     """Places of each branch of each sample, root to leaf; neighbours have most in common."""
+    given: tuple[SegmentArrays, ...]
+    """Arrays of the row's segments, in the order of their places."""
     predictors: tuple[Places, ...]
     """Places, [L] for each sample, whose output predicts each token; NOTHING where it begins a context."""
 
@@ -47,13 +52,14 @@ class Trie:
             positions_S=np.concatenate(row.positions),
             branches=tuple([own for own, _ in found]),
             predictors=tuple([own for _, own in found]),
+            given=tuple(row.given),
         )
 
 
 def num_own_tokens(sample: Sample) -> int:
     """Counts the places that a sample takes in a row, without its prompt's."""
-    leaves = {path[-1] for path in branches(sample.segments)}
-    return sample.num_tokens - sum([len(sample.segments[leaf].token_ids) > 0 for leaf in leaves])
+    leaves = [sample.segments[place] for place in {path[-1] for path in branches(sample.segments)}]
+    return sample.num_tokens - sum([len(leaf.token_ids) > 0 and leaf.query_ids is None for leaf in leaves])
 
 
 def num_prompt_tokens(sample: Sample) -> int:
@@ -65,13 +71,26 @@ def num_prompt_tokens(sample: Sample) -> int:
 def branch_lengths(sample: Sample) -> list[int]:
     """Counts the places of each branch."""
     before = depths(sample)
-    leaves = [path[-1] for path in branches(sample.segments)]
-    return [before[leaf] + max(0, len(sample.segments[leaf].token_ids) - 1) for leaf in leaves]
+    found = []
+    for leaf in [path[-1] for path in branches(sample.segments)]:
+        segment = sample.segments[leaf]
+        found.append(before[leaf] + max(0, len(segment.token_ids) - (segment.query_ids is None)))
+    return found
+
+
+class SegmentArrays(NamedTuple):
+    """Arrays of one segment."""
+
+    places: Places
+    """Places of the segment's tokens."""
+    inputs: Inputs
 
 
 @dataclass(slots=True)
 class _Row:
     """A row that grows."""
+
+    given: list[SegmentArrays] = field(default_factory=list)
 
     token_ids: list[IntArray] = field(default_factory=list)
     positions: list[Places] = field(default_factory=list)
@@ -102,10 +121,16 @@ def _place(sample: Sample, row: _Row, prompts: dict[bytes, Places]) -> tuple[tup
             _check_beginning(sample, index)
         else:
             from_place = int(prompt[-1]) if parent == PROMPT else last[parent]
-        own = row.add(token_ids[:-1] if index in leaves else token_ids, before[index])
+        entered = token_ids if segment.query_ids is None else segment.query_ids
+        own = row.add(entered[:-1] if index in leaves and segment.query_ids is None else entered, before[index])
+        if segment.inputs is not None:
+            row.given.append(SegmentArrays(own, segment.inputs))
         places.append(own)
         last.append(int(own[-1]) if len(own) else from_place)
-        if len(token_ids):
+        if segment.query_ids is not None:
+            _check_at_once(sample, index, is_leaf=index in leaves)
+            predictors.append(own)
+        elif len(token_ids):
             predictors.append(np.concatenate([[from_place], own[: len(token_ids) - 1]]))
     found = []
     for path in paths:
@@ -134,4 +159,16 @@ def _check_beginning(sample: Sample, index: int) -> None:
     raise ValueError(
         f"sample {sample.key}: the policy drew the first token of segment {index}, which begins a context of its own: "
         "it has nothing to be predicted from. Begin the segment with a token that is not sampled."
+    )
+
+
+def _check_at_once(sample: Sample, index: int, *, is_leaf: bool) -> None:
+    """Refuses queries that do not go with their tokens, or that something continues."""
+    segment = sample.segments[index]
+    if segment.query_ids is None or (is_leaf and len(segment.query_ids) == len(segment.token_ids)):
+        return
+    why = "." if is_leaf else ", and another segment continues it, which saw them."
+    raise ValueError(
+        f"sample {sample.key}: segment {index} has {len(segment.token_ids)} tokens that were drawn at once from "
+        f"{len(segment.query_ids)} queries{why}"
     )

@@ -1,0 +1,71 @@
+"""Models that are built in code: `tiny:NAME`, and those whose architecture is this package's own."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import UserError
+from interlace.models.config import VLA_TYPE, ModelConfig, RobotShape
+from interlace.models.tiny import SHAPES, TINY, build_tiny, build_tokenizer, check_tiny
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+VLA = f"{TINY}vla"
+
+
+def built_names() -> list[str]:
+    """Lists the paths of all models that are built in code."""
+    return [*[f"{TINY}{name}" for name in SHAPES], VLA]
+
+
+def build_model(config: ModelConfig) -> "PreTrainedModel":
+    """Builds the model of a `tiny:` path. Raises UserError for an unknown name, and for sizes it has not or lacks."""
+    if config.path == VLA:
+        from interlace.models.vla import build_tiny_vla
+
+        return build_tiny_vla(_robot(config), config.seed)[0]
+    _check_no_robot(config)
+    return build_tiny(config.path.removeprefix(TINY), config.seed)[0]
+
+
+def built_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
+    """Builds the tokenizer of a `tiny:` path. Raises as build_model."""
+    if config.path == VLA:
+        from interlace.models.words import build_word_tokenizer
+
+        shape = _robot(config)
+        return build_word_tokenizer(shape.bins, shape.num_queries, shape.max_positions)[0]
+    _check_no_robot(config)
+    return build_tokenizer(check_tiny(config.path.removeprefix(TINY)).max_positions)
+
+
+def is_own_type(found: "PretrainedConfig") -> bool:
+    """Says whether a configuration is of an architecture of this package."""
+    return found.model_type == VLA_TYPE
+
+
+def register_own(folder: Path) -> None:
+    """Makes the architecture of a saved model known to transformers, where it is this package's own."""
+    try:
+        found = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return  # what reads the folder next says what is wrong with it
+    if isinstance(found, dict) and found.get("model_type") == VLA_TYPE:
+        from interlace.models.vla import register_vla
+
+        register_vla()
+
+
+def _robot(config: ModelConfig) -> RobotShape:
+    if config.robot is None:
+        raise UserError(
+            f"model {VLA} has no sizes of its own: set model.robot, such as {{state_size: 16, action_size: 4}}."
+        )
+    return config.robot
+
+
+def _check_no_robot(config: ModelConfig) -> None:
+    if config.robot is not None:
+        given = config.path
+        raise UserError(f"model.robot gives the sizes of {VLA}, and the model is {given!r}: take one or the other.")
