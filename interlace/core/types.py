@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.runs import Runs
-from interlace.core.sampling import MIN_TEMPERATURE as MIN_TEMPERATURE
-from interlace.core.sampling import SamplingParams as SamplingParams
+from interlace.core.sampling import MIN_TEMPERATURE as MIN_TEMPERATURE  # noqa: PLC0414 - passed on
+from interlace.core.sampling import SamplingParams as SamplingParams  # noqa: PLC0414 - passed on
 
 if TYPE_CHECKING:
     from interlace.core.episode_counts import EpisodeCounts

@@ -61,7 +61,7 @@ def trainer(decoding: str, *, padded: bool = False) -> TrainEngine:
 def sample_of(completion: Completion, prompt_ids) -> Sample:
     prompt = Prompt(uid="robot", token_ids=np.asarray(prompt_ids, np.int32), text="", answer="")
     turn: Turn = _turn(0, Response(completion=completion, text=""), Message(role="assistant", content=""))
-    columns = turn_columns(prompt, [turn, replace(turn, number=1)], Outcome())
+    columns = turn_columns(prompt, [turn, replace(turn, number=1)], Outcome(), {}, ())
     return Sample(key=SampleKey(0, completion.request.owner.index), prompt=prompt, segments=columns["segments"])
 
 
