@@ -144,8 +144,9 @@ class TrainEngine(TrainedEngine):
 
 
 def _logprobs(engine: PackedEngine, samples: Sequence[Sample], temperature: float) -> list[FloatArray]:
-    """Computes [L] of each sample; 0 at tokens that were put in, which the head of some policies does not know."""
-    return engine._for_each_token(samples, lambda batch: _forward(engine, batch, temperature)[0], drawn_only=True)
+    """Computes [L] of each sample; where the head answers in some tokens alone, 0 at those that were put in."""
+    drawn_only = engine.packed.answers_in_some
+    return engine._for_each_token(samples, lambda batch: _forward(engine, batch, temperature)[0], drawn_only=drawn_only)
 
 
 def _forward(engine: PackedEngine, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

@@ -46,6 +46,9 @@ class PackedModel:
         reads = input_embedding(model.config)
         self.placeholder = None if reads is None else reads.placeholder
         """Token that arrays stand for; None where the model reads tokens alone."""
+        head = model.get_output_embeddings()
+        self.answers_in_some = head is not None and head.weight.shape[0] < model.get_input_embeddings().weight.shape[0]
+        """Flag: the head knows the first tokens of the vocabulary alone."""
         if ranks.is_alone:  # sharding brings each rank's part to its device, where the whole may not fit
             nn.Module.to(model, self.device)
         _align(model)
