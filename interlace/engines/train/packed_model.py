@@ -47,7 +47,7 @@ class PackedModel:
         self.placeholder = None if reads is None else reads.placeholder
         """Token that arrays stand for; None where the model reads tokens alone."""
         head = model.get_output_embeddings()
-        self.answers_in_some = head is not None and head.weight.shape[0] < model.get_input_embeddings().weight.shape[0]
+        self.answers_in_some = head is not None and _rows(head) < _rows(model.get_input_embeddings())
         """Flag: the head knows the first tokens of the vocabulary alone."""
         if ranks.is_alone:  # sharding brings each rank's part to its device, where the whole may not fit
             nn.Module.to(model, self.device)
@@ -90,6 +90,10 @@ class PackedModel:
             logits: Tensor = self.model(batch.input_ids, **arguments).logits
         rows = logits.flatten(0, 1)  # a view; selecting row 0 would cost a second table in the backward
         return rows.index_select(0, batch.keep_T) if whole else rows
+
+
+def _rows(table: nn.Module) -> int:
+    return table.get_parameter("weight").shape[0]
 
 
 def _rows(table: nn.Module) -> int:
