@@ -96,10 +96,6 @@ def _rows(table: nn.Module) -> int:
     return table.get_parameter("weight").shape[0]
 
 
-def _rows(table: nn.Module) -> int:
-    return table.get_parameter("weight").shape[0]
-
-
 @contextmanager
 def _rows_before(head: nn.Module, keep_T: Tensor) -> Iterator[None]:
     """Has a head compute the asked rows alone, as `logits_to_keep` would, with a gradient that is the same each time.
