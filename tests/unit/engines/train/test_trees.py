@@ -165,7 +165,7 @@ def test_a_history_that_branches_share_is_trained_once() -> None:
 def test_a_context_of_its_own_begins_with_what_the_policy_was_shown() -> None:
     step = Segment(
         parent=None, token_ids=np.array([30, 31, 15], np.int32), sampled=np.array([False, False, True]),
-        logprobs=np.zeros(3, np.float32), inputs={"image": np.zeros((2, 2, 3), np.uint8)}, kind="step",
+        logprobs=np.zeros(3, np.float32), kind="step",
     )  # fmt: skip
     robot = conversation(step, step)
     assert trained_tokens(robot) == [(15, 3), (15, 6)]
