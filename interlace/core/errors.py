@@ -29,6 +29,14 @@ class WorkerDiedError(InterlaceError):
     """A worker's process is gone; the message says which, and what it was doing."""
 
 
+class EpisodeFailedError(InterlaceError):
+    """An episode in another process failed; the message is the reason, as its sample ends with it."""
+
+
+class EpisodeLostError(InterlaceError):
+    """The process that ran an episode is gone; the sample may begin again."""
+
+
 class RemoteError(InterlaceError):
     """A worker's operation raised. Carries where (group, rank, method) and the remote traceback."""
 

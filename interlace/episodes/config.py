@@ -27,6 +27,9 @@ class EpisodeConfig(Config):
     """Seconds of an episode's own code and tools after which its sample fails; waiting for turns does not count."""
     max_turns: int = Field(default=64, ge=1)
     """Turns of an episode; asking for one more fails its sample. `tools` ends with its last turn instead."""
+    workers: int = Field(default=0, ge=0)
+    """Processes of this machine that run episodes, many at once in each, so that no code of theirs holds the run up; 0
+    runs them in the controller's. A process that dies is started again, and its samples begin again."""
     column: str | None = None
     """Column of the data whose value names one of `others` for its row; a row without a value has this episode."""
     others: "dict[str, Annotated[SerializeAsAny[EpisodeConfig], BeforeValidator(parse_episode)]]" = Field(

@@ -1,16 +1,19 @@
 """The roles of a run, joined and ready to start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from interlace.algorithms import Algorithm
 from interlace.core.types import PromptSource, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
+from interlace.episodes.base import Episode
 from interlace.episodes.by_row import create_episode
 from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.jobs.state import RunState
 from interlace.recipes.config import Recipe
 from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.cluster import Cluster
+from interlace.stages.episode_workers import WorkerEpisodes, patience_s
 from interlace.stages.factory import LoopSizes, StageFactory
 from interlace.stages.role_groups import RolloutGroup
 from interlace.stages.session import NO_LIMITS, SessionLimits
@@ -42,6 +45,23 @@ def session_limits(recipe: Recipe) -> SessionLimits:
     )
 
 
+def _episodes(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> tuple[Episode, SessionLimits]:
+    """Returns what runs a recipe's episodes, here or in processes that end with the cluster, and the limits here."""
+    if recipe.episode.is_single_turn:
+        return SINGLE_TURN, NO_LIMITS
+    if not recipe.episode.workers:
+        return _in_process(recipe)
+    workers = WorkerEpisodes(partial(_in_process, recipe), sampling, recipe.episode.workers)
+    cluster.at_end(workers.close)
+    # Messages are written and read there, and time is kept there; here only what a hanging process needs.
+    limits = replace(session_limits(recipe), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))
+    return workers, limits
+
+
+def _in_process(recipe: Recipe) -> tuple[Episode, SessionLimits]:
+    return create_episode(recipe.episode), session_limits(recipe)
+
+
 async def assemble(
     cluster: Cluster,
     recipe: Recipe,
@@ -54,10 +74,11 @@ async def assemble(
 ) -> Assembled:
     """Joins the workers of a recipe. resumed: where the run stands that goes on."""
     sampling = await sampling_of(recipe, groups.rollout[0])
+    episode, limits = _episodes(cluster, recipe, sampling)
     settings = LoopSettings(
         sampling=sampling,
         shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
-        limits=session_limits(recipe),
+        limits=limits,
     )
     stages = StageFactory(
         cluster,
@@ -72,6 +93,5 @@ async def assemble(
     )
     if resumed:
         stages.gate.restore(resumed.num_groups)
-    episode = SINGLE_TURN if recipe.episode.is_single_turn else create_episode(recipe.episode)
     run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer, episode)
     return Assembled(run=run, sampling=sampling)

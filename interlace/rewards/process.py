@@ -10,10 +10,8 @@ import importlib
 import json
 import os
 import socket
-import sys
 import threading
 import time
-import traceback
 from typing import Any
 
 from interlace.core.types import RewardResult
@@ -27,7 +25,7 @@ from interlace.rewards.base import (
     preload_modules,
     timed_out,
 )
-from interlace.runtime.process.child import become_child, receive
+from interlace.runtime.process.child import become_child, innermost_line, receive
 
 READY, STARTED, RESULT, BLOCKED = "ready", "started", "result", "blocked"
 """First words of an answer: can score; request N begins; request N's result; request N blocks the event loop."""
@@ -134,9 +132,3 @@ class _AsyncServer:
         task = asyncio.current_task(self._loop)
         if task in self._numbers:
             self._answers.send(BLOCKED, self._numbers[task], innermost_line(self._thread))
-
-
-def innermost_line(thread: int) -> str:
-    """Says where a running thread is now, as `file.py:12 in function`."""
-    innermost = traceback.extract_stack(sys._current_frames()[thread])[-1]
-    return f"{innermost.filename}:{innermost.lineno} in {innermost.name}"

@@ -188,6 +188,10 @@ class Cluster(ABC):
     async def _turn(self) -> None:  # noqa: B027 - a virtual clock has no waiting
         """Waits until a result may be taken in, where they come one at a time."""
 
+    def at_end(self, close: Callable[[], None]) -> None:
+        """Registers a function that ends what beside the workers is of the run; called after the workers' end."""
+        self._after_workers.callback(close)
+
     def fail(self, error: BaseException) -> None:
         """Ends the run with this error; the first one counts."""
         if not self._failed.done():

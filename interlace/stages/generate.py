@@ -3,8 +3,10 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from numbers import Real
 
+from interlace.core.errors import EpisodeFailedError, EpisodeLostError
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams, TerminalEvent
 from interlace.episodes.base import Episode, Outcome
 from interlace.episodes.single_turn import SingleTurn
@@ -96,8 +98,12 @@ class GenerateStage:
         session = EpisodeSession(self._cluster, ask, sample, self._params, self._limits)
         try:
             columns, reason = await played(self._episode, session, sample.prompt), ""
+        except EpisodeLostError:
+            self._cluster.timeline.drop_tokens(sum(len(turn.token_ids) for turn in session.turns))
+            await self._run(replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1)))
+            return
         except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
-            columns, reason = {}, f"{type(error).__name__}: {error}"
+            columns, reason = {}, failure(error)
         if self._running.pop(sample.key, None) is None:
             return  # it ended meanwhile, and the episode took its time to notice
         if columns:
@@ -120,6 +126,11 @@ async def played(episode: Episode, session: EpisodeSession, prompt: Prompt) -> C
         return turn_columns(prompt, session.turns, outcome, session.rewards, session.tool_uses)
     finally:
         session.close()
+
+
+def failure(error: Exception) -> str:
+    """Says why an episode failed, for its sample's end."""
+    return str(error) if isinstance(error, EpisodeFailedError) else f"{type(error).__name__}: {error}"
 
 
 def outcome_of(returned: object) -> Outcome:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar, cast
@@ -14,11 +14,13 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool
 from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
-from interlace.core.types import Inputs, Request, Response, Sample, SamplingParams
+from interlace.core.types import Inputs, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.data.rendering.base import Renderer
 from interlace.episodes.base import Context, Tools, ToolUse, Turn
 from interlace.episodes.history import History
+from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster
+from interlace.runtime.waits import WaitRegistry
 from interlace.stages.pool import EnginePool, settle
 
 T = TypeVar("T")
@@ -48,6 +50,20 @@ class Asker(Protocol):
         ...
 
 
+class Surroundings(Protocol):
+    """Surroundings of a session: a cluster, or what stands for one in a process that runs episodes."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def waits(self) -> WaitRegistry: ...
+
+    def waiting(self, who: str, what: str) -> AbstractAsyncContextManager[None]:
+        """Registers what is awaited inside."""
+        ...
+
+
 class FromPool:
     """Way of a sample that was admitted to the pool: its requests are the sample's."""
 
@@ -73,14 +89,19 @@ class EpisodeSession:
     """
 
     def __init__(
-        self, cluster: Cluster, ask: Asker, sample: Sample, params: SamplingParams, limits: SessionLimits = NO_LIMITS
+        self,
+        around: Surroundings,
+        ask: Asker,
+        sample: Sample,
+        params: SamplingParams,
+        limits: SessionLimits = NO_LIMITS,
     ) -> None:
         """params: the run's."""
         self.params = params
         """The run's sampling parameters, the model's stop tokens included."""
         self.name = f"episode {sample.key.gid}.{sample.key.index}"
         """Name of the episode in the wait-for graph."""
-        self._cluster, self._ask, self._sample, self._limits = cluster, ask, sample, limits
+        self._around, self._ask, self._sample, self._limits = around, ask, sample, limits
         self._history = History(limits.renderer) if limits.renderer else None
         self._turns: dict[int, Turn | None] = {}
         """By number; None of those under way."""
@@ -93,6 +114,11 @@ class EpisodeSession:
         self._operation: int | None = None
         self._is_open = False
         self._deadline, self._left_s = asyncio.timeout(None), limits.timeout_s
+
+    @property
+    def key(self) -> SampleKey:
+        """Name of its sample."""
+        return self._sample.key
 
     @property
     def seed(self) -> int:
@@ -175,7 +201,7 @@ class EpisodeSession:
     async def waiting(self, what: str) -> AsyncIterator[None]:
         """Names what the episode waits for inside; see Session."""
         with self._elsewhere():
-            async with self._cluster.waiting(self.name, what):
+            async with self._around.waiting(self.name, what):
                 yield
 
     def _rendered(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> list[int]:
@@ -250,11 +276,11 @@ class EpisodeSession:
                 self._register()
 
     def _register(self) -> None:
-        self._operation = self._cluster.waits.begin(self.name, "its own code", self._cluster.clock.now())
+        self._operation = self._around.waits.begin(self.name, "its own code", self._around.clock.now())
 
     def _unregister(self) -> None:
         if self._operation is not None:
-            self._cluster.waits.end(self._operation)
+            self._around.waits.end(self._operation)
             self._operation = None
 
 

@@ -1,0 +1,266 @@
+"""The process that runs episodes, many at once: their turns are asked of the run, all else happens here.
+
+Episodes are code that a user chose to run, and no code that a model wrote, so that pickles may come back from them.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeAlias
+
+from interlace.core.errors import UserError
+from interlace.core.runs import Runs
+from interlace.core.types import (
+    Completion,
+    FinishReason,
+    FloatArray,
+    IntArray,
+    Prompt,
+    Request,
+    Response,
+    Sample,
+    SampleKey,
+    SamplingParams,
+)
+from interlace.episodes.base import Episode, Outcome, ToolUse
+from interlace.runtime.clock import LoopClock
+from interlace.runtime.process.child import become_child, framed, innermost_line, receive
+from interlace.runtime.waits import WaitRegistry
+from interlace.stages.generate import failure, outcome_of
+from interlace.stages.session import EpisodeSession, SessionLimits
+
+NO_EPISODE = 0xFFFFFFFF
+"""Number of the message that a process begins with: None, or the UserError for which it cannot work."""
+BLOCKED_AFTER_S = 30.0
+"""How long one episode may keep all others of its process from going on; its own time limit, where that is less."""
+_BEAT_S = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EpisodeStart:
+    """An episode to run."""
+
+    key: SampleKey
+    prompt: Prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EpisodeCancel:
+    """Word that an episode is wanted no more; it is answered by an EpisodeEnd all the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TurnAsk:
+    """A turn that an episode asks for."""
+
+    turn: int
+    prompt_ids: Sequence[int]
+    params: SamplingParams | None
+    """None: the run's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TurnAnswer:
+    """Turn that was asked for, or why there is none."""
+
+    turn: int
+    token_ids: IntArray
+    logprobs: FloatArray
+    versions: Runs[int]
+    finish_reason: FinishReason = FinishReason.ABORTED
+    text: str = ""
+    refusal: str = ""
+    """Message of a UserError."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TurnWithdraw:
+    """Word that a turn is awaited no more."""
+
+    turn: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class WaitNote:
+    """Beginning of a wait that the episode named, or its end."""
+
+    number: int
+    what: str | None
+    """None: it ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EpisodeEnd:
+    """End of an episode."""
+
+    outcome: Outcome | None = None
+    failure: str = ""
+    """Why it has no outcome."""
+    rewards: Mapping[int, float] = field(default_factory=dict)
+    """By turn."""
+    tool_uses: Sequence[ToolUse] = ()
+    blocked: bool = False
+    """True where the process is of no more use: the episode keeps all others from going on."""
+
+
+FromEpisode: TypeAlias = TurnAsk | TurnWithdraw | WaitNote | EpisodeEnd
+ToEpisode: TypeAlias = EpisodeStart | EpisodeCancel | TurnAnswer
+MakeEpisode: TypeAlias = Callable[[], tuple[Episode, SessionLimits]]
+
+
+def serve_episodes(connection: socket.socket, make: MakeEpisode, params: SamplingParams) -> None:
+    """Runs in the process until the run closes the connection or ends. make: called once; it must be picklable."""
+    become_child()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
+        try:
+            episode, limits = make()
+        except UserError as error:
+            connection.sendall(framed(NO_EPISODE, error))
+            return
+        connection.sendall(framed(NO_EPISODE, None))
+        _EpisodeServer(connection, episode, limits, params).run()
+
+
+class _Around:
+    """What surrounds the sessions of this process."""
+
+    def __init__(self, server: "_EpisodeServer", number: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.clock = LoopClock(loop)
+        self.waits = WaitRegistry(self.clock)
+        self._server, self._number, self._numbers = server, number, count()
+
+    @asynccontextmanager
+    async def waiting(self, who: str, what: str) -> AsyncIterator[None]:  # noqa: ARG002 - the run knows who
+        """Tells the run what is waited for inside."""
+        number = next(self._numbers)
+        self._server.send(self._number, WaitNote(number=number, what=what))
+        try:
+            yield
+        finally:
+            self._server.send(self._number, WaitNote(number=number, what=None))
+
+
+class _Running:
+    """One episode, and the way of its session to the engines."""
+
+    def __init__(self, server: "_EpisodeServer", number: int, params: SamplingParams) -> None:
+        self._server, self._number, self._params = server, number, params
+        self._answers: dict[int, asyncio.Future[TurnAnswer]] = {}
+        self.task: asyncio.Task[None] | None = None
+
+    async def __call__(self, request: Request, *, who: str, what: str) -> Response:  # noqa: ARG002 - the run knows
+        """Asks the run for a turn."""
+        answer: asyncio.Future[TurnAnswer] = asyncio.get_running_loop().create_future()
+        self._answers[request.turn] = answer
+        params = None if request.params is self._params else request.params
+        self._server.send(self._number, TurnAsk(turn=request.turn, prompt_ids=request.prompt_ids, params=params))
+        try:
+            found = await answer
+        except asyncio.CancelledError:
+            self._server.send(self._number, TurnWithdraw(turn=request.turn))
+            raise
+        finally:
+            del self._answers[request.turn]
+        if found.refusal:
+            raise UserError(found.refusal)
+        done = Completion(
+            request=request,
+            token_ids=found.token_ids.tolist(),
+            logprobs=found.logprobs.tolist(),
+            versions=found.versions,
+            finish_reason=found.finish_reason,
+        )
+        return Response(completion=done, text=found.text)
+
+    def answered(self, answer: TurnAnswer) -> None:
+        """Takes in a turn, if it is awaited."""
+        waiting = self._answers.get(answer.turn)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+
+class _EpisodeServer:
+    """Runs episodes on one event loop, which a thread watches."""
+
+    def __init__(
+        self, connection: socket.socket, episode: Episode, limits: SessionLimits, params: SamplingParams
+    ) -> None:
+        self._connection, self._writing = connection, threading.Lock()
+        self._episode, self._limits, self._params = episode, limits, params
+        self._loop = asyncio.new_event_loop()
+        self._running: dict[int, _Running] = {}
+        self._patience_s = min(BLOCKED_AFTER_S, limits.timeout_s)
+        self._beat_s = time.monotonic()
+        self._thread = threading.get_ident()
+
+    def run(self) -> None:
+        """Serves for ever."""
+        for work in (self._take, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+        self._loop.call_soon(self._beat)
+        self._loop.run_forever()
+
+    def send(self, number: int, message: FromEpisode) -> None:
+        """Sends a word about an episode to the run; whole, from whatever thread."""
+        content = framed(number, message)
+        with self._writing:
+            self._connection.sendall(content)
+
+    def _take(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._loop.call_soon_threadsafe(self._heard, *receive(self._connection))
+        os._exit(0)
+
+    def _heard(self, number: int, message: ToEpisode) -> None:
+        if isinstance(message, EpisodeStart):
+            running = self._running[number] = _Running(self, number, self._params)
+            running.task = self._loop.create_task(self._run(number, running, message))
+            return
+        running_one = self._running.get(number)
+        if running_one is None:
+            return  # it ended while this was on its way
+        if isinstance(message, TurnAnswer):
+            running_one.answered(message)
+        elif running_one.task:
+            running_one.task.cancel()
+
+    async def _run(self, number: int, running: _Running, start: EpisodeStart) -> None:
+        sample = Sample(key=start.key, prompt=start.prompt)
+        session = EpisodeSession(_Around(self, number, self._loop), running, sample, self._params, self._limits)
+        session.begin()
+        try:
+            outcome = outcome_of(await session.limited(self._episode.run(start.prompt, session)))
+            end = EpisodeEnd(outcome=outcome, rewards=session.rewards, tool_uses=session.tool_uses)
+        except asyncio.CancelledError:
+            end = EpisodeEnd(failure="it was cancelled")
+        except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
+            end = EpisodeEnd(failure=failure(error))
+        session.close()
+        del self._running[number]
+        self.send(number, end)
+
+    def _beat(self) -> None:
+        self._beat_s = time.monotonic()
+        self._loop.call_later(_BEAT_S, self._beat)
+
+    def _watch(self) -> None:
+        while time.monotonic() - self._beat_s < self._patience_s + _BEAT_S:
+            time.sleep(_BEAT_S)
+        task = asyncio.current_task(self._loop)
+        for number, running in [*self._running.items()]:
+            if running.task is task:
+                reason = (
+                    f"the episode blocked its event loop for {self._patience_s:g} s, at {innermost_line(self._thread)}"
+                )
+                hint = "await there, or leave it to a thread (asyncio.to_thread)"
+                self.send(number, EpisodeEnd(failure=f"TimeoutError: {reason}: {hint}", blocked=True))
+                return
+        os._exit(1)  # a task of the episode's own blocks: the run runs its episodes again, in the end each alone

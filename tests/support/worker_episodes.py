@@ -1,0 +1,66 @@
+"""Episodes for processes of their own, and what makes them there."""
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from interlace.core.types import Prompt
+from interlace.episodes.base import Episode, Outcome, Session
+from interlace.stages.session import SessionLimits
+
+HINT = [40, 41, 42]
+
+
+@dataclass
+class ThreeTurns:
+    """Three turns, of which the last two are side by side; a reward of the first turn's own."""
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome:
+        first = await session.generate(prompt.token_ids.tolist())
+        session.reward(first, 0.25)
+        async with session.waiting("a search"):
+            await asyncio.sleep(0.01)
+        session.tool_called("search", seconds=0.01)
+        so_far = [*prompt.token_ids.tolist(), *first.token_ids.tolist(), *HINT]
+        params = session.params.model_copy(update={"max_new_tokens": 5})
+        await asyncio.gather(*(session.generate([*so_far, n], params=params, number=n) for n in (1, 2)))
+        return Outcome(reward=float(session.seed % 7), parts={"pid": float(os.getpid())})
+
+
+@dataclass
+class Misbehaves(ThreeTurns):
+    """Does what it is told to where it runs the first sample of the second prompt."""
+
+    deed: str
+    folder: str = ""
+    """Where it counts how often it ran."""
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome:
+        first = await session.generate(prompt.token_ids.tolist(), number=9)
+        if prompt.uid == "p1" and prompt.metadata.get("index") == 0:
+            await self._misbehave(prompt)
+        del first
+        return await super().run(prompt, session)
+
+    async def _misbehave(self, prompt: Prompt) -> None:
+        if self.folder:
+            (Path(self.folder) / str(prompt.attempt)).touch()
+        if self.deed == "raise":
+            raise KeyError("page")
+        if self.deed == "hang":
+            await asyncio.sleep(1e6)
+        if self.deed == "block":
+            time.sleep(1e6)
+        if self.deed == "die" or (self.deed == "die once" and not prompt.attempt):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_three_turns() -> tuple[Episode, SessionLimits]:
+    return ThreeTurns(), SessionLimits(timeout_s=60.0)
+
+
+def make_misbehaving(deed: str, folder: str, timeout_s: float) -> tuple[Episode, SessionLimits]:
+    return Misbehaves(deed=deed, folder=folder), SessionLimits(timeout_s=timeout_s)
