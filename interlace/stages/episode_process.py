@@ -129,7 +129,7 @@ def serve_episodes(connection: socket.socket, make: MakeEpisode, params: Samplin
 
 
 class _Around:
-    """What surrounds the sessions of this process."""
+    """Surroundings of the sessions of this process."""
 
     def __init__(self, server: "_EpisodeServer", number: int, loop: asyncio.AbstractEventLoop) -> None:
         self.clock = LoopClock(loop)

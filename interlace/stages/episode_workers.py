@@ -56,7 +56,7 @@ class _Job:
     start: bytes
     """Framed."""
     messages: "asyncio.Queue[FromEpisode | Exception]" = field(default_factory=asyncio.Queue)
-    """What comes from it; an exception ends it."""
+    """Messages from it; an exception ends it."""
     alone: bool = False
     child: Child | None = None
     leave_by_s: float = 0.0
@@ -75,7 +75,7 @@ class _Processes(Children):
         self._jobs: dict[Child, dict[int, _Job]] = {}
         self._waiting: deque[_Job] = deque()
         self._lonely: deque[_Job] = deque()
-        """Those that wait to run alone."""
+        """Episodes that wait to run alone."""
         self.num_lost = 0
         """Processes that died or were replaced."""
         self._thread.start()
