@@ -21,6 +21,7 @@ from interlace.core.types import (
     Completion,
     FinishReason,
     FloatArray,
+    Inputs,
     IntArray,
     Prompt,
     Request,
@@ -64,6 +65,9 @@ class TurnAsk:
     prompt_ids: Sequence[int]
     params: SamplingParams | None
     """None: the run's."""
+    inputs: Inputs | None = None
+    query_ids: Sequence[int] = ()
+    """These two: see Request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -160,7 +164,14 @@ class _Running:
         answer: asyncio.Future[TurnAnswer] = asyncio.get_running_loop().create_future()
         self._answers[request.turn] = answer
         params = None if request.params is self._params else request.params
-        self._server.send(self._number, TurnAsk(turn=request.turn, prompt_ids=request.prompt_ids, params=params))
+        ask = TurnAsk(
+            turn=request.turn,
+            prompt_ids=request.prompt_ids,
+            params=params,
+            inputs=request.inputs,
+            query_ids=request.query_ids,
+        )
+        self._server.send(self._number, ask)
         try:
             found = await answer
         except asyncio.CancelledError:

@@ -301,7 +301,9 @@ class _Exchange:
     async def _turn(self, ask: TurnAsk) -> None:
         params = ask.params or self._params
         try:
-            turn = await self._session.generate(ask.prompt_ids, params=params, number=ask.turn)
+            turn = await self._session.generate(
+                ask.prompt_ids, params=params, number=ask.turn, inputs=ask.inputs, query_ids=ask.query_ids
+            )
         except UserError as error:
             nothing = TurnAnswer(
                 turn=ask.turn, token_ids=EMPTY_INT, logprobs=EMPTY_FLOAT, versions=Runs(()), refusal=str(error)
