@@ -130,14 +130,21 @@ def as_tool(value: "JSON | ToolSpec", where: str = "tool") -> ToolSpec:
     )
 
 
-def to_mapping(message: Message) -> dict[str, JSON]:
-    """Writes a message in OpenAI's form, with each call's arguments as an object, which chat templates read."""
+def to_mapping(message: Message, *, as_text: bool = False) -> dict[str, JSON]:
+    """Writes a message in OpenAI's form, with each call's arguments as an object, which most chat templates read.
+
+    as_text: the arguments as JSON text.
+    """
+
+    def arguments(call: ToolCall) -> JSON:
+        return json.dumps(call.arguments, ensure_ascii=False, default=dict) if as_text else call.arguments
+
     found: dict[str, JSON] = {"role": message.role, "content": message.content}
     if message.reasoning is not None:
         found["reasoning_content"] = message.reasoning
     if message.tool_calls:
         found["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments(call)}}
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:

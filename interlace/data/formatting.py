@@ -2,8 +2,8 @@
 
 import json
 import string
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from interlace.data.rows import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Write: TypeAlias = Callable[[Messages, Mapping[str, JSON]], list[int]]
+"""Function from a row's messages and its metadata to tokens."""
 
 
 def render(row: Row, style: PromptFormat) -> str:
@@ -62,9 +65,16 @@ def _fill(value: JSON, style: PromptFormat) -> str:
 
 
 def to_prompts(
-    rows: Sequence[Row], questions: Sequence[str], style: PromptFormat, tokenizer: "PreTrainedTokenizerBase"
+    rows: Sequence[Row],
+    questions: Sequence[str],
+    style: PromptFormat,
+    tokenizer: "PreTrainedTokenizerBase",
+    write: Write | None = None,
 ) -> list[Prompt]:
-    """Tokenizes rendered rows. questions: one a row. Raises UserError where a prompt has no tokens, or is no text."""
+    """Tokenizes rendered rows. questions: one a row. Raises UserError where a prompt has no tokens, or is no text.
+
+    write: in place of the chat template, where messages are written with tools.
+    """
     if not rows:
         return []
     chat = style.chat_template and bool(tokenizer.chat_template)
@@ -74,8 +84,12 @@ def to_prompts(
     ]
     for row, text in zip(rows, dressed, strict=True):
         _check_characters(row, text)
-    # A chat template writes the special tokens itself.
-    ids = tokenizer(dressed, add_special_tokens=False)["input_ids"] if chat else _with_specials(dressed, tokenizer)
+    if chat and write:
+        ids = [write(messages, row.metadata) for row, messages in zip(rows, spoken, strict=True)]
+    elif chat:  # which writes the special tokens itself
+        ids = tokenizer(dressed, add_special_tokens=False)["input_ids"]
+    else:
+        ids = _with_specials(dressed, tokenizer)
     for row, tokens in zip(rows, ids, strict=True):
         if not tokens:
             raise UserError(f"{row.origin}: the prompt is empty.")

@@ -10,7 +10,7 @@ from interlace.core.random import permutation
 from interlace.core.types import Prompt
 from interlace.data.config import DataConfig, FileSource, PromptFormat, ReasoningGymSource
 from interlace.data.files import file_rows
-from interlace.data.formatting import render, shown_text, to_prompts
+from interlace.data.formatting import Write, render, shown_text, to_prompts
 from interlace.data.procedural import procedural_rows
 from interlace.data.rows import Row
 
@@ -40,8 +40,8 @@ class _Rendered:
         return shown_text(self.row, self.question)
 
 
-def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> PromptSet:
-    """Reads or draws both splits.
+def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write: Write | None = None) -> PromptSet:
+    """Reads or draws both splits. write: as to_prompts().
 
     Generated prompts are distinct; a file's own repetitions are kept, as they may be meant as weights. Raises UserError
     where the source cannot be read, lacks what the template names, or has fewer distinct prompts than asked for.
@@ -52,13 +52,12 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> Pr
         train, heldout = _files(config.files, config.format)
     else:
         raise ValueError("a DataConfig has one source")
-    return PromptSet(
-        train=_prompts(train, config.format, tokenizer), heldout=_prompts(heldout, config.format, tokenizer)
-    )
 
+    def prompts(items: list[_Rendered]) -> tuple[Prompt, ...]:
+        rows, questions = [item.row for item in items], [item.question for item in items]
+        return tuple(to_prompts(rows, questions, config.format, tokenizer, write))
 
-def _prompts(items: list[_Rendered], style: PromptFormat, tokenizer: "PreTrainedTokenizerBase") -> tuple[Prompt, ...]:
-    return tuple(to_prompts([item.row for item in items], [item.question for item in items], style, tokenizer))
+    return PromptSet(train=prompts(train), heldout=prompts(heldout))
 
 
 def _procedural(source: ReasoningGymSource, style: PromptFormat) -> tuple[list[_Rendered], list[_Rendered]]:

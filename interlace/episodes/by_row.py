@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from interlace.core.errors import UserError, nearest
-from interlace.core.types import Prompt
+from interlace.core.types import JSON, Prompt
 from interlace.episodes.base import Episode, Outcome, Session
 from interlace.episodes.config import EpisodeConfig, create_kind
 
@@ -17,14 +17,14 @@ def create_episode(config: EpisodeConfig) -> Episode:
     return ByRow(config.column, main, others)
 
 
-def config_of(config: EpisodeConfig, prompt: Prompt) -> EpisodeConfig:
-    """Returns the settings of a row's episode. Raises UserError where the row names none of them."""
-    label = _label(config.column, prompt)
+def config_of(config: EpisodeConfig, row: Mapping[str, JSON], where: str) -> EpisodeConfig:
+    """Returns the settings of a row's episode. row: its metadata. UserError, at `where`, if it names none of them."""
+    label = _label(config.column, row)
     if not label:
         return config
     if label not in config.others:
         raise UserError(
-            f"prompt {prompt.uid} names the episode {label!r} in its column {config.column!r}."
+            f"{where} names the episode {label!r} in its column {config.column!r}."
             f"{nearest(label, config.others)} Add it to episode.others, or correct the row."
         )
     return config.others[label]
@@ -34,7 +34,7 @@ def check_rows(config: EpisodeConfig, prompts: Iterable[Prompt]) -> None:
     """Refuses (UserError) a row that names an episode that is not there."""
     if config.column is not None:
         for prompt in prompts:
-            config_of(config, prompt)
+            config_of(config, prompt.metadata, f"prompt {prompt.uid}")
 
 
 class ByRow:
@@ -45,10 +45,10 @@ class ByRow:
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
         """Runs the row's episode."""
-        label = _label(self._column, prompt)
+        label = _label(self._column, prompt.metadata)
         return await (self._others[label] if label else self._main).run(prompt, session)
 
 
-def _label(column: str | None, prompt: Prompt) -> str:
-    value = prompt.metadata.get(column) if column is not None else None
+def _label(column: str | None, row: Mapping[str, JSON]) -> str:
+    value = row.get(column) if column is not None else None
     return "" if value is None else str(value)

@@ -11,6 +11,7 @@ from interlace.episodes.by_row import create_episode
 from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.jobs.state import RunState
 from interlace.recipes.config import Recipe
+from interlace.recipes.prompts import renderer_of
 from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.cluster import Cluster
 from interlace.stages.episode_workers import WorkerEpisodes, patience_s
@@ -39,6 +40,7 @@ def session_limits(recipe: Recipe) -> SessionLimits:
     if recipe.episode.is_single_turn:
         return NO_LIMITS
     return SessionLimits(
+        renderer=renderer_of(recipe),
         timeout_s=recipe.episode.timeout_s,
         max_turns=recipe.episode.max_turns,
         max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.max_tokens),

@@ -35,7 +35,7 @@ from interlace.observe.stop import PATIENCE_S, StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
-from interlace.recipes.prompts import recipe_prompts
+from interlace.recipes.prompts import recipe_prompts, renderer_of
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
@@ -264,6 +264,9 @@ class _Session:
         )
         for note in report.notes:
             self._progress.say(f"rollout: {note}")
+        renderer = renderer_of(self._recipe)
+        for note in renderer.notes if renderer else ():
+            self._progress.say(f"renderer: {note}")
         groups = self._groups
         reference = None if shares_base(groups) or not groups.reference else groups.reference[0]
         for name, group in (("actor", groups.actor), ("critic", groups.critic), ("reference", reference)):

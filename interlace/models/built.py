@@ -37,7 +37,8 @@ def built_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
         shape = _robot(config)
         return build_word_tokenizer(shape.bins, shape.num_queries, shape.max_positions)[0]
     _check_no_robot(config)
-    return build_tokenizer(check_tiny(config.path.removeprefix(TINY)).max_positions)
+    tiny = check_tiny(config.path.removeprefix(TINY))
+    return build_tokenizer(tiny.max_positions, chat=tiny.chat)
 
 
 def is_own_type(found: "PretrainedConfig") -> bool:

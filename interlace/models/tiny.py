@@ -11,6 +11,24 @@ if TYPE_CHECKING:
 TINY = "tiny:"
 PAD, EOS = "<pad>", "<eos>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+TURN, TURN_END = "<|im_start|>", "<|im_end|>"
+CHAT_TAGS = (TURN, TURN_END, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+CHAT_TEMPLATE = (
+    "{%- macro open(role) %}{{ '<|im_start|>' + role[0] + '\n' }}{% endmacro %}"
+    "{%- if tools %}{{ open('system') }}"
+    "{%- if messages[0].role == 'system' %}{{ messages[0].content + '\n' }}{% endif %}"
+    "{%- for tool in tools %}{{ tool.function.name }}({{ tool.function.parameters.properties.keys() | join(', ') }})"
+    "{% endfor %}{{ '<|im_end|>\n' }}"
+    "{%- elif messages[0].role == 'system' %}{{ open('system') + messages[0].content + '<|im_end|>\n' }}{% endif %}"
+    "{%- for message in messages %}{% if not (loop.first and message.role == 'system') %}{{ open(message.role) }}"
+    "{%- if message.role == 'tool' %}{{ '<tool_response>' + message.content + '</tool_response>' }}"
+    "{%- else %}{{ message.content }}{% endif %}"
+    "{%- for call in message.tool_calls or [] %}{{ '<tool_call>' }}"
+    '{"name": {{ call.function.name | tojson }}, "arguments": {{ call.function.arguments | tojson }}}'
+    "{{ '</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ open('assistant') }}{% endif %}"
+)
+"""ChatML with Hermes' calls, in few bytes: roles by their first letter, tools by name and arguments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,13 +42,16 @@ class TinyShape:
     max_positions: int = 1024
     initializer_range: float = 0.05
     """Larger than the usual 0.02, with which so narrow a model takes longer to start learning."""
+    chat: bool = False
+    """True for a tokenizer with a chat template and tokens of its tags."""
 
 
 SHAPES = {
     "micro": TinyShape(hidden=64, layers=3, heads=4, feed_forward=256),
     "mini": TinyShape(hidden=128, layers=4, heads=4, feed_forward=512),
+    "micro-chat": TinyShape(hidden=64, layers=3, heads=4, feed_forward=256, chat=True),
 }
-"""micro: 0.2 million parameters, learns on one CPU core. mini: 1.1 million."""
+"""micro: 0.2 million parameters, learns on one CPU core. mini: 1.1 million. micro-chat: micro with a chat template."""
 
 
 def check_tiny(name: str) -> TinyShape:
@@ -46,7 +67,7 @@ def build_tiny(name: str, seed: int) -> "tuple[PreTrainedModel, PreTrainedTokeni
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     shape = check_tiny(name)
-    tokenizer = build_tokenizer(shape.max_positions)
+    tokenizer = build_tokenizer(shape.max_positions, chat=shape.chat)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
@@ -67,10 +88,11 @@ def build_tiny(name: str, seed: int) -> "tuple[PreTrainedModel, PreTrainedTokeni
     return model, tokenizer
 
 
-def build_tokenizer(max_length: int) -> "PreTrainedTokenizerBase":
+def build_tokenizer(max_length: int, *, chat: bool = False) -> "PreTrainedTokenizerBase":
     """Builds a tokenizer with one token a byte, and the tags of a thought and an answer as tokens of their own.
 
     Decoding gives back any text exactly, tags included; pad and end-of-sequence are special and can be left out.
+    chat: with a chat template and its tags; an answer then ends with the template's end of a turn.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -82,10 +104,14 @@ def build_tokenizer(max_length: int) -> "PreTrainedTokenizerBase":
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, EOS)])
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    if chat:
+        tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in (TURN, TURN_END)])
+        tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in CHAT_TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
-        eos_token=EOS,
+        eos_token=TURN_END if chat else EOS,
+        chat_template=CHAT_TEMPLATE if chat else None,
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )

@@ -2,6 +2,7 @@
 
 from interlace.algorithms import Algorithm
 from interlace.core.errors import UserError
+from interlace.data.rendering.load import check_renderer
 from interlace.engines.train.config import training_temperature
 from interlace.episodes.config import create_kind
 from interlace.observe.loggers import load_logger
@@ -24,6 +25,7 @@ def check_settings(recipe: Recipe) -> None:
 def _check_episodes(recipe: Recipe) -> None:
     for config in (recipe.episode, *recipe.episode.others.values()):
         create_kind(config).check()
+    check_renderer(recipe.renderer)
 
 
 def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:

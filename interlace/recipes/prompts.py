@@ -1,10 +1,14 @@
 """A recipe's prompts, as its episodes need them."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
+from interlace.core.messages import Messages
+from interlace.core.types import JSON
 from interlace.data.loading import PromptSet, load_prompts
-from interlace.episodes.by_row import check_rows
+from interlace.data.rendering.load import create_renderer
+from interlace.episodes.by_row import check_rows, config_of
 from interlace.episodes.config import create_kind
 from interlace.models.loading import load_tokenizer
 from interlace.recipes.config import Recipe
@@ -12,20 +16,51 @@ from interlace.recipes.config import Recipe
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from interlace.data.rendering.chat_template import ChatTemplateRenderer
+
+
+def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> "ChatTemplateRenderer | None":
+    """Makes the renderer of a recipe's model; None where its episodes have no use for one."""
+    if recipe.episode.is_single_turn:
+        return None
+    tokenizer = tokenizer or load_tokenizer(recipe.model)
+    if not (recipe.task.format.chat_template and tokenizer.chat_template):
+        return None
+    return create_renderer(tokenizer, recipe.renderer, recipe.sampling.stop_token_ids)
+
 
 def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> PromptSet:
     """Reads or draws both splits. UserError as load_prompts, and where an episode cannot be asked these prompts."""
     tokenizer = tokenizer or load_tokenizer(recipe.model)
-    prompts = load_prompts(recipe.task, tokenizer)
-    if recipe.episode.is_single_turn:
-        return prompts
-    chat = recipe.task.format.chat_template and bool(tokenizer.chat_template)
+    renderer = renderer_of(recipe, tokenizer)
+    _check_chat(recipe, tokenizer, renderer)
+    if renderer is None:
+        prompts = load_prompts(recipe.task, tokenizer)
+    else:
+        shown = {
+            id(config): create_kind(config).tools() for config in (recipe.episode, *recipe.episode.others.values())
+        }
+
+        def write(messages: Messages, row: Mapping[str, JSON]) -> list[int]:
+            return renderer.render(messages, shown[id(config_of(recipe.episode, row, "a row"))])
+
+        prompts = load_prompts(recipe.task, tokenizer, write)
+    check_rows(recipe.episode, [*prompts.train, *prompts.heldout])
+    return prompts
+
+
+def _check_chat(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", renderer: "ChatTemplateRenderer | None") -> None:
+    """Refuses (UserError) episodes that work on messages, or with tools, where the chat template has no place."""
     for config in (recipe.episode, *recipe.episode.others.values()):
-        if create_kind(config).needs_chat and not chat:
-            why = "the tokenizer has none" if recipe.task.format.chat_template else "task.format.chat_template=false"
+        kind = create_kind(config)
+        if kind.needs_chat and renderer is None:
+            why = "task.format.chat_template=false" if tokenizer.chat_template else "the tokenizer has none"
             raise UserError(
                 f"episode {config.name!r} works on messages, which only a chat template can write, and {why}. Take an "
                 "instruct model or its tokenizer (model.tokenizer), or another episode."
             )
-    check_rows(recipe.episode, [*prompts.train, *prompts.heldout])
-    return prompts
+        if renderer and kind.tools() and not renderer.proof.has_tools:
+            raise UserError(
+                f"episode {config.name!r} has tools, and the chat template of {recipe.model.path!r} writes none. Set "
+                "renderer.tools=prompt, which describes them in the system message, or take a model that knows tools."
+            )

@@ -1,0 +1,123 @@
+"""Base of the parsers, and what several of them share."""
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from interlace.core.messages import ToolCall, ToolSpec
+from interlace.core.types import JSON
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MarkedText:
+    """An answer's text in which tags that are one token of the vocabulary stand as characters of their own.
+
+    So a tag counts where the model drew its token, and not where the same letters were spelled out.
+    """
+
+    text: str
+    marks: Mapping[str, str]
+    """Character of each tag that is one token; a tag that is not here is looked for by its letters."""
+
+    def tag(self, tag: str) -> str:
+        """Returns the text to look for."""
+        return self.marks.get(tag, tag)
+
+    def plain(self, text: str) -> str:
+        """Returns a part of the text with all tags spelled out."""
+        for tag, mark in self.marks.items():
+            text = text.replace(mark, tag)
+        return text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parsed:
+    """Contents of an answer."""
+
+    content: str
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    """Calls in order, without ids; those that could not be read have an error."""
+
+
+class Parser(ABC):
+    """Reader of one format. A built-in module has one subclass."""
+
+    tags: ClassVar[tuple[str, ...]] = ()
+    """Tags of the format."""
+    thoughts: ClassVar[tuple[str, str] | None] = None
+    """Tags around reasoning; None where the format has none."""
+    signs: ClassVar[tuple[str, ...]] = ()
+    """Parts of a chat template's text that all stand in a template of this format; none: it is taken by name only."""
+
+    @abstractmethod
+    def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
+        """Reads an answer, end-of-turn tokens left out. in_thought: its context ended within the reasoning."""
+
+
+def split_thought(answer: MarkedText, tags: tuple[str, str], *, in_thought: bool) -> tuple[str | None, str]:
+    """Returns reasoning (None: there is none) and what follows it. Reasoning that never ends is all there is."""
+    begin, end = answer.tag(tags[0]), answer.tag(tags[1])
+    text = answer.text.lstrip()
+    if text.startswith(begin):
+        text = text[len(begin) :]
+    elif not in_thought:
+        return None, answer.text
+    thought, _, rest = text.partition(end)
+    return answer.plain(thought).strip("\n"), rest
+
+
+def json_call(body: str) -> ToolCall:
+    """Reads `{"name": ..., "arguments": {...}}`; `parameters` is another word for arguments."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return ToolCall(name="", error=f"The call is not valid JSON: {error}.")
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
+        return ToolCall(name="", error='The call is not of the form {"name": ..., "arguments": {...}}.')
+    arguments = found.get("arguments", found.get("parameters", {}))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = None
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return ToolCall(name=found["name"], error="The arguments of the call are not a JSON object.")
+    return ToolCall(name=found["name"], arguments=arguments)
+
+
+def typed(text: str, schema: JSON) -> JSON:
+    """Reads an argument that is written as bare text, as the type that its schema names; text where it cannot be."""
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if kind == "string" or kind is None:
+        return text
+    bare = text.strip()
+    if kind == "boolean" and bare.lower() in ("true", "false"):
+        return bare.lower() == "true"
+    try:
+        found: JSON = json.loads(bare)
+    except (ValueError, RecursionError):
+        return text
+    return found
+
+
+def between(text: str, begin: str, end: str) -> list[tuple[str, bool, tuple[int, int]]]:
+    """Lists what stands between two tags: the body, whether its end was there, and the place of all of it."""
+    found = []
+    for match in re.finditer(re.escape(begin) + f"(.*?)(?:({re.escape(end)})|$)", text, re.DOTALL):
+        found.append((match[1], match[2] is not None, match.span()))
+    return found
+
+
+def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """Returns the text that is left when parts are taken out, without space around it."""
+    kept, place = [], 0
+    for start, end in spans:
+        kept.append(text[place:start])
+        place = end
+    return "".join([*kept, text[place:]]).strip()

@@ -1,0 +1,46 @@
+"""`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3-Coder and Qwen3.5."""
+
+import re
+from collections.abc import Sequence
+
+from interlace.core.messages import ToolCall, ToolSpec
+from interlace.core.types import JSON
+from interlace.data.rendering.parsers.base import MarkedText, Parsed, Parser, between, split_thought, typed, without
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
+PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+
+
+class Qwen3CoderParser(Parser):
+    """Arguments as bare text, which the tool's schema says how to read; one without text is an empty text."""
+
+    thoughts = ("<think>", "</think>")
+    tags = (BEGIN, END, "<think>", "</think>")
+    signs = (BEGIN, "<function=", "<parameter=")
+
+    def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
+        reasoning, text = split_thought(answer, self.thoughts, in_thought=in_thought)
+        found = between(text, answer.tag(BEGIN), answer.tag(END))
+        calls = [
+            _call(answer.plain(body), tools)
+            if is_closed
+            else ToolCall(name="", error=f"The call does not end with {END}.")
+            for body, is_closed, _ in found
+        ]
+        content = answer.plain(without(text, [span for _, _, span in found]) if found else text.strip())
+        return Parsed(content=content, reasoning=reasoning, calls=tuple(calls))
+
+
+def _call(body: str, tools: Sequence[ToolSpec]) -> ToolCall:
+    match = FUNCTION.fullmatch(body)
+    if not match:
+        return ToolCall(name="", error="The call is not of the form <function=name>...</function>.")
+    name = match[1].strip()
+    schemas = next((tool.properties for tool in tools if tool.name == name), {})
+    arguments: dict[str, JSON] = {}
+    for key, value in PARAMETER.findall(match[2]):
+        arguments[key.strip()] = typed(value, schemas.get(key.strip()))
+    if PARAMETER.sub("", match[2]).strip():
+        return ToolCall(name=name, error="A parameter is not of the form <parameter=key>value</parameter>.")
+    return ToolCall(name=name, arguments=arguments)

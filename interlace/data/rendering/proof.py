@@ -1,0 +1,145 @@
+"""Proof, on the loaded chat template, that a turn can be appended without touching what is there."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, Messages, ToolCall, ToolSpec
+
+Kind: TypeAlias = Literal["user", "tool"]
+KINDS: tuple[Kind, ...] = ("user", "tool")
+PROBE = ToolSpec(name="probe", description="d", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
+
+
+class TemplateText(Protocol):
+    """Writer of a template's text."""
+
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool = True) -> str:
+        """Writes a conversation. UserError for what the template refuses."""
+        ...
+
+    def tail_text(
+        self,
+        answer: Message | None,
+        new_messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        before: Sequence[Message] = (),
+    ) -> str | None:
+        """Returns what is written behind an answer; None where the template refuses."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Finding about one kind of turn."""
+
+    appends: bool
+    """True: what a turn adds does not depend on what went before it."""
+    rewrites: bool
+    """True: with the turn the template writes earlier ones in another way than without it."""
+    is_there: bool
+    """False: the template does not take messages of this kind."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """Findings about a template."""
+
+    user: Finding
+    tool: Finding
+    has_tools: bool
+    """False: the template writes nothing of the tools it is given."""
+
+    def may_append(self, kind: Kind, *, branch_on_rewrite: bool) -> bool:
+        """Says whether turns of a kind are appended. branch_on_rewrite: not where the template would rewrite."""
+        found = self.user if kind == "user" else self.tool
+        return found.appends and not (found.rewrites and branch_on_rewrite)
+
+    def notes(self, *, branch_on_rewrite: bool) -> tuple[str, ...]:
+        """Returns a sentence for each kind of turn that is not simply appended."""
+        found: list[str] = []
+        for kind, finding in (("user", self.user), ("tool", self.tool)):
+            if not finding.is_there:
+                continue
+            if not finding.appends:
+                found.append(
+                    f"a {kind} message cannot be appended under this chat template, whose text of it depends on what "
+                    "went before: each such turn is written from the beginning and becomes a branch"
+                )
+            elif finding.rewrites and branch_on_rewrite:
+                found.append(
+                    f"a {kind} message makes this chat template write earlier turns in another way: each such turn is "
+                    "written from the beginning and becomes a branch (renderer.on_rewrite=branch)"
+                )
+            elif finding.rewrites:
+                found.append(
+                    f"a {kind} message makes this chat template write earlier turns in another way, such as without "
+                    "their thoughts; here they stay as they were drawn (renderer.on_rewrite=append)"
+                )
+        return tuple(found)
+
+
+def prove(template: TemplateText) -> Proof:
+    """Tries the template on conversations of several kinds."""
+    return Proof(
+        user=_finding(template, "user"),
+        tool=_finding(template, "tool"),
+        has_tools=_has_tools(template),
+    )
+
+
+def _finding(template: TemplateText, kind: Kind) -> Finding:
+    new = (
+        Message(role="user", content="next")
+        if kind == "user"
+        else Message(role="tool", content="result", tool_call_id="000000000", name="probe")
+    )
+    tools = (PROBE,) if kind == "tool" else ()
+    tails = [template.tail_text(None, [new], tools, before) for before in _histories()]
+    found = {tail for tail in tails if tail is not None}
+    return Finding(
+        appends=len(found) == 1 and all(found),
+        rewrites=any(_rewrites(template, before, new, tools) for before in _histories()),
+        is_there=bool(found),
+    )
+
+
+def _histories() -> Iterator[Messages]:
+    user = Message(role="user", content="first")
+    system = Message(role="system", content="be brief")
+    answer = Message(role="assistant", content="one")
+    call = Message(
+        role="assistant", content="", tool_calls=(ToolCall(id="000000001", name="probe", arguments={"a": "b"}),)
+    )
+    result = Message(role="tool", content="c", tool_call_id="000000001", name="probe")
+    yield (user,)
+    yield (system, user)
+    yield (user, answer, user)
+    yield (user, call, result)
+
+
+def _rewrites(template: TemplateText, before: Messages, new: Message, tools: tuple[ToolSpec, ...]) -> bool:
+    calls = (ToolCall(id="000000000", name="probe", arguments={"a": "b"}),) if new.role == "tool" else ()
+    answers = [
+        Message(role="assistant", content="" if calls else "two", tool_calls=calls),
+        Message(role="assistant", content="" if calls else "two", tool_calls=calls, reasoning="hm"),
+        *([] if calls else [Message(role="assistant", content="<think>\nhm\n</think>\n\ntwo")]),
+    ]
+    for answer in answers:
+        try:
+            now = template.text([*before, answer], tools, prompts=False)
+            later = template.text([*before, answer, new], tools)
+        except UserError:
+            continue
+        if not later.startswith(now.rstrip()):
+            return True
+    return False
+
+
+def _has_tools(template: TemplateText) -> bool:
+    asked = [Message(role="user", content="first")]
+    try:
+        return PROBE.name in template.text(asked, (PROBE,))
+    except UserError:
+        return False

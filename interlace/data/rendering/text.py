@@ -1,0 +1,77 @@
+"""Between text and token ids: tags that were typed stay text, tags that were drawn are known by their id."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from interlace.core.types import JSON
+from interlace.data.rendering.parsers.base import MarkedText
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+HOLD, END = "\ue000", "\ue001"
+"""Around the number of a tag that was typed, while the chat template runs. Characters for private use."""
+FIRST_MARK = 0xF0000
+"""First of the characters, of private use too, that stand for tags in an answer."""
+
+
+class TokenText:
+    """One tokenizer, with its special tokens and other added ones: the tags."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self.tags: Mapping[str, int] = {
+            str(token): place for place, token in sorted(tokenizer.added_tokens_decoder.items()) if len(str(token)) > 1
+        }
+        """Id of each tag."""
+        by_length = sorted([*self.tags, HOLD], key=lambda tag: -len(tag))
+        self._typed = re.compile("|".join(map(re.escape, by_length)))
+        self._numbers = {tag: number for number, tag in enumerate(by_length)}
+        self._held = re.compile(f"{HOLD}(\\d+){END}")
+        self._by_length = by_length
+
+    def hold(self, value: JSON) -> JSON:
+        """Returns a message's text, or the arguments of a call, with tags that were typed put aside."""
+        if isinstance(value, str):
+            return self._typed.sub(lambda match: f"{HOLD}{self._numbers[match[0]]}{END}", value)
+        if isinstance(value, Mapping):
+            return {str(self.hold(key)): self.hold(item) for key, item in value.items()}
+        if isinstance(value, Sequence):
+            return [self.hold(item) for item in value]
+        return value
+
+    def encode(self, text: str) -> list[int]:
+        """Tokenizes what a template wrote: its own tags become their ids, those put aside become the text they are."""
+        if HOLD not in text:
+            return self._encode(text)
+        found: list[int] = []
+        # Numbers stand at odd places.
+        for place, part in enumerate(self._held.split(text)):
+            found += self._spelled(self._by_length[int(part)]) if place % 2 else self._encode(part)
+        return found
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+    def _spelled(self, tag: str) -> list[int]:
+        """Tokenizes a tag as letters: in two parts, neither of which is a tag."""
+        return [*self._encode(tag[:1]), *self._encode(tag[1:])] if tag in self.tags else self._encode(tag)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens, tags spelled out."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    def marked(self, token_ids: Sequence[int], tags: Sequence[str]) -> MarkedText:
+        """Returns an answer's text, in which those of `tags` that are tokens stand as characters of their own."""
+        marks = {tag: chr(FIRST_MARK + place) for place, tag in enumerate(tags) if tag in self.tags}
+        by_id = {self.tags[tag]: mark for tag, mark in marks.items()}
+        parts: list[str] = []
+        run: list[int] = []
+        for token in token_ids:
+            if token not in by_id:
+                run.append(token)
+                continue
+            parts += [self.decode(run) if run else "", by_id[token]]
+            run = []
+        return MarkedText(text="".join([*parts, self.decode(run) if run else ""]), marks=marks)

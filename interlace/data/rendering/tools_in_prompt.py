@@ -1,0 +1,50 @@
+"""Tools for chat templates that know none: described in the system message, called and answered in plain text."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from interlace.core.messages import Message, Messages, ToolCall, ToolSpec, tool_mapping
+
+HEAD = (
+    "You may call functions to answer. They are described within <tools></tools>:\n<tools>\n{tools}\n</tools>\n"
+    'To call one, write its name and arguments as JSON:\n<tool_call>\n{{"name": NAME, "arguments": ARGUMENTS}}\n'
+    "</tool_call>"
+)
+
+
+def written_out(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Messages:
+    """Returns the same conversation without tools, calls and tools' messages, all of it said in Hermes' format."""
+    found = [_plain(message) for message in messages]
+    if tools:
+        lines = [json.dumps(tool_mapping(tool), ensure_ascii=False, default=dict) for tool in tools]
+        head = HEAD.format(tools="\n".join(lines))
+        if found and found[0].role == "system":
+            found[0] = replace(found[0], content=f"{found[0].content}\n\n{head}")
+        else:
+            found.insert(0, Message(role="system", content=head))
+    return tuple(_joined(found))
+
+
+def _plain(message: Message) -> Message:
+    if message.role == "tool":
+        return Message(role="user", content=f"<tool_response>\n{message.content}\n</tool_response>")
+    if not message.tool_calls:
+        return message
+    calls = [f"<tool_call>\n{_call_text(call)}\n</tool_call>" for call in message.tool_calls]
+    return replace(message, content="\n".join([part for part in (message.content, *calls) if part]), tool_calls=())
+
+
+def _call_text(call: ToolCall) -> str:
+    return json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False, default=dict)
+
+
+def _joined(messages: Sequence[Message]) -> Sequence[Message]:
+    """Joins messages of the user that follow one another: templates want the roles to take turns."""
+    found: list[Message] = []
+    for message in messages:
+        if found and message.role == found[-1].role == "user":
+            found[-1] = replace(found[-1], content=f"{found[-1].content}\n{message.content}")
+        else:
+            found.append(message)
+    return found
