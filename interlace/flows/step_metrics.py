@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from math import fsum
 
 from interlace.core.types import Metrics, Sample, TerminalEvent
+from interlace.flows.episode_metrics import episode_metrics
 from interlace.observe.goodput import Ledger
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.goodput import LedgerBuilder
@@ -68,6 +69,7 @@ class StepMeter:
             "version": version,
             **_rewards(samples),
             **_lengths(samples),
+            **episode_metrics([sample.counts for sample in samples if sample.counts]),
             **batch.metrics,
             **self._timing(spans, step_s, end_s),
             "perf/throughput": num_tokens / step_s,

@@ -37,9 +37,8 @@ def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" =
     if renderer is None:
         prompts = load_prompts(recipe.task, tokenizer)
     else:
-        shown = {
-            id(config): create_kind(config).tools() for config in (recipe.episode, *recipe.episode.others.values())
-        }
+        configs = (recipe.episode, *recipe.episode.others.values())
+        shown = {id(config): create_kind(config).tools() for config in configs}
 
         def write(messages: Messages, row: Mapping[str, JSON]) -> list[int]:
             return renderer.render(messages, shown[id(config_of(recipe.episode, row, "a row"))])

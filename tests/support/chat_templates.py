@@ -26,7 +26,7 @@ PUBLISHED = (
 )
 """Templates as their models' repositories have them, which the package trl keeps to recognise the models by."""
 TAGS = re.compile(r"<\|?/?[a-z_]+\|?>|<\|[A-Za-z_]+\|>|<[\uff5c][^>]*?[\uff5c]>|\[/?[A-Z_]+\]|\[gMASK\]")
-WORDS = 'the a of sum is what plus 12 34 true false null think tool call answer name arguments city \n{ } " : , . ? é 東京 🙂'
+WORDS = 'the a sum is what plus 12 34 true false null tool call answer name arguments city \n{ } " : , . ? é 東京 🙂'
 
 
 def published(name: str) -> str:

@@ -52,10 +52,9 @@ def calls(rng: random.Random) -> list[ToolCall]:
 def hermes(calls_: Sequence[ToolCall], rng: random.Random) -> str:
     """What a model writes: spaces in its JSON, and the order of its keys, are its own."""
     separators = rng.choice([(",", ":"), (", ", ": "), (" , ", " : ")])
-    return "\n".join(
-        f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.arguments}, separators=separators)}\n</tool_call>"
-        for call in calls_
-    )
+    written = [{"name": call.name, "arguments": call.arguments} for call in calls_]
+    bodies = [json.dumps(call, separators=separators) for call in written]
+    return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
 
 
 def answers(answer: Message, rng: random.Random) -> list[Message]:

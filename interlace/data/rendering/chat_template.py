@@ -9,7 +9,7 @@ from interlace.core.messages import Message, ToolCall, ToolSpec, to_mapping, too
 from interlace.core.types import JSON
 from interlace.data.rendering.config import RendererConfig
 from interlace.data.rendering.parsers.base import Parser
-from interlace.data.rendering.proof import Proof, prove
+from interlace.data.rendering.proof import Kind, Proof, prove
 from interlace.data.rendering.text import TokenText
 from interlace.data.rendering.tools_in_prompt import written_out
 
@@ -115,7 +115,7 @@ class ChatTemplateRenderer:
         tools: Sequence[ToolSpec] = (),
     ) -> list[int] | None:
         """Writes messages behind an answer; see Renderer."""
-        kind = "tool" if new_messages and new_messages[0].role == "tool" else "user"
+        kind: Kind = "tool" if new_messages and new_messages[0].role == "tool" else "user"
         if not new_messages or any(message.role == "assistant" for message in new_messages):
             return None
         if not self.proof.may_append(kind, branch_on_rewrite=self._config.on_rewrite == "branch"):

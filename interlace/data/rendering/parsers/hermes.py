@@ -1,6 +1,7 @@
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5 and many others."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from interlace.core.messages import ToolCall, ToolSpec
 from interlace.data.rendering.parsers.base import MarkedText, Parsed, Parser, between, json_call, split_thought, without
@@ -11,8 +12,8 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 class HermesParser(Parser):
     """JSON within tags, any number of calls."""
 
-    tags = (BEGIN, END)
-    signs = (BEGIN, '"arguments"')
+    tags: ClassVar[tuple[str, ...]] = (BEGIN, END)
+    signs: ClassVar[tuple[str, ...]] = (BEGIN, '"arguments"')
 
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         del tools

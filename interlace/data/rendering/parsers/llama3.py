@@ -31,7 +31,8 @@ def _begins_as_call(body: str, tools: Sequence[ToolSpec]) -> bool:
 
 
 def _calls(body: str) -> list[ToolCall]:
-    decoder, place, found = json.JSONDecoder(), 0, []
+    found: list[ToolCall] = []
+    decoder, place = json.JSONDecoder(), 0
     while place < len(body):
         try:
             _, end = decoder.raw_decode(body, place)

@@ -1,5 +1,6 @@
 """Turns behind tokens that are there, on the chat templates of public models."""
 
+import copy
 import random
 from dataclasses import dataclass
 
@@ -150,11 +151,7 @@ def test_a_turn_that_was_cut_is_closed() -> None:
 
 
 def test_where_the_text_of_a_turn_depends_on_its_history_each_turn_is_a_branch() -> None:
-    tokenizer = tokenizer_of("own").__class__.from_pretrained  # noqa: F841 - the template is what is changed
-    changed = renderer_of("own")
-    import copy
-
-    counting = copy.deepcopy(changed._tokenizer)
+    counting = copy.deepcopy(tokenizer_of("own"))
     counting.chat_template = (
         "{% for message in messages %}<|im_start|>{{ messages | length }}{{ message.content }}<|im_end|>{% endfor %}"
     )
@@ -177,10 +174,7 @@ def test_a_template_that_rewrites_appends_or_branches_as_is_set() -> None:
 
 
 def test_tools_may_stand_in_the_prompt_where_a_template_has_none() -> None:
-    tokenizer = tokenizer_of("own")
-    import copy
-
-    without = copy.deepcopy(tokenizer)
+    without = copy.deepcopy(tokenizer_of("own"))
     without.chat_template = (
         "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -206,7 +200,7 @@ def test_parsers_are_found_by_the_template() -> None:
     assert kinds["qwen2_5"] == "HermesParser" and kinds["qwen3"] == "Qwen3Parser"
     assert kinds["qwen3_5_think"] == "Qwen3CoderParser" and kinds["llama3_1"] == "Llama3Parser"
     assert type(find_parser("nothing")).__name__ == "HermesParser"
-    with pytest.raises(UserError, match="renderer.parser: unknown parser 'herms'. Did you mean 'hermes'"):
+    with pytest.raises(UserError, match=r"renderer.parser: unknown parser 'herms'. Did you mean 'hermes'"):
         check_renderer(RendererConfig(parser="herms"))
 
 
@@ -216,5 +210,5 @@ def test_a_template_that_refuses_says_so() -> None:
         Message(role="user", content="x"),
         Message(role="assistant", content="", tool_calls=(ToolCall(name="a"),) * 2),
     ]
-    with pytest.raises(UserError, match="cannot be applied to messages of user, assistant: .*single tool-calls"):
+    with pytest.raises(UserError, match=r"cannot be applied to messages of user, assistant: .*single tool-calls"):
         renderer_of("llama3_1").render(odd, (tool,))
