@@ -29,7 +29,7 @@ class ToolsConfig(EpisodeConfig):
     """Seconds after which a call fails. The model reads so; a thread cannot be ended and is left behind."""
     max_answer_chars: int = Field(default=8192, ge=1)
     """Characters of a tool's answer that the model reads."""
-    cut: Literal["start", "middle", "end"] = "end"
+    cut_at: Literal["start", "middle", "end"] = "end"
     """Part of a longer answer that is left out."""
 
 
@@ -117,7 +117,7 @@ class ToolsEpisode:
             raise ToolError(f"{call.name} took longer than {self._config.tool_timeout_s:g} s.") from None
 
     def _shortened(self, text: str) -> str:
-        most, cut = self._config.max_answer_chars, self._config.cut
+        most, cut = self._config.max_answer_chars, self._config.cut_at
         if len(text) <= most:
             return text
         note = f"({len(text) - most} characters left out)"

@@ -110,7 +110,7 @@ class _Connection:
             async with self._client:
                 self._opened.set_result(None)
                 await asyncio.get_running_loop().create_future()  # until the loop ends
-        except Exception as error:  # noqa: BLE001 - whoever calls next sees why
+        except Exception as error:  # noqa: BLE001 - the next call sees why
             if not self._opened.done():
                 self._opened.set_exception(ToolError(f"the MCP server cannot be used: {_first(error)}"))
                 with suppress(ToolError):

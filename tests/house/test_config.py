@@ -71,7 +71,8 @@ SHARED = {
     "responses": "likewise",
     "settings": "of a kind of demonstrations, and of a family of environments: each has its own",
     "workers": "processes that score, and those that simulate",
-    "name": "of a reward, and of an episode",
+    "name": "of a reward, of an episode, and of a tool",
+    "options": "arguments of an episode's class, and of a tool's",
     "timeout_s": "of each thing that may take too long",
     "image_size": "what a simulator draws, and what a policy sees",
 }

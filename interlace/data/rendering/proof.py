@@ -31,8 +31,8 @@ class TemplateText(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """Finding about one kind of turn."""
+class TurnFinding:
+    """TurnFinding about one kind of turn."""
 
     appends: bool
     """True: what a turn adds does not depend on what went before it."""
@@ -46,8 +46,8 @@ class Finding:
 class Proof:
     """Findings about a template."""
 
-    user: Finding
-    tool: Finding
+    user: TurnFinding
+    tool: TurnFinding
     has_tools: bool
     """False: the template writes nothing of the tools it is given."""
 
@@ -89,7 +89,7 @@ def prove(template: TemplateText) -> Proof:
     )
 
 
-def _finding(template: TemplateText, kind: Kind) -> Finding:
+def _finding(template: TemplateText, kind: Kind) -> TurnFinding:
     new = (
         Message(role="user", content="next")
         if kind == "user"
@@ -98,7 +98,7 @@ def _finding(template: TemplateText, kind: Kind) -> Finding:
     tools = (PROBE,) if kind == "tool" else ()
     tails = [template.tail_text(None, [new], tools, before) for before in _histories()]
     found = {tail for tail in tails if tail is not None}
-    return Finding(
+    return TurnFinding(
         appends=len(found) == 1 and all(found),
         rewrites=any(_rewrites(template, before, new, tools) for before in _histories()),
         is_there=bool(found),

@@ -146,7 +146,7 @@ def test_the_model_reads_what_went_wrong() -> None:
     ],
 )
 def test_a_long_answer_is_cut_at_the_end_that_is_set(cut: str, text: str) -> None:
-    assert answer_to(call("long", size=20), max_answer_chars=5, cut=cut) == text
+    assert answer_to(call("long", size=20), max_answer_chars=5, cut_at=cut) == text
 
 
 def test_an_answer_of_100_mb_is_cut() -> None:
@@ -176,7 +176,7 @@ def test_an_endless_loop_of_calls_ends_with_the_last_turn() -> None:
     [
         ({"tools": []}, r"tools = \[\]"),
         ({"tool": ["calculator"]}, "unknown key 'tool'. Did you mean 'tools'"),
-        ({"cut": "left"}, "cut = 'left'"),
+        ({"cut_at": "left"}, "cut_at = 'left'"),
         ({"max_turns": 0}, "max_turns = 0"),
     ],
 )
