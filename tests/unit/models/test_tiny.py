@@ -58,5 +58,5 @@ def test_a_saved_tiny_model_loads_as_a_folder(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(UserError, match=r"unknown tiny model 'micr'. Did you mean 'micro'\? Known: micro, micro-chat, mini"):
+    with pytest.raises(UserError, match=r"tiny model 'micr'. Did you mean 'micro'\? Known: micro, micro-chat, mini"):
         load_model(ModelConfig(path="tiny:micr"))
