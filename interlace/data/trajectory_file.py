@@ -1,0 +1,102 @@
+"""Samples as bytes: a line of JSON, and the arrays behind it. Reading runs no code of the file's."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.runs import Runs
+from interlace.core.types import FinishReason, Prompt, RewardResult, Sample, SampleKey, Segment
+
+_RECORDS = {kind.__name__: kind for kind in (Sample, Prompt, Segment, RewardResult)}
+_TAG = "\x00"
+"""Key of a JSON object that stands for something other than a mapping."""
+
+
+def sample_to_bytes(sample: Sample) -> bytes:
+    """Writes a sample with all its arrays, bit for bit."""
+    arrays: list[NDArray[np.generic]] = []
+    line = json.dumps(_plain(sample, arrays)).encode() + b"\n"
+    return b"".join([line, *(np.ascontiguousarray(array).tobytes() for array in arrays)])
+
+
+def sample_from_bytes(content: bytes) -> Sample:
+    """Reads what sample_to_bytes() wrote. Raises ValueError for anything else."""
+    line, _, raw = content.partition(b"\n")
+    found = _record(json.loads(line), _Arrays(raw))
+    if not isinstance(found, Sample):
+        raise ValueError("the bytes hold no sample")
+    return found
+
+
+def sample_nbytes(sample: Sample) -> int:
+    """Returns about how much memory a sample takes."""
+    arrays: list[NDArray[np.generic]] = []
+    line = _plain(sample, arrays)
+    return sum(array.nbytes for array in arrays) + 64 * len(arrays) + len(str(line))
+
+
+def _plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:
+    if value is None or isinstance(value, bool | int | float) or type(value) is str:
+        return value
+    if isinstance(value, np.ndarray):
+        arrays.append(value)
+        return {_TAG: "array", "dtype": value.dtype.str, "shape": value.shape}
+    if isinstance(value, Runs):
+        return {_TAG: "runs", "pieces": value.pieces}
+    if isinstance(value, FinishReason):
+        return {_TAG: "finish", "value": value.value}
+    if isinstance(value, SampleKey):
+        return {_TAG: "key", "value": [value.gid, value.index]}
+    if is_dataclass(value) and type(value).__name__ in _RECORDS:
+        # A field that is computed from the others is not given to the constructor.
+        content = {each.name: _plain(getattr(value, each.name), arrays) for each in fields(value) if each.init}
+        return {_TAG: type(value).__name__, **content}
+    if isinstance(value, Mapping):
+        return {_TAG: "mapping", "items": [[key, _plain(item, arrays)] for key, item in value.items()]}
+    if isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {_TAG: kind, "items": [_plain(item, arrays) for item in value]}
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a sample holds a {type(value).__name__}, which has no place in a file")
+
+
+class _Arrays:
+    """Arrays behind the line, in order."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw, self._offset = raw, 0
+
+    def take(self, dtype: str, shape: list[int]) -> NDArray[np.generic]:
+        """Reads the next array, into memory of its own."""
+        kind = np.dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        found = np.frombuffer(self._raw, kind, count, self._offset).reshape(shape).copy()
+        self._offset += found.nbytes
+        return found
+
+
+def _record(value: Any, arrays: _Arrays) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kind = value.pop(_TAG)
+    match kind:
+        case "array":
+            return arrays.take(value["dtype"], value["shape"])
+        case "runs":
+            return Runs([(number, count) for number, count in value["pieces"]])
+        case "finish":
+            return FinishReason(value["value"])
+        case "key":
+            return SampleKey(*value["value"])
+        case "mapping":
+            return {key: _record(item, arrays) for key, item in value["items"]}
+        case "tuple":
+            return tuple(_record(item, arrays) for item in value["items"])
+        case "list":
+            return [_record(item, arrays) for item in value["items"]]
+    return _RECORDS[kind](**{name: _record(item, arrays) for name, item in value.items()})
