@@ -36,7 +36,7 @@ class ReplayConfig(Config):
     """Which are drawn among those that may be: each alike, the latest, the earliest, or by priority."""
     priority_exponent: float = Field(default=1.0, ge=0)
     """Of `priority`: a trajectory's weight is its priority to this power; 0 is uniform."""
-    max_staleness: int | None = Field(default=None, ge=0)
+    max_versions_behind: int | None = Field(default=None, ge=0)
     """Versions that the weights may be ahead of those that a trajectory began with; None: any."""
     max_age: int | None = Field(default=None, ge=0)
     """Calls of add() since the one that a trajectory came with; None: any."""
@@ -230,7 +230,7 @@ class Replay:
 
     def _may_be_drawn(self, entry: _Entry, version: int, min_reward: float | None) -> bool:
         limits = self._config
-        if limits.max_staleness is not None and version - entry.version > limits.max_staleness:
+        if limits.max_versions_behind is not None and version - entry.version > limits.max_versions_behind:
             return False
         if limits.max_age is not None and self._rounds - entry.round > limits.max_age:
             return False

@@ -63,7 +63,7 @@ CONFIGS = st.builds(
     ReplayConfig,
     capacity=st.integers(1, 12),
     order=st.sampled_from(["uniform", "newest", "oldest", "priority"]),
-    max_staleness=st.none() | st.integers(0, 3),
+    max_versions_behind=st.none() | st.integers(0, 3),
     max_age=st.none() | st.integers(0, 3),
     max_uses=st.none() | st.integers(1, 3),
 )
@@ -112,7 +112,7 @@ class Script:
         limits = self.config
         assert len(found) <= amount and len({one.number for one in found}) == len(found)
         for one in found:
-            assert limits.max_staleness is None or one.staleness <= limits.max_staleness
+            assert limits.max_versions_behind is None or one.staleness <= limits.max_versions_behind
             assert limits.max_age is None or one.age <= limits.max_age
             assert limits.max_uses is None or one.uses <= limits.max_uses
             assert least is None or one.sample.reward >= least
