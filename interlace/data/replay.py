@@ -18,7 +18,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import Sample
-from interlace.data.replay_files import Place, ReplayFiles
+from interlace.data.replay_files import FilePlace, ReplayFiles
 from interlace.data.trajectory_file import sample_from_bytes, sample_nbytes, sample_to_bytes
 
 FloatRow: TypeAlias = NDArray[np.float64]
@@ -30,7 +30,7 @@ class ReplayConfig(Config):
 
     capacity: int = Field(default=4096, ge=1)
     """Trajectories; beyond, the oldest leave."""
-    memory_mib: float = Field(default=256.0, ge=0)
+    in_memory_mib: float = Field(default=256.0, ge=0)
     """Trajectories in memory; beyond, the least recently used are read from disk when they are drawn."""
     order: Literal["uniform", "newest", "oldest", "priority"] = "uniform"
     """Which are drawn among those that may be: each alike, the latest, the earliest, or by priority."""
@@ -38,7 +38,7 @@ class ReplayConfig(Config):
     """Of `priority`: a trajectory's weight is its priority to this power; 0 is uniform."""
     max_versions_behind: int | None = Field(default=None, ge=0)
     """Versions that the weights may be ahead of those that a trajectory began with; None: any."""
-    max_age: int | None = Field(default=None, ge=0)
+    max_rounds: int | None = Field(default=None, ge=0)
     """Calls of add() since the one that a trajectory came with; None: any."""
     max_uses: int | None = Field(default=None, ge=1)
     """Draws after which a trajectory leaves; None: any number."""
@@ -55,7 +55,7 @@ class _Entry(Config):
     reward: float | None
     priority: float
     uses: int = 0
-    place: Place | None = None
+    place: FilePlace | None = None
     """Place on disk, once it was written."""
 
 
@@ -232,7 +232,7 @@ class Replay:
         limits = self._config
         if limits.max_versions_behind is not None and version - entry.version > limits.max_versions_behind:
             return False
-        if limits.max_age is not None and self._rounds - entry.round > limits.max_age:
+        if limits.max_rounds is not None and self._rounds - entry.round > limits.max_rounds:
             return False
         return min_reward is None or (entry.reward is not None and entry.reward >= min_reward)
 
@@ -289,7 +289,7 @@ class Replay:
 
     def _spill(self) -> None:
         """Lets contents leave memory, the least recently used first, once they are on disk."""
-        bound = self._config.memory_mib * (1 << 20)
+        bound = self._config.in_memory_mib * (1 << 20)
         held = sum(self._sizes.values())
         while held > bound and self._samples:
             number = next(iter(self._samples))

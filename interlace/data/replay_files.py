@@ -13,7 +13,7 @@ _FULL_BYTES = 16 << 20
 _SUFFIX = ".trajectories"
 
 
-class Place(Config):
+class FilePlace(Config):
     """Where a content is."""
 
     file: int
@@ -41,19 +41,19 @@ class ReplayFiles:
         """Bytes of all files."""
         return sum(self._sizes.values())
 
-    def write(self, content: bytes) -> Place:
+    def write(self, content: bytes) -> FilePlace:
         """Writes a content."""
         if self._sizes.get(self._open, 0) >= _FULL_BYTES:
             self._open += 1
         number = self._open
-        place = Place(file=number, offset=self._sizes.get(number, 0), size=len(content))
+        place = FilePlace(file=number, offset=self._sizes.get(number, 0), size=len(content))
         with self._path(number).open("ab") as file:
             file.write(content)
         self._sizes[number] = place.offset + place.size
         self._num_needed[number] = self._num_needed.get(number, 0) + 1
         return place
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: FilePlace) -> bytes:
         """Reads a content. Raises UserError where the file is cut short."""
         with self._path(place.file).open("rb") as file:
             file.seek(place.offset)
@@ -62,7 +62,7 @@ class ReplayFiles:
             raise UserError(f"{self._path(place.file)} is cut short: resume from an earlier checkpoint.")
         return content
 
-    def release(self, place: Place) -> None:
+    def release(self, place: FilePlace) -> None:
         """Says that a content is not needed any more."""
         self._num_needed[place.file] -= 1
         if not self._num_needed[place.file]:
@@ -74,7 +74,7 @@ class ReplayFiles:
             _put(self._path(number), folder / self._path(number).name)
         self._open += bool(self._sizes.get(self._open))  # what was linked must not grow
 
-    def take_from(self, folder: Path, places: Sequence[Place]) -> None:
+    def take_from(self, folder: Path, places: Sequence[FilePlace]) -> None:
         """Takes the files of these places over from a folder that link_to() filled, in place of all there is.
 
         Raises UserError where one is missing.

@@ -64,7 +64,7 @@ CONFIGS = st.builds(
     capacity=st.integers(1, 12),
     order=st.sampled_from(["uniform", "newest", "oldest", "priority"]),
     max_versions_behind=st.none() | st.integers(0, 3),
-    max_age=st.none() | st.integers(0, 3),
+    max_rounds=st.none() | st.integers(0, 3),
     max_uses=st.none() | st.integers(1, 3),
 )
 STEPS = st.lists(
@@ -113,7 +113,7 @@ class Script:
         assert len(found) <= amount and len({one.number for one in found}) == len(found)
         for one in found:
             assert limits.max_versions_behind is None or one.staleness <= limits.max_versions_behind
-            assert limits.max_age is None or one.age <= limits.max_age
+            assert limits.max_rounds is None or one.age <= limits.max_rounds
             assert limits.max_uses is None or one.uses <= limits.max_uses
             assert least is None or one.sample.reward >= least
             assert one.staleness == self.version - one.sample.versions.pieces[0][0]
@@ -128,7 +128,7 @@ def test_draws_do_not_depend_on_memory_or_resumes(
     tmp_path_factory: pytest.TempPathFactory, config: ReplayConfig, steps: list[tuple[str, int]]
 ) -> None:
     scripts = [
-        Script(config.model_copy(update={"memory_mib": memory}), tmp_path_factory.mktemp("replay"), resumes=resumes)
+        Script(config.model_copy(update={"in_memory_mib": memory}), tmp_path_factory.mktemp("replay"), resumes=resumes)
         for memory, resumes in ((256.0, False), (0.0, False), (0.002, True))
     ]
     for step, amount in steps:
@@ -156,7 +156,7 @@ def test_high_priorities_are_drawn_more_often(tmp_path: Path) -> None:
 
 
 def test_files_leave_with_their_last_trajectory(tmp_path: Path) -> None:
-    replay = Replay(ReplayConfig(capacity=2, memory_mib=0), tmp_path / "live", seed=1)
+    replay = Replay(ReplayConfig(capacity=2, in_memory_mib=0), tmp_path / "live", seed=1)
     replay.add([trajectory(0), trajectory(1)])
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
@@ -169,7 +169,7 @@ def test_files_leave_with_their_last_trajectory(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_restored_is_said(tmp_path: Path) -> None:
-    replay = Replay(ReplayConfig(memory_mib=0), tmp_path / "live", seed=1)
+    replay = Replay(ReplayConfig(in_memory_mib=0), tmp_path / "live", seed=1)
     with pytest.raises(UserError, match="holds no replay"):
         replay.restore(tmp_path)
     replay.add([trajectory(0)])
