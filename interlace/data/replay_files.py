@@ -14,7 +14,7 @@ _SUFFIX = ".trajectories"
 
 
 class FilePlace(Config):
-    """Where a content is."""
+    """Place of a content on disk."""
 
     file: int
     offset: int
