@@ -35,7 +35,7 @@ class ReplayConfig(Config):
     order: Literal["uniform", "newest", "oldest", "priority"] = "uniform"
     """Which are drawn among those that may be: each alike, the latest, the earliest, or by priority."""
     priority_exponent: float = Field(default=1.0, ge=0)
-    """Of `priority`: a trajectory's weight is its priority to this power; 0 is uniform."""
+    """Power of the priority that is a trajectory's weight, for `priority`; 0 is uniform."""
     max_versions_behind: int | None = Field(default=None, ge=0)
     """Versions that the weights may be ahead of those that a trajectory began with; None: any."""
     max_rounds: int | None = Field(default=None, ge=0)
