@@ -145,13 +145,14 @@ def make_trees() -> list[Sample]:
     return trees
 
 
-def branches_alone(tree: Sample) -> list[Sample]:
-    """Each branch as a sample that shares nothing: their prompts differ in a token."""
+def branches_alone(tree: Sample, *, apart: bool = True) -> list[Sample]:
+    """Each branch as a sample that shares nothing: their prompts differ in a token. apart: False leaves them alike."""
     shared, *leaves = tree.segments
     found = []
     for index, leaf in enumerate(leaves):
         token_ids = tree.prompt.token_ids.copy()
-        token_ids[0] = 2 + index
+        if apart:
+            token_ids[0] = 2 + index
         first = shared if index == 0 else replace(shared, sampled=np.zeros(len(shared.token_ids), np.bool_))
         assert tree.advantages is not None
         found.append(
