@@ -1,9 +1,9 @@
 """Agents: what keeping KV between turns is worth, what a turn costs the controller, and a tree against its branches.
 
 - `rollout`: 256 episodes of 8 turns with tools of 50 ms on one native engine, through the generation stage, the pool
-  and the driver that train. `kept` and `not kept` (`prefix_cache: false`) take turns; prompts share nothing, so that all
-  the difference is of contexts that later turns find. Also the share of history tokens that they find, and the CPU seconds
-  of the controller's thread a turn, here and with episodes in two worker processes.
+  and the driver that train. `kept` and `not kept` (`prefix_cache: false`) take turns; prompts share nothing, so the
+  difference is of contexts that later turns find. Also the share of history tokens that they find, and the CPU
+  seconds of the controller's thread a turn, here and with episodes in two worker processes, once these have started.
 - `crowd`: 1,000 episodes at once, in this process and in two workers; counts samples that failed.
 - `tree`: eight branches behind 256 shared tokens, against each branch alone (`train_step.py --case tree`), and the
   largest difference of their gradients.
@@ -141,6 +141,9 @@ def roll_out(num_episodes: int, num_turns: int, *, kept: bool, workers: int = 0,
         if workers:
             there = WorkerEpisodes(partial(make, num_turns), params, workers)
             cluster.at_end(there.close)
+            with cluster.waits.operation(who="episodes", what="their processes' start"):
+                while there.num_ready < workers:
+                    await asyncio.sleep(0.05)
             episode = there
         failures: dict[SampleKey, str] = {}
         channel = Channel[SampleKey, Sample]("samples", Sample, cluster.waits)

@@ -78,7 +78,10 @@ class _Processes(Children):
         """Episodes that wait to run alone."""
         self.num_lost = 0
         """Processes that died or were replaced."""
+        self._is_eager = True
+        """Flag: processes start before there are episodes; not where they could not be started."""
         self._thread.start()
+        self._wake()
 
     def begin(self, job: _Job) -> None:
         """Runs an episode as soon as a process has room."""
@@ -91,9 +94,9 @@ class _Processes(Children):
         self._wake()
 
     @property
-    def process_ids(self) -> list[int]:
-        """Ids of the processes that run now."""
-        return [child.process.pid for child in [*self._children]]
+    def num_ready(self) -> int:
+        """Processes that have started."""
+        return sum(child.is_ready for child in [*self._children])
 
     def _patience_s(self) -> float | None:
         if (self._waiting or self._lonely) and not self._children:
@@ -129,7 +132,7 @@ class _Processes(Children):
 
     def _hand_out(self) -> None:
         shared = [child for child in self._children if not any(job.alone for job in self._jobs[child].values())]
-        if self._waiting or self._lonely:
+        if self._waiting or self._lonely or self._is_eager:
             self._start_more(self._num_workers - len(shared))
         ready = [child for child in shared if child.is_ready]
         while self._lonely and (empty := next((child for child in ready if not self._jobs[child]), None)):
@@ -193,6 +196,7 @@ class _Processes(Children):
         self._end(child)
 
     def _could_not_start(self, reason: str) -> None:
+        self._is_eager = False
         self._fail_waiting(InterlaceError(f"a process for episodes could not be started: {reason}"))
 
     def _fail_waiting(self, error: Exception) -> None:
@@ -230,9 +234,9 @@ class WorkerEpisodes:
         self._processes.close()
 
     @property
-    def process_ids(self) -> list[int]:
-        """Ids of the processes that run now."""
-        return self._processes.process_ids
+    def num_ready(self) -> int:
+        """Processes that have started and are there."""
+        return self._processes.num_ready
 
     @property
     def num_lost(self) -> int:
