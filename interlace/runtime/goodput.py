@@ -119,9 +119,11 @@ class LedgerBuilder:
         shared = [hold for hold in holds if len(hold.devices) > 1]
         busy = [union(chain.from_iterable(mine.values())) if shared else [] for mine in computing]
         waits = {id(hold): _waited_for(hold, busy) for hold in shared}
+        waited = by_device(records.waits, self._num_devices)
         reserved, calls = by_device(holds, self._num_devices), by_device(records.served, self._num_devices)
         for device in range(self._num_devices):
             layers = [*computing[device].items(), *_reserved(reserved[device], waits, busy[device])]
+            layers.append(("tool_wait", [(wait.start_s, wait.end_s) for wait in waited[device]]))
             if device in self._rollout_devices:
                 layers.append(("tail_bubble", serving))
             layers.append(("pipeline_bubble", anything))

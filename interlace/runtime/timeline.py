@@ -79,6 +79,15 @@ class EngineCall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ToolWait:
+    """Time in which an engine had nothing to do, and samples of its own had tools running."""
+
+    devices: tuple[int, ...]
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
     """A step that ended."""
 
@@ -103,6 +112,8 @@ class Records:
     num_dropped_tokens: int
     """Generated of samples that ended before they were finished."""
     end_s: float
+    waits: Sequence[ToolWait] = ()
+    """Waits for tools that ended in the stretch, and those that go on, until now."""
 
     @property
     def touching(self) -> Sequence[Span]:
@@ -162,6 +173,9 @@ class Timeline:
     _served: list[EngineCall] = field(default_factory=list)
     _steps: list[StepRecord] = field(default_factory=list)
     _num_dropped_tokens: int = 0
+    _waits: list[ToolWait] = field(default_factory=list)
+    _waiting: dict[int, tuple[tuple[int, ...], float]] = field(default_factory=dict)
+    _num_waits: int = 0
 
     def begin(self, span: Span) -> None:
         """Notes that an operation was called."""
@@ -176,6 +190,21 @@ class Timeline:
     def serve(self, served: EngineCall) -> None:
         """Notes that a call of a rollout engine ended."""
         self._served.append(served)
+
+    def begin_wait(self, devices: tuple[int, ...]) -> int:
+        """Notes that an engine on these devices waits for tools from now on. Returns the token for end_wait()."""
+        self._num_waits += 1
+        self._waiting[self._num_waits] = devices, self.clock.now()
+        return self._num_waits
+
+    def end_wait(self, token: int) -> None:
+        """Notes that it waits no more."""
+        wait, now_s = self._waited(self._waiting.pop(token)), self.clock.now()
+        if wait.start_s < now_s:
+            self._waits.append(wait)
+
+    def _waited(self, began: tuple[tuple[int, ...], float]) -> ToolWait:
+        return ToolWait(devices=began[0], start_s=began[1], end_s=self.clock.now())
 
     def drop_tokens(self, count: int) -> None:
         """Tokens were generated of a sample that ended before it was finished."""
@@ -209,8 +238,9 @@ class Timeline:
             steps=self._steps,
             num_dropped_tokens=self._num_dropped_tokens,
             end_s=self.clock.now(),
+            waits=[*self._waits, *map(self._waited, self._waiting.values())],
         )
-        self._spans, self._served, self._steps = [], [], []
+        self._spans, self._served, self._steps, self._waits = [], [], [], []
         self._num_dropped_tokens = 0
         return records
 

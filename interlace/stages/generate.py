@@ -58,6 +58,7 @@ class GenerateStage:
         if self._is_single:
             self._pool.submit(self._requests(samples), self._answered)
             return
+        self._pool.begin_episodes([sample.key for sample in samples])
         for sample in samples:
             self._running[sample.key] = self._cluster.spawn(
                 self._run(sample), name=f"episode {sample.key.gid}.{sample.key.index}"

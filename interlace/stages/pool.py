@@ -20,6 +20,7 @@ from interlace.schedule.tail import Migrate
 from interlace.stages.driver import Deliver, EngineDriver, Job
 from interlace.stages.homes import Homes
 from interlace.stages.role_groups import RolloutGroup
+from interlace.stages.tool_waits import ToolWaits
 from interlace.weights.ref import WeightRef
 
 FIRST = -math.inf
@@ -86,6 +87,7 @@ class EnginePool:
         self._num_suspensions = 0
         """Since the start."""
         self._homes = Homes(keeps_old=schedule.on_update == "keep")
+        self._tool_waits = ToolWaits(cluster.timeline, self._drivers)
         self._wave: dict[str, tuple[Request, Deliver]] = {}
         """Turns that were asked for since the event loop last came round."""
         self._spent: dict[SampleKey, int] = {}
@@ -100,6 +102,10 @@ class EnginePool:
         """Lets a wave of samples submit; each until finish() or cancel()."""
         self._kept = self._drivers
         self._owners.update([(owner, []) for owner in owners])
+
+    def begin_episodes(self, owners: Sequence[SampleKey]) -> None:
+        """Notes admitted samples whose own code runs from now on, between their turns."""
+        self._tool_waits.begin(owners)
 
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
         """Dispatches requests of admitted owners. deliver: called with each response; never after withdraw().
@@ -126,6 +132,7 @@ class EnginePool:
         if not self._wave:
             asyncio.get_running_loop().call_soon(self._submit_wave)
         self._wave[request.id] = request, deliver
+        self._tool_waits.asked(request)
 
     def _submit_wave(self) -> None:
         wave, self._wave = self._wave, {}
@@ -207,6 +214,7 @@ class EnginePool:
         for request_id in self._owners.pop(owner, ()):
             self.withdraw(request_id)
         self._homes.end(owner)
+        self._tool_waits.end(owner)
         if self._spent:
             self._spent.pop(owner, None)
 
@@ -218,12 +226,14 @@ class EnginePool:
             self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
         elif request_id in self._driver_of:
             self._driver_of.pop(request_id).cancel(request_id)
+        self._tool_waits.settled(request_id, None)
 
     def on_response(self, job: Job, response: Response) -> None:
         """Passes a response of an engine on, or suspends its request."""
         done = response.completion
         driver = self._driver_of.pop(done.request.id)
         if job.max_new_tokens is None or response.refusal:
+            self._tool_waits.settled(done.request.id, driver)
             job.deliver(response)
             return
         owner = done.request.owner
@@ -232,6 +242,7 @@ class EnginePool:
             if done.finish_reason == FinishReason.LENGTH and len(done.token_ids) < job.max_new_tokens:
                 self._suspend(self._job(done.resumed, job.deliver, job.max_new_tokens))
                 return
+        self._tool_waits.settled(done.request.id, driver)
         if done.request.may_continue:
             self._homes.answered(done, driver)
         self._lengths.observe(done.request.uid, len(done.request.prompt_ids), len(done.token_ids))
@@ -255,6 +266,7 @@ class EnginePool:
             self._homes.goes_to(job, ready[engine])
             self._driver_of[job.request.id] = ready[engine]
             ready[engine].submit(job)
+        self._tool_waits.look()
 
     def _job(self, request: Request, deliver: Deliver, max_new_tokens: int) -> Job:
         """Makes the job of a sample's request, with a budget of its own. max_new_tokens: without the budget."""

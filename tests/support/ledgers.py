@@ -31,7 +31,7 @@ def check_books(folder: Path, report: TrainReport) -> None:
         assert min(shares.values()) >= 0 and sum(shares.values()) == pytest.approx(1, abs=TOLERANCE)
         low, high = steps[row["step"]]
         assert row["timing_s/step"] * 1e6 == pytest.approx(high - low, rel=TOLERANCE)
-        waiting = shares["lock_wait"] + shares["tail_bubble"] + shares["pipeline_bubble"]
+        waiting = sum(shares[name] for name in ("lock_wait", "tool_wait", "tail_bubble", "pipeline_bubble"))
         # A device that waits for state, and one that runs an `idle` operation, are in a bin but differ in being busy.
         assert waiting - TOLERANCE <= row["sched/bubble"] <= waiting + shares["idle"] + shares["switch"] + TOLERANCE
         busy = sum(_busy(events, track, low, high) for track in devices) / (len(devices) * (high - low))
