@@ -27,7 +27,7 @@ BIN_COLOURS: Mapping[str, str] = dict(
         BINS,
         (
             "#1e3a8a", "#3b82f6", "#fbbf24", "#7dd3fc", "#22d3ee", "#f97316", "#ef4444",
-            "#ec4899", "#a855f7", "#f9a8d4", "#8d99ae", "#c3ccd9", "#57534e", "#e3e7ee",
+            "#ec4899", "#a855f7", "#f9a8d4", "#64748b", "#8d99ae", "#c3ccd9", "#57534e", "#e3e7ee",
         ),
         strict=True,
     )
