@@ -54,11 +54,10 @@ class GenerateStage:
 
     def generate(self, samples: Sequence[Sample]) -> None:
         """Begins a wave of admitted samples."""
-        self._pool.admit([sample.key for sample in samples])
+        self._pool.admit([sample.key for sample in samples], as_episodes=not self._is_single)
         if self._is_single:
             self._pool.submit(self._requests(samples), self._answered)
             return
-        self._pool.begin_episodes([sample.key for sample in samples])
         for sample in samples:
             self._running[sample.key] = self._cluster.spawn(
                 self._run(sample), name=f"episode {sample.key.gid}.{sample.key.index}"

@@ -98,14 +98,12 @@ class EnginePool:
         for driver in self._drivers:
             self._cluster.spawn(driver.run(), name=driver.group.name)
 
-    def admit(self, owners: Sequence[SampleKey]) -> None:
-        """Lets a wave of samples submit; each until finish() or cancel()."""
+    def admit(self, owners: Sequence[SampleKey], *, as_episodes: bool = False) -> None:
+        """Lets a wave of samples submit; each until finish() or cancel(). as_episodes: code of their own runs now."""
         self._kept = self._drivers
         self._owners.update([(owner, []) for owner in owners])
-
-    def begin_episodes(self, owners: Sequence[SampleKey]) -> None:
-        """Notes admitted samples whose own code runs from now on, between their turns."""
-        self._tool_waits.begin(owners)
+        if as_episodes:
+            self._tool_waits.begin(owners)
 
     def submit(self, requests: Sequence[Request], deliver: Deliver) -> None:
         """Dispatches requests of admitted owners. deliver: called with each response; never after withdraw().
