@@ -7,6 +7,7 @@ from interlace.jobs.launch import EngineSource, make_actor_engine, make_rollout_
 from interlace.models.config import ModelConfig
 from interlace.recipes.load import load_recipe
 from interlace.runtime.worker import WorkerContext
+from tests.support.publication import published
 
 CONTEXT = WorkerContext(group="actor/0", rank=0, num_ranks=1, devices=("cpu:0",))
 
@@ -20,7 +21,7 @@ def test_a_bfloat16_model_generates_in_bfloat16_and_is_trained_in_float32() -> N
     rollout, (actor, _) = make_rollout_engine(source(), CONTEXT).engine, make_actor_engine(source(), CONTEXT)
     weights = actor.weights()
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    served = actor.export(copy=True)
+    served = published(actor)
     assert rollout.memory().weights == sum(tensor.nbytes for tensor in served.values())
     assert all(torch.equal(tensor.bfloat16(), served[name]) for name, tensor in weights.items())
     rollout.update_weights(served, 1, "keep", frozen=True)

@@ -17,6 +17,7 @@ from interlace.core.training import Aggregation, LossInputs, LossOutputs, Update
 from interlace.core.types import Metrics, Sample, Segment
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, merge_metrics, sft_loss
 from interlace.engines.train.aggregation import Aggregator
+from tests.support.publication import published
 from tests.unit.engines.train.models import plain_logits, ragged_samples, tiny_model
 
 AGGREGATIONS: tuple[Aggregation, ...] = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant")
@@ -137,7 +138,7 @@ def test_a_local_denominator_is_caught(aggregation: Aggregation, monkeypatch: py
 
 def test_a_minibatch_too_far_out_is_dropped_and_counted() -> None:
     engine, samples = policy_engine(skip_minibatch_ratio=1.5), ragged_samples(6)
-    before = engine.export(copy=True)
+    before = published(engine)
     engine.accumulate(samples)  # behaviour log-probs are random numbers: the mean ratio is far from 1
     metrics = engine.optimizer_step()
     assert metrics["actor/skipped_minibatches"] == 1 and engine.num_updates == 0
@@ -187,7 +188,7 @@ def test_a_gradient_that_is_not_finite_is_dropped() -> None:
         return LossOutputs(loss_T=inputs.logprobs_T * float("inf"), metrics_T={})
 
     engine = TrainEngine(tiny_model(), loss=broken, optimizer=OptimizerConfig(), config=TrainConfig())
-    before = engine.export(copy=True)
+    before = published(engine)
     engine.accumulate(ragged_samples(2))
     assert engine.optimizer_step()["actor/skipped_minibatches"] == 1
     assert all(torch.equal(before[name], tensor) for name, tensor in engine.weights().items())
@@ -206,7 +207,7 @@ def test_metrics_of_a_policy_far_from_the_one_that_sampled_are_numbers(gap: floa
 def test_a_loss_that_is_not_finite_is_dropped_with_its_gradient() -> None:
     """A clipped token has no gradient, whatever its log-prob was."""
     engine, samples = policy_engine(), ragged_samples(3)
-    before = engine.export(copy=True)
+    before = published(engine)
     unknown = sample_with(samples[0], np.full(samples[0].num_tokens, np.nan, np.float32))
     engine.accumulate([unknown, *(sample_with(sample, sample.logprobs) for sample in samples[1:])])
     assert engine.optimizer_step()["actor/skipped_minibatches"] == 1
@@ -221,7 +222,7 @@ def engine_at(optimizer: OptimizerConfig) -> TrainEngine:
 @pytest.mark.parametrize(("lr", "decay"), [(1e30, 0.0), (1e3, 0.0), (1.0, 1e4)])
 def test_an_update_that_would_leave_nothing_of_the_weights_is_dropped(lr: float, decay: float) -> None:
     engine, samples = engine_at(OptimizerConfig(lr=lr, weight_decay=decay)), ragged_samples(3)
-    before = engine.export(copy=True)
+    before = published(engine)
     for count in (1, 2):
         engine.accumulate(samples)
         metrics = engine.optimizer_step()
@@ -368,7 +369,7 @@ def test_small_updates_of_a_bfloat16_model_are_not_lost_in_rounding() -> None:
         optimizer=OptimizerConfig(lr=1e-6),
         config=TrainConfig(tokens_per_microbatch=10_000),
     )
-    started = engine.export(copy=True)
+    started = published(engine)
     engine.accumulate(ragged_samples(4))
     engine.optimizer_step()
     changed = sum(int((engine.weights()[name] != tensor).sum()) for name, tensor in started.items())

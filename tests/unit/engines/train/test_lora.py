@@ -14,6 +14,7 @@ from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.engines.train.lora import num_lora_parameters
+from tests.support.publication import published
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
 peft = pytest.importorskip("peft")
@@ -91,15 +92,15 @@ def test_what_is_published_is_what_peft_merges(kind: str) -> None:
     model = tiny_model(kind)
     engine = engine_of(model, LoraConfig(rank=2))
     train(engine)
-    published = engine.export(copy=True)
+    found = published(engine)
     for name, tensor in engine.weights().items():
-        assert torch.equal(tensor, published[name])
+        assert torch.equal(tensor, found[name])
     for module in list(model.modules()):
         if isinstance(module, peft.tuners.lora.LoraLayer):
             module.merge()
     for name, tensor in model.state_dict().items():
-        if ".lora_" not in name and name.replace(".base_layer", "") in published:
-            assert torch.equal(tensor, published[name.replace(".base_layer", "")]), name
+        if ".lora_" not in name and name.replace(".base_layer", "") in found:
+            assert torch.equal(tensor, found[name.replace(".base_layer", "")]), name
 
 
 def test_a_rollout_engine_serves_the_merged_model(tmp_path: Path) -> None:
