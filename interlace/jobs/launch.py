@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from interlace.core.plugins import concrete_subclass, load_object
-from interlace.engines.train.config import TrainConfig, training_temperature
+from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.recipes.config import Recipe, algorithm_of
-from interlace.recipes.layout import needed_roles, num_ranks, num_threads, num_used, reference_is_base
+from interlace.recipes.layout import needed_roles, num_copies, num_ranks, num_threads, num_used, reference_is_base
 from interlace.recipes.memory import working_bytes as forecast_working_bytes
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
@@ -175,7 +175,8 @@ def _spec(recipe: Recipe, role: Role, instance: int, devices: tuple[Device, ...]
         return role_spec(role, instance, (), worker)
     ranks = len(devices) if worker.whole_on_each else num_ranks(recipe, role.name, devices)
     spec = role_spec(role, instance, devices, worker)
-    return replace(spec, num_ranks=ranks, used_devices=num_used(recipe, role.name, devices[::ranks]))
+    used = num_used(recipe, role.name, devices[::ranks])
+    return replace(spec, num_ranks=ranks, copies=num_copies(recipe, role.name), used_devices=used)
 
 
 def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:
@@ -221,7 +222,7 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
         optimizer=recipe.optimizer,
         config=train_config(recipe),
         device=torch_device(context),
-        ranks=join_ranks(context),
+        ranks=join_ranks(context, recipe.actor),
         adapter=adapter,
     )
     return engine, loaded.tokenizer
@@ -246,7 +247,7 @@ def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[T
         optimizer=warmup.optimizer,
         config=config,
         device=torch_device(context),
-        ranks=join_ranks(context),
+        ranks=join_ranks(context, source.recipe.actor),
     )
     return engine, loaded.tokenizer
 
@@ -268,7 +269,7 @@ def make_critic_engine(source: EngineSource, folder: Path | None, context: Worke
         config=source.recipe.critic,
         tokens_per_microbatch=source.recipe.tokens_per_microbatch,
         device=torch_device(context),
-        ranks=join_ranks(context),
+        ranks=join_ranks(context, source.recipe.critic),
     )
 
 
@@ -289,7 +290,7 @@ def make_process_reward_engine(
         temperature=training_temperature(recipe.sampling),
         tokens_per_microbatch=recipe.tokens_per_microbatch,
         device=torch_device(context),
-        ranks=join_ranks(context),
+        ranks=join_ranks(context, recipe.critic),
     )
 
 
@@ -333,14 +334,15 @@ def _torch_name(device: str) -> str:
     return "cpu" if device.startswith("cpu") else device
 
 
-def join_ranks(context: WorkerContext) -> "Ranks":
+def join_ranks(context: WorkerContext, trained: TrainedConfig) -> "Ranks":
     """Joins a trained worker's group, met by all of its ranks at once."""
     from interlace.engines.train.ranks import Ranks
 
     if context.rendezvous is None:
         return Ranks()
     place, device = context.rendezvous, torch_device(context)
-    return Ranks.join(place.url, place.secret, rank=context.rank, num_ranks=context.num_ranks, device=device)
+    shape = trained.mesh_shape(context.num_ranks, where=context.group)
+    return Ranks.join(place.url, place.secret, rank=context.rank, shape=shape, device=device)
 
 
 def _load(source: EngineSource, context: WorkerContext, *, trained: bool = False) -> "LoadedModel":

@@ -24,8 +24,12 @@ def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
     """
     section = getattr(recipe, role, None)
     wanted = section.ranks if isinstance(section, TrainedConfig) else 1
+    if wanted is None and isinstance(section, TrainedConfig):
+        wanted = len(devices) if devices[0].pool == "cuda" else section.least_ranks
     if wanted is None:
-        return len(devices) if devices[0].pool == "cuda" else 1
+        return 1
+    if isinstance(section, TrainedConfig):
+        section.mesh_shape(wanted, where=role)
     if len(devices) % wanted:
         names = ", ".join(device.name for device in devices)
         fitting = [count for count in range(1, len(devices) + 1) if len(devices) % count == 0]
@@ -35,6 +39,12 @@ def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
             f"place it on {wanted} devices (schedule.placement.{role}, cluster.devices)."
         )
     return wanted
+
+
+def num_copies(recipe: Recipe, role: str) -> int:
+    """Returns the neighbouring ranks of `role` that are called with the same samples."""
+    section = getattr(recipe, role, None)
+    return section.mesh_shape(section.least_ranks).copies if isinstance(section, TrainedConfig) else 1
 
 
 def num_threads(recipe: Recipe, num_devices: int) -> int:

@@ -36,6 +36,8 @@ class WorkerSpec:
     worker_class: type[Worker]
     devices: tuple[Device, ...] = ()
     num_ranks: int = 1
+    copies: int = 1
+    """Neighbouring ranks that are called with the same samples: they share a model's layers or rows of tokens."""
     used_devices: int | None = None
     """Devices that each rank computes on, the first ones; None: all. The ledger counts no others for its work."""
     working_bytes: int = 0
@@ -118,6 +120,7 @@ class Cluster(ABC):
             ranks,
             self,
             use=DeviceUse(devices=spec.devices, used=spec.used_devices, working_bytes=spec.working_bytes),
+            copies=spec.copies,
             stage=spec.stage,
             preemptible=spec.preemptible,
         )

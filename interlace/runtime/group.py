@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
-from interlace.core.row import is_row
-from interlace.runtime.balance import RankLoad, deal
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock
+from interlace.runtime.dispatch import collect_results, deal_arguments
 from interlace.runtime.handle import Handle
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import Driver
@@ -60,12 +59,6 @@ class Services(Protocol):
     timeline: Timeline
     waits: WaitRegistry
     lock: DeviceLock
-
-
-def _load_of(item: object) -> RankLoad:
-    if not is_row(item):
-        return RankLoad(1)
-    return RankLoad(item.num_tokens, shared=item.num_prompt_tokens, group=item.uid)
 
 
 @dataclass(slots=True)
@@ -120,11 +113,13 @@ class WorkerGroup(Generic[W_co]):
         services: Services,
         *,
         use: "DeviceUse | None" = None,
+        copies: int = 1,
         stage: int = 0,
         preemptible: bool = False,
     ) -> None:
         """Makes the group of ranks that were started.
 
+        copies: neighbouring ranks that are one part, to which samples are dealt together.
         stage: place in the flow, counted from upstream; where several groups wait for a device, the one with the
         larger number goes first.
         """
@@ -136,7 +131,7 @@ class WorkerGroup(Generic[W_co]):
         self.working_bytes = use.working_bytes
         self.version: int | None = None
         """Version of the weights that the ranks serve or take in, where a driver says so; marks the group's spans."""
-        self._class, self._ranks, self._services = worker_class, tuple(ranks), services
+        self._class, self._ranks, self._services, self._copies = worker_class, tuple(ranks), services, copies
         self._rank_devices = [self.device_indices[number :: len(ranks)][: use.used] for number in range(len(ranks))]
         self._operations: dict[str, Operation] = {}
         """Operations called so far, as declared."""
@@ -246,11 +241,11 @@ class WorkerGroup(Generic[W_co]):
         return self._collected(call)
 
     async def _collected(self, call: _Call) -> Any:
-        order, per_rank = self._split(call.how, call.args)
-        ranks = [self._on_rank(number, call, args) for number, args in enumerate(per_rank)]
+        dealt = deal_arguments(call.how, call.args, num_ranks=self.num_ranks, copies=self._copies)
+        ranks = [self._on_rank(number, call, args) for number, args in enumerate(dealt.arguments)]
         # One alone needs no task of its own.
         results = await asyncio.gather(*ranks) if len(ranks) > 1 else [await ranks[0]]
-        return _collect(call.how, results, order)
+        return collect_results(call.how, results, dealt, copies=self._copies)
 
     async def _on_rank(self, number: int, call: _Call, args: tuple[Any, ...]) -> Any:
         services = self._services
@@ -284,13 +279,6 @@ class WorkerGroup(Generic[W_co]):
                 end_s = max(start_s, min(end_s, now_s))
             timeline.end(span, start_s, end_s)
 
-    def _split(self, how: Operation, args: tuple[Any, ...]) -> tuple[list[list[int]], list[tuple[Any, ...]]]:
-        if how.split == "broadcast":
-            return [], [args] * self.num_ranks
-        items = args[0]
-        order = deal([_load_of(item) for item in items], self.num_ranks)
-        return order, [([items[i] for i in indices], *args[1:]) for indices in order]
-
     async def load(self) -> None:
         """Loads the state onto the devices; called by the device lock."""
         await self._switch("onload", ())
@@ -322,15 +310,3 @@ class WorkerGroup(Generic[W_co]):
     async def close(self) -> None:
         """Ends the ranks."""
         await asyncio.gather(*(rank.close() for rank in self._ranks))
-
-
-def _collect(how: Operation, results: list[Any], order: list[list[int]]) -> Any:
-    if how.collect == "first":
-        return results[0]
-    if how.collect == "all" or not order:
-        return results
-    merged: list[Any] = [None] * sum(len(indices) for indices in order)
-    for indices, values in zip(order, results, strict=True):
-        for index, value in zip(indices, values, strict=True):
-            merged[index] = value
-    return merged

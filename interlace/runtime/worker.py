@@ -1,16 +1,20 @@
 """Workers: plain classes around one thing, whose operations are their public methods."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from interlace.core.errors import InterlaceError, UserError, nearest
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-Split = Literal["broadcast", "samples"]
-Collect = Literal["first", "all", "concat"]
+SplitFunction: TypeAlias = Callable[[tuple[Any, ...], int], Sequence[tuple[Any, ...]]]
+"""Deals an operation's arguments to a number of parts: one tuple of arguments each."""
+CollectFunction: TypeAlias = Callable[[Sequence[Any]], Any]
+"""Puts the parts' results together, in the order of the parts."""
+Split: TypeAlias = Literal["broadcast", "samples"] | SplitFunction
+Collect: TypeAlias = Literal["first", "all", "concat"] | CollectFunction
 Bin = Literal["train", "inference", "score", "weight_sync", "switch", "generate", "idle"]
 """Bins of the goodput ledger that operations fill. Where operations overlap on a device, the first of these counts."""
 OPERATION_BINS: tuple[Bin, ...] = get_args(Bin)
@@ -29,9 +33,11 @@ class Operation:
     """Way in which the runtime calls a method on the ranks of a group."""
 
     split: Split = "broadcast"
-    """broadcast: every rank gets the same. samples: the first argument, a sequence, is dealt to the ranks by load."""
+    """broadcast: every rank gets the same. samples: the first argument, a sequence, is dealt to the data-parallel ranks
+    by load; ranks that share a model's layers or rows of tokens get the same. Or a function of your own."""
     collect: Collect = "first"
-    """first: rank 0's result. all: a list, one a rank. concat: the ranks' sequences, back in the argument's order."""
+    """first: rank 0's result. all: a list, one a rank. concat: the data-parallel ranks' sequences, back in the
+    argument's order. Or a function of your own, of one result a data-parallel rank."""
     on_device: bool = True
     """The runtime takes the group's devices for it (lock, onload, run)."""
     concurrent: bool = False

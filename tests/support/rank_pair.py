@@ -1,4 +1,4 @@
-"""Two ranks of a train engine, kept over many examples: starting processes that load torch takes seconds."""
+"""Ranks of a train engine, kept over many examples: starting processes that load torch takes seconds."""
 
 import asyncio
 import os
@@ -16,6 +16,7 @@ from interlace.core.training import Aggregation, UpdateConfig
 from interlace.core.types import FloatArray, Metrics, Sample
 from interlace.engines.train import ActorConfig, Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.engines.train.aggregation import Aggregator
+from interlace.engines.train.config import MeshShape
 from interlace.engines.train.ranks import Ranks, own_part, whole_tensor
 from interlace.runtime.cluster import WorkerSpec
 from interlace.runtime.group import WorkerGroup
@@ -40,8 +41,23 @@ class Setting:
     max_grad_norm: float | None = None
     lora_rank: int | None = None
     reshard: bool = True
+    lr: float = 1e-2
+    eps: float = 1e-8
+    tensor: int = 1
+    context: int = 1
+    replicate: int = 1
     is_local_denominator: bool = False
     """The mistake that every code base has made once: each rank divides by its own, and the ranks are averaged."""
+
+    @property
+    def actor(self) -> ActorConfig:
+        return ActorConfig(
+            gradient_checkpointing=self.gradient_checkpointing,
+            reshard=self.reshard,
+            tensor_parallel=self.tensor,
+            context_parallel=self.context,
+            replicate=self.replicate,
+        )
 
 
 @dataclass(frozen=True)
@@ -63,9 +79,9 @@ def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> T
     engine = TrainEngine(
         model,
         loss=algorithm.loss,
-        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=setting.max_grad_norm),
+        optimizer=OptimizerConfig(lr=setting.lr, eps=setting.eps, max_grad_norm=setting.max_grad_norm),
         config=TrainConfig(
-            actor=ActorConfig(gradient_checkpointing=setting.gradient_checkpointing, reshard=setting.reshard),
+            actor=setting.actor,
             update=UpdateConfig(
                 aggregation=setting.aggregation, aggregation_length=32, skip_minibatch_ratio=setting.skip_ratio
             ),
@@ -115,12 +131,14 @@ class EngineWorker(Worker):
         torch.set_num_threads(1)
         place = context.rendezvous
         assert place is not None
-        self._ranks = Ranks.join(place.url, place.secret, rank=context.rank, num_ranks=context.num_ranks, device="cpu")
+        shape = MeshShape(shard=context.num_ranks)
+        Ranks.join(place.url, place.secret, rank=context.rank, shape=shape, device="cpu")
         self._engine: TrainEngine
 
     @operation(bin="idle")
     def start(self, setting: Setting, folder: Path | None = None) -> None:
-        self._engine = make_engine(setting, self._ranks, folder)
+        ranks = Ranks.over(self.context.rank, setting.actor.mesh_shape(self.context.num_ranks))
+        self._engine = make_engine(setting, ranks, folder)
         if setting.is_local_denominator:
             own = self._engine._aggregator
             self._engine._aggregator = LocalAggregator(
@@ -174,25 +192,34 @@ class RankPair:
     def __init__(self, loop: asyncio.AbstractEventLoop, group: WorkerGroup[Any]) -> None:
         self._loop, self._group = loop, group
 
+    def start(self, setting: Setting, folder: Path | None = None) -> None:
+        """Makes the engines anew. Samples are then dealt as the setting's layout wants it."""
+        self._group._copies = setting.tensor * setting.context
+        self._call("start", setting, folder)
+
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            async def on_ranks() -> Any:
-                return await getattr(self._group, method)(*args)
+        return lambda *args: self._call(method, *args)
 
-            return self._loop.run_until_complete(on_ranks())
+    def _call(self, method: str, *args: Any) -> Any:
+        async def on_ranks() -> Any:
+            return await getattr(self._group, method)(*args)
 
-        return call
+        return self._loop.run_until_complete(on_ranks())
 
 
 @contextmanager
-def rank_pair() -> Iterator[RankPair]:
+def rank_pair(num_ranks: int = 2) -> Iterator[RankPair]:
     with asyncio.Runner() as runner:
-        devices = [Device(index=i, pool="cpu", pool_index=i, memory_bytes=1 << 30) for i in range(2)]
+        devices = [Device(index=i, pool="cpu", pool_index=i, memory_bytes=1 << 30) for i in range(num_ranks)]
 
         async def launch() -> tuple[LocalCluster, WorkerGroup[Any]]:
             cluster = LocalCluster(devices, Schedule(), hang_after_s=300)
             spec = WorkerSpec(
-                name="actor", factory=EngineWorker, worker_class=EngineWorker, devices=tuple(devices), num_ranks=2
+                name="actor",
+                factory=EngineWorker,
+                worker_class=EngineWorker,
+                devices=tuple(devices),
+                num_ranks=num_ranks,
             )
             return cluster, await cluster.launch(spec)
 

@@ -1,14 +1,15 @@
 """Files of a trained model on disk: a Hugging Face folder, and beside it the optimizer's state.
 
-Every rank writes its shards of the state into a safetensors file of its own, `rank-R-of-N.safetensors`; the shards of a
-tensor are its rows, in the ranks' order, so any other number of ranks finds its own among them. Such a file holds
-tensors and nothing that could run. First everything is copied to the host, which is all that training waits for; the
-copies are written while it goes on.
+Every rank writes its shards of the state into a safetensors file of its own, `rank-R-of-N.safetensors`, and says where
+in the whole tensor each begins, so that ranks of any other layout find their own among them. Such a file holds tensors
+and nothing that could run. First everything is copied to the host, which is all that training waits for; the copies are
+written while it goes on.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interlace.engines.train.optimizer import Optimizer, OptimizerState
-    from interlace.engines.train.ranks import Ranks
+    from interlace.engines.train.ranks import Box, Ranks
 
 OPTIMIZER_FOLDER = "optimizer"
 """Folder in a saved model with what its training goes on from."""
+PLACES = "places"
+"""Entry of a file's metadata: JSON of where its tensors begin."""
 _FILE = re.compile(r"rank-(\d+)-of-(\d+)\.safetensors")
 
 
@@ -41,8 +44,7 @@ class HostCopy:
 
     files: Sequence[Files]
     """Files that the first rank alone writes, whole."""
-    optimizer: Mapping[str, Tensor]
-    """This rank's shards; of what is not sharded, the whole tensor on the first rank and nothing on the others."""
+    optimizer: HostShards
     rank: int
     num_ranks: int
 
@@ -55,21 +57,32 @@ class HostCopy:
                 files.write(folder)
             state = folder / OPTIMIZER_FOLDER
             state.mkdir(parents=True, exist_ok=True)
-            save_file(dict(self.optimizer), state / f"rank-{self.rank}-of-{self.num_ranks}.safetensors")
+            file = state / f"rank-{self.rank}-of-{self.num_ranks}.safetensors"
+            save_file(dict(self.optimizer.tensors), file, metadata={PLACES: json.dumps(self.optimizer.places)})
 
 
-def host_shards(state: OptimizerState, ranks: Ranks) -> Mapping[str, Tensor]:
-    """Copies what one rank writes of an optimizer's state: its shards, and on the first rank what is whole."""
-    from interlace.engines.train.ranks import own_part
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HostShards:
+    """What one rank writes of an optimizer's state."""
 
-    return {
-        name: host_copy(own_part(tensor)).contiguous()
-        for name, tensor in state.items()
-        if ranks.rank == 0 or own_part(tensor) is not tensor
-    }
+    tensors: Mapping[str, Tensor]
+    """Its shards; of ranks that hold the same, the first one has it alone."""
+    places: Mapping[str, tuple[Sequence[int], Sequence[int]]]
+    """Where in the whole tensor each begins, and the whole's shape."""
 
 
-def read_optimizer(optimizer: Optimizer, folder: Path, ranks: Ranks) -> None:
+def host_shards(state: OptimizerState, ranks: Ranks) -> HostShards:
+    """Copies what one rank writes of an optimizer's state."""
+    from interlace.engines.train.ranks import own_box, own_part
+
+    own = {name: tensor for name, tensor in state.items() if ranks.is_first_holder(tensor)}
+    return HostShards(
+        tensors={name: host_copy(own_part(tensor)).contiguous() for name, tensor in own.items()},
+        places={name: (own_box(tensor).start, tuple(tensor.shape)) for name, tensor in own.items()},
+    )
+
+
+def read_optimizer(optimizer: Optimizer, folder: Path) -> None:
     """Restores what was written beside a model, by however many ranks. Raises UserError where it cannot be read."""
     from safetensors import SafetensorError
 
@@ -78,7 +91,7 @@ def read_optimizer(optimizer: Optimizer, folder: Path, ranks: Ranks) -> None:
             saved = _SavedState(_open(folder / OPTIMIZER_FOLDER, opened))
             state = optimizer.empty_state(saved.names)
             for name, tensor in state.items():
-                saved.read_into(name, tensor, ranks)
+                saved.read_into(name, tensor)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         what = f"{folder} has no readable optimizer state ({type(error).__name__}: {error})"
         raise UserError(f"{what}. Delete {folder} to resume from the checkpoint before.") from None
@@ -86,39 +99,47 @@ def read_optimizer(optimizer: Optimizer, folder: Path, ranks: Ranks) -> None:
 
 
 class _SavedState:
-    """The shards of a saved state, found by name and row."""
+    """The shards of a saved state, found by name and place."""
 
     def __init__(self, files: Sequence[Any]) -> None:
         """files: of the ranks that wrote them, in order."""
-        self._files = [(file, frozenset(file.keys())) for file in files]
+        self._files = [(file, frozenset(file.keys()), _places(file)) for file in files]
 
     @property
     def names(self) -> list[str]:
-        return list(dict.fromkeys(name for _, names in self._files for name in sorted(names)))
+        return list(dict.fromkeys(name for _, names, _ in self._files for name in sorted(names)))
 
-    def read_into(self, name: str, tensor: Tensor, ranks: Ranks) -> None:
+    def read_into(self, name: str, tensor: Tensor) -> None:
         """Fills this rank's part of a tensor. Raises ValueError where the saved one is of another shape."""
-        import torch
+        from interlace.engines.train.ranks import own_box, own_part
 
-        from interlace.engines.train.ranks import own_part, own_rows
+        part, wanted, found = own_part(tensor), own_box(tensor), 0
+        for file, box, shape in self._shards(name):
+            if shape != tuple(tensor.shape):
+                raise ValueError(f"{name} has shape {shape} in place of {tuple(tensor.shape)}")
+            there, here = wanted.within(box), box.within(wanted)
+            if there is None or here is None:
+                continue
+            piece = file.get_slice(name)[there] if there else file.get_tensor(name)
+            part[here].copy_(piece.reshape(part[here].shape))
+            found += piece.numel()
+        if found != part.numel():
+            raise ValueError(f"{name} is not there whole: {found} of this rank's {part.numel()} numbers")
 
-        part = own_part(tensor)
-        holders = [file for file, names in self._files if name in names]
-        if not tensor.ndim:
-            part.copy_(holders[0].get_tensor(name))
-            return
-        wanted, place, pieces = own_rows(tensor, ranks), 0, []
-        for file in holders:
-            rows = file.get_slice(name)
-            held = range(place, place + rows.get_shape()[0])
-            first, last = max(wanted.start, held.start), min(wanted.stop, held.stop)
-            if first < last:
-                pieces.append(rows[first - place : last - place])
-            place = held.stop
-        found = torch.cat(pieces) if pieces else part
-        if place != tensor.shape[0] or found.shape != part.shape:
-            raise ValueError(f"{name} has {place} rows in place of {tensor.shape[0]}, or rows of another shape")
-        part.copy_(found)
+    def _shards(self, name: str) -> Iterator[tuple[Any, Box, tuple[int, ...]]]:
+        """Yields the file of each shard of a tensor, the shard's place in the whole, and the whole's shape."""
+        from interlace.engines.train.ranks import Box
+
+        for file, names, places in self._files:
+            if name in names:
+                start, shape = places[name]
+                yield file, Box(tuple(start), tuple(file.get_slice(name).get_shape())), tuple(shape)
+
+
+def _places(file: Any) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
+    """Reads where each tensor of a file begins in the whole one, and the whole's shape."""
+    found: Mapping[str, tuple[Sequence[int], Sequence[int]]] = json.loads((file.metadata() or {})[PLACES])
+    return found
 
 
 def _open(folder: Path, opened: ExitStack) -> list[Any]:

@@ -71,17 +71,70 @@ class LoraConfig(Config):
     were sampled under, and the result depends on how a batch is split."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeshShape:
+    """Sizes of the mesh that a model's ranks make. Ranks count along the last axis first."""
+
+    replicate: int = 1
+    """Copies of the model, each trained on samples of its own."""
+    shard: int = 1
+    """Ranks of one copy among which samples are dealt, and each layer's weights cut up."""
+    context: int = 1
+    """Ranks that share each row of tokens."""
+    tensor: int = 1
+    """Ranks that share each matrix of a layer, and its heads."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Returns the ranks of the whole mesh."""
+        return self.replicate * self.shard * self.context * self.tensor
+
+    @property
+    def copies(self) -> int:
+        """Returns the neighbouring ranks that are called with the same samples."""
+        return self.context * self.tensor
+
+
 class TrainedConfig(Config):
-    """How a model is trained that has data-parallel ranks."""
+    """How a model is trained by several ranks."""
 
     ranks: int | None = Field(default=None, ge=1)
-    """Data-parallel processes, a device or more each: weights, gradients and moments are cut into as many parts. None
-    takes one for each GPU of its placement, and one on CPU cores."""
+    """Processes, a device or more each: weights, gradients and moments are cut into as many parts. None takes one for
+    each GPU of its placement; on CPU cores as many as the sizes below ask for, which is one by default."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Ranks that share each layer's matrices and heads, and the vocabulary. The others get other samples."""
+    context_parallel: int = Field(default=1, ge=1)
+    """Ranks that share each row of tokens; around attention they exchange tokens for heads."""
+    replicate: int = Field(default=1, ge=1)
+    """Copies of the model among the ranks: weights are cut up within a copy, gradients summed over all."""
     reshard: bool = True
     """Flag for several ranks: each gives a layer's weights up right after use, as ZeRO's stage 3. False keeps whole
     weights and a whole gradient from a minibatch's first forward to its end: faster, for models that fit so."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward: less memory, about a third more time."""
+
+    @property
+    def least_ranks(self) -> int:
+        """Returns the ranks that the mesh's sizes ask for; all ranks are a multiple of it."""
+        return self.tensor_parallel * self.context_parallel * self.replicate
+
+    def mesh_shape(self, num_ranks: int, where: str = "actor") -> MeshShape:
+        """Returns the mesh of `num_ranks` ranks. Raises UserError where the sizes do not divide it.
+
+        where: the recipe's section, for the message.
+        """
+        if num_ranks % self.least_ranks:
+            raise UserError(
+                f"{where}: {num_ranks} ranks cannot be laid out as tensor_parallel={self.tensor_parallel} x "
+                f"context_parallel={self.context_parallel} x replicate={self.replicate}. Set {where}.ranks (or the "
+                f"number of its devices) to a multiple of {self.least_ranks}, or make those smaller."
+            )
+        return MeshShape(
+            replicate=self.replicate,
+            shard=num_ranks // self.least_ranks,
+            context=self.context_parallel,
+            tensor=self.tensor_parallel,
+        )
 
 
 class SpeedupConfig(Config):

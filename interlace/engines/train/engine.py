@@ -15,7 +15,6 @@ import torch
 from interlace.core.training import LossFn, LossInputs
 from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.export import model_files
-from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.loss_check import checked
 from interlace.engines.train.minibatch import policy_values
 from interlace.engines.train.packed_engine import PackedEngine, TrainedEngine
@@ -119,7 +118,7 @@ class TrainEngine(TrainedEngine):
         del samples
         dropping = self._adapter.dropping(self.num_updates, self._minibatch.count) if self._adapter else nullcontext()
         with dropping:
-            logprobs_T, entropy_T = _forward(self, batch, self.config.temperature)
+            logprobs_T, entropy_T = self.packed.logprobs(batch, self.config.temperature)
         inputs = _loss_inputs(batch, columns, logprobs_T, entropy_T)
         outputs = checked(self._loss(inputs), inputs)
         weights_T = self._aggregator.weights(batch.lengths, self.packed.device)
@@ -146,12 +145,9 @@ class TrainEngine(TrainedEngine):
 def _logprobs(engine: PackedEngine, samples: Sequence[Sample], temperature: float) -> list[FloatArray]:
     """Computes [L] of each sample; where the head answers in some tokens alone, 0 at those that were put in."""
     drawn_only = engine.packed.answers_in_some
-    return engine._for_each_token(samples, lambda batch: _forward(engine, batch, temperature)[0], drawn_only=drawn_only)
-
-
-def _forward(engine: PackedEngine, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Computes (log-probs, entropy) of the response tokens, [T] each."""
-    return token_logprobs(engine.packed.outputs(batch), batch.targets_T, temperature)
+    return engine._for_each_token(
+        samples, lambda batch: engine.packed.logprobs(batch, temperature)[0], drawn_only=drawn_only
+    )
 
 
 def _loss_inputs(batch: MicroBatch, columns: Columns, logprobs_T: Tensor, entropy_T: Tensor) -> LossInputs:

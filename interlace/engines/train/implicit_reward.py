@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 from interlace.engines.train.config import TOKENS_PER_MICROBATCH
-from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.packed_engine import TrainedEngine
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class ImplicitRewardEngine(TrainedEngine):
         ]
 
     def _logprobs(self, batch: MicroBatch) -> Tensor:
-        return token_logprobs(self.packed.outputs(batch), batch.targets_T, self._temperature)[0]
+        return self.packed.logprobs(batch, self._temperature)[0]
 
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
         """Adds the outcome's binary cross-entropy (eq. 5), mean over samples; only trained tokens count in scores."""

@@ -1,13 +1,20 @@
-"""Log-probability and entropy of chosen tokens, without a second [tokens, vocabulary] tensor."""
+"""Log-probability and entropy of chosen tokens, without a second [tokens, vocabulary] tensor.
+
+Where the ranks of a mesh compute some columns of the logits each, they exchange four numbers a token.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 
+from interlace.engines.train.collectives import gathered
+
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
 
 CHUNK_ELEMENTS = {"cpu": 1 << 18}
 """Logits worked on at a time, by kind of device: on a CPU what its caches hold, which is two to four times as fast."""
@@ -15,20 +22,45 @@ DEFAULT_CHUNK = 1 << 22
 """16 MiB of float32."""
 
 
-def token_logprobs(logits_TV: Tensor, targets_T: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabularyPart:
+    """Columns of the logits that this rank computes, and the ranks that have the others."""
+
+    mesh: DeviceMesh
+    first: int
+
+
+def token_logprobs(
+    logits_TV: Tensor, targets_T: Tensor, temperature: float, part: VocabularyPart | None = None
+) -> tuple[Tensor, Tensor]:
     """Computes log-probs of the targets and entropy, both [T] float32 in nats, of softmax(logits / temperature).
 
-    logits_TV: [T, vocabulary], any float type; the work is done in float32, some rows at a time. The backward writes
-    the gradient over the logits, whose values are not needed by then; it can therefore run once.
+    logits_TV: [T, vocabulary], or this rank's part of it, any float type; the work is done in float32, some rows at a
+    time. The backward writes the gradient over the logits, whose values are not needed by then; it can therefore run
+    once.
     """
-    return cast("tuple[Tensor, Tensor]", _TokenLogprobs.apply(logits_TV, targets_T, temperature))
+    return cast("tuple[Tensor, Tensor]", _TokenLogprobs.apply(logits_TV, targets_T, temperature, part))
 
 
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, logits_TV: Tensor, targets_T: Tensor, temperature: float
+        ctx: torch.autograd.function.FunctionCtx,
+        logits_TV: Tensor,
+        targets_T: Tensor,
+        temperature: float,
+        part: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor]:
+        ctx.temperature, ctx.is_mine = temperature, None  # type: ignore[attr-defined]
+        ctx.set_materialize_grads(False)
+        if part:
+            targets_T = targets_T - part.first
+            is_mine_T = (targets_T >= 0) & (targets_T < logits_TV.shape[1])
+            targets_T = targets_T.where(is_mine_T, 0)
+            ctx.is_mine = is_mine_T  # type: ignore[attr-defined]
+            found = _over_ranks(_part_sums(logits_TV, targets_T, is_mine_T, temperature), part.mesh)
+            ctx.save_for_backward(logits_TV, targets_T, found[2], found[1])
+            return found[0], found[1]
         num_tokens = logits_TV.shape[0]
         normalizer_T = logits_TV.new_empty(num_tokens, dtype=torch.float32)
         logprobs_T, entropy_T = torch.empty_like(normalizer_T), torch.empty_like(normalizer_T)
@@ -40,14 +72,12 @@ class _TokenLogprobs(torch.autograd.Function):
             normalizer_T[rows] = scores.gather(-1, chosen)[:, 0] - logprobs_T[rows]
             entropy_T[rows] = torch.linalg.vecdot(log_p.exp(), log_p).neg_()
         ctx.save_for_backward(logits_TV, targets_T, normalizer_T, entropy_T)
-        ctx.temperature = temperature  # type: ignore[attr-defined]
-        ctx.set_materialize_grads(False)
         return logprobs_T, entropy_T
 
     @staticmethod
     def backward(
         ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor | None
-    ) -> tuple[Tensor | None, None, None]:
+    ) -> tuple[Tensor | None, None, None, None]:
         """Computes d logprob(a) / d s = 1_a - p; d entropy / d s = -p (log p + entropy), s = logits / temperature."""
         logits_TV, targets_T, normalizer_T, entropy_T = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
@@ -57,6 +87,8 @@ class _TokenLogprobs(torch.autograd.Function):
         # By the logits, not by the scores: divided here, where there is one number a token.
         of_logprob_T = of_logprob_T / temperature
         of_entropy_T = None if of_entropy_T is None else of_entropy_T / temperature
+        is_mine_T: Tensor | None = ctx.is_mine  # type: ignore[attr-defined]
+        of_chosen_T = of_logprob_T if is_mine_T is None else of_logprob_T * is_mine_T
         for rows in _chunks(logits_TV):
             # In place, where the logits are float32 already: what log_p was becomes the gradient.
             log_p = logits_TV[rows].float()
@@ -67,10 +99,35 @@ class _TokenLogprobs(torch.autograd.Function):
             if of_entropy_T is not None:
                 weight = weight - of_entropy_T[rows, None] * (log_p + entropy_T[rows, None])
             gradient = log_p.exp_().mul_(weight)
-            gradient.scatter_add_(-1, targets_T[rows, None], of_logprob_T[rows, None])
+            gradient.scatter_add_(-1, targets_T[rows, None], of_chosen_T[rows, None])
             if gradient.dtype != logits_TV.dtype:
                 logits_TV[rows] = gradient
-        return logits_TV, None, None
+        return logits_TV, None, None, None
+
+
+def _part_sums(logits_TV: Tensor, targets_T: Tensor, is_mine_T: Tensor, temperature: float) -> Tensor:
+    """Computes [4, T] of this rank's columns: largest score m, sum of exp(score - m), that sum weighted with the
+    scores, and the target's score, 0 where it is another rank's."""
+    found = logits_TV.new_empty(4, logits_TV.shape[0], dtype=torch.float32)
+    for rows in _chunks(logits_TV):
+        scores = _scores(logits_TV[rows], temperature)
+        largest = scores.amax(-1)
+        weights = (scores - largest[:, None]).exp_()
+        found[0, rows], found[1, rows] = largest, weights.sum(-1)
+        found[2, rows] = torch.linalg.vecdot(weights, scores)
+        found[3, rows] = scores.gather(-1, targets_T[rows, None])[:, 0] * is_mine_T[rows]
+    return found
+
+
+def _over_ranks(sums: Tensor, mesh: DeviceMesh) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns log-prob of the target, entropy and normalizer, [T] each, from all ranks' [4, T]."""
+    largest, total, weighted, chosen = gathered(sums, mesh).unbind(1)
+    top = largest.amax(0)
+    scale = (largest - top).exp_()
+    whole = (total * scale).sum(0)
+    normalizer = top + whole.log()
+    entropy = normalizer - (weighted * scale).sum(0) / whole
+    return chosen.sum(0) - normalizer, entropy, normalizer
 
 
 def _chunks(logits_TV: Tensor) -> list[slice]:

@@ -41,10 +41,11 @@ class OneDnnLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Computes [..., in] -> [..., out]."""
         is_float = input.dtype == self.weight.dtype == torch.float32
-        if not is_float or input.numel() * self.out_features < FASTER_FROM:
+        out_features, in_features = self.weight.shape  # of this rank's part, where the layer is shared by several
+        if not is_float or input.numel() * out_features < FASTER_FROM:
             return super().forward(input)
-        rows = cast("Tensor", _Product.apply(input.reshape(-1, self.in_features), self.weight, self.bias))
-        return rows.view(*input.shape[:-1], self.out_features)
+        rows = cast("Tensor", _Product.apply(input.reshape(-1, in_features), self.weight, self.bias))
+        return rows.view(*input.shape[:-1], out_features)
 
 
 class _Product(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -41,9 +41,9 @@ class Optimizer:
         matrices = [parameter for parameter in trained if parameter.ndim >= 2]
         vectors = [parameter for parameter in trained if parameter.ndim < 2]
         groups = [
-            {"params": parameters, "weight_decay": decay}
+            {"params": alike, "weight_decay": decay}
             for parameters, decay in ((matrices, config.weight_decay), (vectors, 0.0))
-            if parameters
+            for alike in by_layout(parameters)
         ]
         self.parameters = matrices + vectors
         self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
@@ -55,9 +55,7 @@ class Optimizer:
 
     def grad_norm(self, denominator: float) -> Tensor:
         """Computes the L2 norm of the accumulated gradient divided by `denominator`."""
-        gradients = self._gradients()
-        norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
-        return whole_tensor(norm) / denominator
+        return total_norm(self._gradients()) / denominator
 
     def explodes(self) -> bool:
         """Says whether the next update would change the weights by more than LARGEST_CHANGE times their size.
@@ -68,15 +66,14 @@ class Optimizer:
         if change <= LARGEST_CHANGE * SMALLEST_WEIGHT / 2 and decay <= LARGEST_CHANGE / 2:
             return False  # whatever the weights are: what they are is asked only where it matters
         root = math.sqrt(sum(parameter.numel() for parameter in self.parameters))
-        norm = float(whole_tensor(torch.nn.utils.get_total_norm([each.detach() for each in self.parameters])))
+        norm = float(total_norm([each.detach() for each in self.parameters]))
         return change * root + decay * norm > LARGEST_CHANGE * max(norm, SMALLEST_WEIGHT * root)
 
     def step(self, denominator: float, norm: float) -> None:
         """Takes one update by (accumulated gradient / denominator), clipped; `norm` is that of the divided gradient."""
         bound = self.config.max_grad_norm
         clip = 1.0 if bound is None else min(1.0, bound / (norm + 1e-6))
-        gradients = self._gradients()
-        if gradients:
+        for gradients in by_layout(self._gradients()):
             torch._foreach_mul_(gradients, clip / denominator)
         for group in self._adamw.param_groups:
             group["lr"] = self.next_lr
@@ -128,3 +125,22 @@ class Optimizer:
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Computes the L2 norm of tensors together, those of other ranks included where they are shards."""
+    norms = [whole_tensor(torch.nn.utils.get_total_norm(alike)) for alike in by_layout(tensors)]
+    if not norms:
+        return torch.zeros(())
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def by_layout(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Returns the tensors apart by how they are laid out over ranks: one operation takes tensors of one mesh."""
+    from torch.distributed.tensor import DTensor
+
+    found: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        key = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        found.setdefault(key, []).append(tensor)
+    return list(found.values())

@@ -214,7 +214,8 @@ class TrainedEngine(PackedEngine, ABC):
             self._ranks.reduce(self.model, self._accompany(self._collate([placeholder()], masks=[None])))
         own, self._minibatch = self._minibatch.close(), Minibatch()
         closed = MinibatchTotals.over_ranks(
-            [MinibatchTotals.parse(text) for text in self._ranks.gather_texts(own.text())]
+            # Ranks that were called with the same samples have the same sums.
+            [MinibatchTotals.parse(text) for text in self._ranks.gather_texts(own.text())[:: self._ranks.shape.copies]]
         )
         metrics = self._derive(closed.metrics()) if closed.count else {}
         metrics["lr"] = self._optimizer.next_lr
@@ -275,7 +276,7 @@ class TrainedEngine(PackedEngine, ABC):
 
     def load_optimizer(self, folder: Path) -> None:
         """Restores what was written of the optimizer beside the weights, which come with the model."""
-        read_optimizer(self._optimizer, folder, self._ranks)
+        read_optimizer(self._optimizer, folder)
 
     def close(self) -> None:
         """Closes the engine; nothing is called after close()."""

@@ -15,8 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from interlace.core.errors import UserError
 from interlace.engines.train.attention import PACKED_ATTENTION, UNTRACED_ATTENTION, PackedLayout, register
 from interlace.engines.train.host_memory import keep_freed_memory
+from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.matmul import use_fast_products
 from interlace.engines.train.speedups import apply_liger, compile_layers
+from interlace.engines.train.tensor_parallel import share_layers
 from interlace.models.inputs import input_embedding
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from interlace.engines.train.config import SpeedupConfig, TrainedConfig
+    from interlace.engines.train.logprobs import VocabularyPart
     from interlace.engines.train.packing import MicroBatch
     from interlace.engines.train.ranks import Ranks
 
@@ -60,8 +63,9 @@ class PackedModel:
         if self.device.type == "cpu":
             use_fast_products(model)
             keep_freed_memory()
+        self.vocabulary = self._share_layers(ranks)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        refusal = _install_packed_attention(self)
+        refusal = _install_packed_attention(self, ranks)
         self.is_packed = refusal is None
         self.attention = (
             "packed, without padding" if refusal is None else f"padded, with the model's own attention: {refusal}"
@@ -72,8 +76,33 @@ class PackedModel:
                 model.set_attn_implementation(UNTRACED_ATTENTION)
         ranks.shard(model, reshard=trained.reshard)
 
+    def _share_layers(self, ranks: Ranks) -> VocabularyPart | None:
+        """Shares the layers by the ranks' tensor axis, if there is one, and checks that they compute the same.
+
+        Returns this rank's part of the logits; None where it has them whole.
+        """
+        if ranks.tensor_mesh is None:
+            return None
+        expected = _probe_padded(self.model, self.device)
+        part = share_layers(self.model, ranks.tensor_mesh)
+        got = _probe_padded(self.model, self.device)
+        if part:
+            expected = expected[:, part.first : part.first + got.shape[1]]
+        gap = float((expected - got).abs().max() / expected.abs().max())
+        if any(float(found) >= PROBE_TOLERANCE for found in ranks.gather_texts(repr(gap))):
+            raise UserError(
+                f"{type(self.model).__name__}: shared by {ranks.shape.tensor} ranks it gives other logits than whole "
+                f"(by {gap:.1e} of the largest), so its tensor-parallel plan in transformers is not what it needs. Set "
+                "tensor_parallel=1."
+            )
+        return part
+
+    def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Computes (log-probs, entropy) of the response tokens, [T] each, at a temperature."""
+        return token_logprobs(self.outputs(batch), batch.targets_T, temperature, self.vocabulary)
+
     def outputs(self, batch: MicroBatch) -> Tensor:
-        """Computes [T, outputs]: logits (or a head's values) at the positions asked for."""
+        """Computes [T, outputs]: logits (or a head's values) at the positions asked for; this rank's part of them."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return self._forward(batch)
 
@@ -138,7 +167,7 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
                 setattr(layer, name, 0.0)
 
 
-def _install_packed_attention(packed: PackedModel) -> str | None:
+def _install_packed_attention(packed: PackedModel, ranks: Ranks) -> str | None:
     """Replaces the model's attention, and checks that it computes the same; else puts it back and says why not."""
     model = packed.model
     layer_types = getattr(model.config.get_text_config(), "layer_types", None) or []
@@ -155,6 +184,7 @@ def _install_packed_attention(packed: PackedModel) -> str | None:
         refusal = _compare(expected, _probe_packed(model, model.device, windows), windows, layer_types)
     except (RuntimeError, TypeError, ValueError) as error:
         refusal = f"packed attention failed in {type(model).__name__} ({error})"
+    refusal = next(filter(None, ranks.gather_texts(refusal or "")), None)  # one rank's is that of all
     if refusal is not None:
         model.set_attn_implementation(own)
     return refusal

@@ -1,21 +1,26 @@
-"""The data-parallel ranks of a model: FSDP2 (arXiv 2304.11277) where there are several, nothing where there is one.
+"""The ranks of a model: a mesh of processes, or one alone.
 
-Parameters, gradients and optimizer state are cut into one shard a rank. A layer is gathered whole just before it
-computes and its gradient is summed into shards right after, so every forward and every backward is collective: all
-ranks run the same number of them, the last ones empty where a rank has fewer micro-batches. Without `reshard` layers
-are gathered at the minibatch's first forward and gradients are summed at its end, for a whole model's memory on every
-rank: ZeRO's stage 1 in place of 3 (arXiv 1910.02054).
+Samples are dealt to data-parallel ranks; ranks that differ in the last axes of the mesh are called with the same ones
+(`MeshShape`). Over the data-parallel ranks a model is cut up by FSDP2 (arXiv 2304.11277): parameters, gradients and
+optimizer state are cut into one shard a rank. A layer is gathered whole just before it computes and its gradient is
+summed into shards right after, so every forward and every backward is collective: all ranks run the same number of
+them, the last ones empty where a rank has fewer micro-batches. Without `reshard` layers are gathered at the minibatch's
+first forward and gradients are summed at its end, for a whole model's memory on every rank: ZeRO's stage 1 in place of
+3 (arXiv 1910.02054).
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import torch
 from torch import nn
+
+from interlace.engines.train.config import MeshShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
+REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
+"""Axes of the mesh."""
 BUCKET_BYTES = 256 << 20
 """Bytes of weights that are gathered at once."""
 
@@ -30,29 +37,39 @@ BUCKET_BYTES = 256 << 20
 class Ranks:
     """One rank's view of its group. Without arguments: a process alone, where all of it does nothing."""
 
-    def __init__(self, rank: int = 0, num_ranks: int = 1, mesh: DeviceMesh | None = None) -> None:
-        self.rank, self.num_ranks = rank, num_ranks
+    def __init__(self, rank: int = 0, shape: MeshShape | None = None, mesh: DeviceMesh | None = None) -> None:
+        self.rank, self.shape = rank, shape or MeshShape()
+        self.num_ranks = self.shape.num_ranks
         self._mesh = mesh
 
     @classmethod
-    def join(cls, url: str, secret: str = "", *, rank: int, num_ranks: int, device: str) -> Ranks:
+    def join(cls, url: str, secret: str = "", *, rank: int, shape: MeshShape, device: str) -> Ranks:
         """Meets the others at `url`; returns once all are there. A process belongs to one group.
 
         url: `file://PATH` or `tcp://HOST:PORT`, where rank 0 listens at that address and no other. secret: what the
         names in the store begin with. Host tensors go through gloo, those of a GPU through NCCL.
         """
         from torch import distributed
-        from torch.distributed.device_mesh import init_device_mesh
 
-        where = torch.device(device)
+        where, num_ranks = torch.device(device), shape.num_ranks
         if where.type == "cuda":
             torch.cuda.set_device(where)
             torch.cuda.init()
         backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
         store = distributed.PrefixStore(secret, _open_store(url, rank, num_ranks))  # type: ignore[attr-defined]
         distributed.init_process_group(backend, store=store, rank=rank, world_size=num_ranks)
-        mesh = init_device_mesh(where.type, (num_ranks,))
-        return cls(rank, num_ranks, mesh)
+        return cls.over(rank, shape, where.type)
+
+    @classmethod
+    def over(cls, rank: int, shape: MeshShape, kind: str = "cpu") -> Ranks:
+        """Lays a mesh over the ranks, which have met. kind: of their devices."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = {REPLICATE: shape.replicate, SHARD: shape.shard * shape.context, TENSOR: shape.tensor}
+        # Axes of one rank are left out: with no more than one axis a tensor is laid out as FSDP alone does.
+        axes = {name: size for name, size in sizes.items() if size > 1} or {SHARD: 1}
+        mesh = init_device_mesh(kind, (*axes.values(),), mesh_dim_names=(*axes,))
+        return cls(rank, shape, mesh)
 
     def leave(self) -> None:
         """Ends the group, for this process."""
@@ -65,19 +82,35 @@ class Ranks:
     def is_alone(self) -> bool:
         return self.num_ranks == 1
 
+    def is_first_holder(self, tensor: Tensor) -> bool:
+        """Says whether this rank, of all that hold the same part of a tensor, is the first."""
+        if self._mesh is None:
+            return True
+        axes = zip(self._mesh.mesh_dim_names or (), self._mesh.get_coordinate() or (), strict=True)
+        cut = sharded_axes(tensor)
+        return all(name in cut or at == 0 for name, at in axes)
+
+    @property
+    def tensor_mesh(self) -> DeviceMesh | None:
+        """Returns the axis of the ranks that share each layer; None for one that has them whole."""
+        return None if self._mesh is None or self.shape.tensor == 1 else self._mesh[TENSOR]
+
     def shard(self, model: nn.Module, *, reshard: bool) -> None:
-        """Cuts the model, which is whole on the host and equal on every rank, into shards on the ranks' devices.
+        """Cuts the model, which is on the host and equal on every data-parallel rank, into shards on their devices.
 
         reshard: after each forward and backward; else by `reshard` alone, and gradients are summed by `reduce` alone.
         """
-        if self.is_alone:
+        names = self._mesh.mesh_dim_names if self._mesh else None
+        axes = tuple(name for name in names or () if name != TENSOR)
+        if self._mesh is None or not axes:
             return
+        mesh = self._mesh if axes == names else self._mesh[axes]
         from torch.distributed.fsdp import fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         for layer in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
-            fully_shard(layer, mesh=self._mesh)
-        fully_shard(model, mesh=self._mesh)
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
         for module in _sharded(model):
             # Gradients are sums, divided once by the denominator of all ranks; FSDP would average.
             module.set_gradient_divide_factor(1.0)
@@ -112,10 +145,10 @@ class Ranks:
             return [text]
         from torch import distributed
 
-        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        own = torch.tensor(list(text.encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.num_ranks)]
         distributed.all_gather(sizes, torch.tensor([len(own)]))
-        longest = int(max(sizes))
+        longest = max(1, int(max(sizes)))
         found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.num_ranks)]
         distributed.all_gather(found, nn.functional.pad(own, (0, longest - len(own))))
         return [bytes(each[: int(size)].tolist()).decode() for each, size in zip(found, sizes, strict=True)]
@@ -125,7 +158,7 @@ class Ranks:
         if self.is_alone:
             return tensors
         kept: dict[str, Tensor] = {}
-        for bucket in _buckets(tensors):  # one after the other, so that no device holds the model
+        for bucket in _buckets(tensors, self.num_ranks):  # one after the other, so that no device holds the model
             kept.update(self._gather(bucket))
         return kept
 
@@ -133,9 +166,10 @@ class Ranks:
         """Gathers a bucket's whole tensors on rank 0's host, nothing on the others: a message a rank, not a tensor."""
         from torch import distributed
 
-        if not _is_cut_by_rows(bucket[0][1]):
+        if not _is_cut_by_rows(bucket[0][1], self.num_ranks):
             wholes = [(name, whole_tensor(tensor)) for name, tensor in bucket]
-            return [(name, whole.cpu()) for name, whole in wholes] if self.rank == 0 else []
+            # Copies all of them: what is whole on every rank goes on being trained.
+            return [(name, torch.clone(whole).cpu()) for name, whole in wholes] if self.rank == 0 else []
         # Rows are dealt as torch.chunk does: with each rank's part as large as the first, what is missing comes last.
         sizes = [-(-len(tensor) // self.num_ranks) * (tensor.numel() // len(tensor)) for _, tensor in bucket]
         parts = [own_part(tensor.detach()).flatten() for _, tensor in bucket]
@@ -167,12 +201,12 @@ def _open_store(url: str, rank: int, num_ranks: int) -> Store:
     return TCPStore(place.hostname, place.port, num_ranks, is_master=rank == 0, master_listen_fd=listener)
 
 
-def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]]]:
+def _buckets(tensors: Mapping[str, Tensor], num_ranks: int) -> Iterator[list[tuple[str, Tensor]]]:
     """Tensors alike in type and layout, in order, up to BUCKET_BYTES together; a larger one by itself."""
     bucket: list[tuple[str, Tensor]] = []
     held, before = 0, None
     for name, tensor in tensors.items():
-        kind = (tensor.dtype, _is_cut_by_rows(tensor))
+        kind = (tensor.dtype, _is_cut_by_rows(tensor, num_ranks))
         if bucket and (kind != before or held + tensor.nbytes > BUCKET_BYTES):
             yield bucket
             bucket, held = [], 0
@@ -182,11 +216,12 @@ def _buckets(tensors: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]]
         yield bucket
 
 
-def _is_cut_by_rows(tensor: Tensor) -> bool:
-    """Says whether a tensor is cut as FSDP cuts parameters; what is computed of them may be laid out otherwise."""
+def _is_cut_by_rows(tensor: Tensor, num_ranks: int) -> bool:
+    """Says whether all ranks have some of a tensor's rows, one after the other; others are laid out otherwise."""
     from torch.distributed.tensor import DTensor, Shard
 
-    return isinstance(tensor, DTensor) and tuple(tensor.placements) == (Shard(0),)
+    is_cut = isinstance(tensor, DTensor) and tuple(tensor.placements) == (Shard(0),)
+    return is_cut and tensor.device_mesh.size() == num_ranks  # type: ignore[attr-defined]
 
 
 def _sharded(model: nn.Module) -> list[FSDPModule]:
@@ -202,15 +237,43 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def own_rows(tensor: Tensor, ranks: Ranks) -> range:
-    """Returns the rows of a tensor that are this rank's: dealt as torch.chunk does; all of one that is not sharded."""
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle of a tensor."""
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def within(self, other: Box) -> tuple[slice, ...] | None:
+        """Returns where its overlap with `other` lies, counted from the start of `other`; None without overlap."""
+        found = []
+        for first, size, begin, length in zip(self.start, self.shape, other.start, other.shape, strict=True):
+            low, high = max(first, begin), min(first + size, begin + length)
+            if low >= high:
+                return None
+            found.append(slice(low - begin, high - begin))
+        return tuple(found)
+
+
+def own_box(tensor: Tensor) -> Box:
+    """Returns the part of a tensor that this rank holds; all of one that is not sharded."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if not isinstance(tensor, DTensor):
+        return Box((0,) * tensor.ndim, tuple(tensor.shape))
+    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Box(tuple(start), tuple(shape))
+
+
+def sharded_axes(tensor: Tensor) -> frozenset[str]:
+    """Returns the mesh's axes along which a tensor is cut up."""
     from torch.distributed.tensor import DTensor
 
-    num_rows = tensor.shape[0]
     if not isinstance(tensor, DTensor):
-        return range(num_rows)
-    size = -(-num_rows // ranks.num_ranks)
-    return range(min(ranks.rank * size, num_rows), min((ranks.rank + 1) * size, num_rows))
+        return frozenset()
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return frozenset(name for name, place in zip(names, tensor.placements, strict=True) if not place.is_replicate())
 
 
 def own_part(tensor: Tensor) -> Tensor:

@@ -1,0 +1,274 @@
+"""Layers shared by several ranks (tensor parallelism, arXiv 1909.08053), by the plan that transformers has of a model.
+
+A layer's parameter is a DTensor, cut along one dimension; while the layer computes, it sees this rank's part as a plain
+tensor, so any kernel serves. Between a layer that is cut by outputs and one that is cut by inputs each rank has its own
+heads, or its own columns of the MLP; all else is the same on every rank, to the bit. Logits stay cut by vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+from interlace.core.errors import UserError
+from interlace.engines.train.collectives import add_gradients, add_up
+from interlace.engines.train.logprobs import VocabularyPart
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+COLUMNS, ROWS, GRADIENT, EXPERTS = "colwise", "rowwise", "replicated_with_grad_allreduce", "moe_tp_experts"
+"""Styles of transformers' plans that layers here can have."""
+INSIDE_EXPERTS = ("packed_colwise", COLUMNS, ROWS)
+"""Styles of the tensors within EXPERTS, which are dealt by expert here."""
+EXPERT_INPUTS = ("hidden_states", "top_k_index", "top_k_weights")
+COUNTS = ("num_attention_heads", "num_key_value_heads")
+
+
+def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
+    """Raises UserError where the model's layers cannot be shared by `size` ranks. The model may be on the meta device.
+
+    setting: of the recipe, for the message.
+    """
+    if size == 1:
+        return
+    config, name = model.config.get_text_config(), type(model).__name__
+    for count in COUNTS:
+        number = getattr(config, count, None)
+        if number and number % size:
+            raise UserError(
+                f"{setting}={size}, but {name} has {count}={number}, which cannot be shared out evenly. Set {setting} "
+                f"to a divisor of {number}."
+            )
+    for module, style in _styles(model).items():
+        if style == EXPERTS:
+            num_experts = _num_experts(model.get_submodule(module))
+            if num_experts % size:
+                raise UserError(
+                    f"{setting}={size}, but {name} has {num_experts} experts a layer: set it to a divisor of that."
+                )
+            continue
+        rows, columns = (*_weight(model.get_submodule(module)).shape, 0)[:2]
+        if (style == COLUMNS and rows % size) or (style == ROWS and columns % size):
+            raise UserError(
+                f"{setting}={size}, but {module} of {name} is {rows} x {columns}, which cannot be cut evenly. Set "
+                f"{setting} to a divisor."
+            )
+
+
+def share_layers(model: PreTrainedModel, mesh: DeviceMesh) -> VocabularyPart | None:
+    """Cuts the layers of a model that is whole, and equal on every rank of the mesh. Returns its part of the logits.
+
+    None: the model has no head whose outputs are the vocabulary. The model may be on the meta device.
+    """
+    styles = _styles(model)
+    for name, style in styles.items():
+        module = model.get_submodule(name)
+        _SHARING[style](module, mesh)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    num_rows = embedding.weight.shape[0]
+    if head is not None:
+        is_tied = head.weight is embedding.weight
+        _share_by_columns(head, mesh)
+        if is_tied:
+            embedding.weight = head.weight
+    _share_lookup(embedding, mesh, num_rows)
+    return VocabularyPart(mesh=mesh, first=_first_row(head.weight.shape[0], mesh)) if head is not None else None
+
+
+def _styles(model: PreTrainedModel) -> Mapping[str, str]:
+    """Returns the style of each layer that the model's plan shares, but for the first and the last, which are cut by
+    vocabulary. Raises UserError for a plan that is missing, or of a kind that this module does not know."""
+    plan: Mapping[str, str] = dict(getattr(model, "_tp_plan", None) or {})
+    patterns = {re.compile(re.escape(key).replace(r"\*", r"[^.]+")): style for key, style in plan.items()}
+    ends = (model.get_output_embeddings(), model.get_input_embeddings())
+    found: dict[str, str] = {}
+    inside: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not any(module is end for end in ends):
+            found.update(_matching(patterns, name))
+    for name, _ in model.named_parameters():
+        inside.update(_matching(patterns, name))
+    _check_styles(model, found, inside)
+    return found
+
+
+def _matching(patterns: Mapping[re.Pattern[str], str], name: str) -> dict[str, str]:
+    styles = [style for pattern, style in patterns.items() if pattern.fullmatch(name)]
+    return {name: styles[0]} if styles else {}
+
+
+def _check_styles(model: PreTrainedModel, found: Mapping[str, str], inside: Mapping[str, str]) -> None:
+    name = type(model).__name__
+    if not any(style == ROWS for style in found.values()):
+        raise UserError(
+            f"{name} has no tensor-parallel plan in transformers, so its layers cannot be shared by several ranks. Set "
+            "tensor_parallel=1; ranks without it share every model."
+        )
+    for module, style in found.items():
+        if style not in _SHARING:
+            raise UserError(
+                f"{name}: its plan shares {module} in the style {style!r}, which is not known here. Set "
+                "tensor_parallel=1."
+            )
+    for parameter, style in inside.items():
+        owner = parameter.rpartition(".")[0]
+        if found.get(owner) != EXPERTS or style not in INSIDE_EXPERTS:
+            raise UserError(f"{name}: its plan cuts {parameter} in the style {style!r}: set tensor_parallel=1.")
+
+
+def _share_by_columns(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Each rank computes some of the outputs."""
+    _cut(module, mesh, {"weight": 0, "bias": 0})
+    module.register_forward_pre_hook(lambda _, args: (add_gradients(args[0], mesh), *args[1:]))
+    _compute_with_parts(module, ("weight", "bias"))
+
+
+def _share_by_rows(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Each rank computes a summand of the outputs, from inputs of its own; the bias is added once, to the sum."""
+    _cut(module, mesh, {"weight": 1})
+    _compute_with_parts(module, ("weight",))
+
+    def hide_bias(module: nn.Module, args: tuple[Any, ...]) -> None:
+        del args
+        vars(module)["bias"] = None
+
+    def add(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        del args
+        vars(module).pop("bias", None)
+        total = add_up(output, mesh)
+        bias = getattr(module, "bias", None)
+        return total if bias is None else total + bias
+
+    module.register_forward_pre_hook(hide_bias)
+    module.register_forward_hook(add)
+
+
+def _share_lookup(module: nn.Module, mesh: DeviceMesh, num_rows: int) -> None:
+    """Each rank looks up the tokens that it has the rows of; the sum over ranks has them all."""
+    first = _first_row(num_rows, mesh)
+    size = _first_row(num_rows, mesh, after=1) - first
+    padding = cast("int | None", module.padding_idx)  # its row has no gradient
+    vars(module)["padding_idx"] = padding - first if padding is not None and 0 <= padding - first < size else None
+
+    def to_own(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        own = args[0] - first
+        is_mine = (own >= 0) & (own < size)
+        vars(module)["_is_mine"] = is_mine
+        return own.where(is_mine, 0), *args[1:]
+
+    def add(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        del args
+        is_mine = vars(module).pop("_is_mine")
+        return add_up(output * is_mine[..., None], mesh)
+
+    _cut(module, mesh, {"weight": 0})
+    _compute_with_parts(module, ("weight",))
+    module.register_forward_pre_hook(to_own)
+    module.register_forward_hook(add)
+
+
+def _share_gradient(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Each rank computes with the whole parameter on heads of its own: its gradient is the sum over ranks."""
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    _replace_while_computing(module, {name: lambda tensor: add_gradients(tensor, mesh) for name in names})
+
+
+def _share_experts(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Each rank computes some of the experts, for all tokens; the sum over ranks has what all experts add."""
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    _cut(module, mesh, dict.fromkeys(names, 0))
+    _compute_with_parts(module, names)
+    num_experts = _num_experts(module)
+    first, size = _first_row(num_experts, mesh), num_experts // mesh.size()
+    vars(module)["_is_expert_parallel"] = True  # transformers then leaves out what is behind the last expert
+
+    def to_own(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rows, chosen, weights = (*args, *(kwargs[name] for name in EXPERT_INPUTS[len(args) :]))
+        own = chosen - first
+        vars(module)["num_experts"] = size
+        # Another rank's expert is the one behind the last, which adds nothing.
+        own = own.where((own >= 0) & (own < size), size)
+        return (add_gradients(rows, mesh), own, add_gradients(weights, mesh)), {}
+
+    def add(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        del args
+        vars(module)["num_experts"] = num_experts
+        return add_up(output, mesh)
+
+    module.register_forward_pre_hook(to_own, with_kwargs=True)
+    module.register_forward_hook(add)
+
+
+_SHARING: Mapping[str, Callable[[nn.Module, DeviceMesh], None]] = {
+    COLUMNS: _share_by_columns,
+    ROWS: _share_by_rows,
+    GRADIENT: _share_gradient,
+    EXPERTS: _share_experts,
+}
+
+
+def _cut(module: nn.Module, mesh: DeviceMesh, dims: Mapping[str, int]) -> None:
+    """Replaces parameters by DTensors, cut along a dimension each, as torch.chunk deals it."""
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    for name, dim in dims.items():
+        held = getattr(module, name, None)
+        if held is None or isinstance(held, DTensor):
+            continue
+        # Every rank has the same: nothing needs to be sent.
+        cut = distribute_tensor(held.detach(), mesh, [Shard(dim)], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(cut, requires_grad=held.requires_grad))
+
+
+def _compute_with_parts(module: nn.Module, names: tuple[str, ...] | list[str]) -> None:
+    """Has the module see this rank's part of each parameter as a plain tensor, while it computes."""
+    _replace_while_computing(module, dict.fromkeys(names, _own_part))
+
+
+def _own_part(tensor: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return cast("Tensor", tensor.to_local(grad_placements=tensor.placements))
+
+
+def _replace_while_computing(module: nn.Module, replacements: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+    """Puts what is made of a parameter into the instance's own dictionary, where attributes are looked up first."""
+
+    def replace(module: nn.Module, args: tuple[Any, ...]) -> None:
+        del args
+        for name, made_of in replacements.items():
+            held = module._parameters.get(name)
+            if held is not None:
+                vars(module)[name] = made_of(held)
+
+    def put_back(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        del args, output
+        for name in replacements:
+            vars(module).pop(name, None)
+
+    module.register_forward_pre_hook(replace)
+    module.register_forward_hook(put_back, always_call=True)
+
+
+def _first_row(num_rows: int, mesh: DeviceMesh, after: int = 0) -> int:
+    """Returns the first of this rank's rows, dealt as torch.chunk does; of the rank `after` this one."""
+    size = -(-num_rows // mesh.size())
+    return min((mesh.get_local_rank() + after) * size, num_rows)
+
+
+def _weight(module: nn.Module) -> Tensor:
+    return cast("Tensor", module.weight)
+
+
+def _num_experts(module: nn.Module) -> int:
+    return cast("int", module.num_experts)

@@ -1,0 +1,91 @@
+"""Every layout of ranks makes the update that one process makes."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from interlace.engines.train.ranks import Ranks
+from tests.support.rank_pair import RankPair, Setting, make_engine, rank_pair, update
+from tests.unit.engines.train.models import ragged_samples
+from tests.unit.engines.train.test_engine import close
+
+TOLERANCE = 2e-5
+"""Of losses, and of log-probs in nats: float32 sums in another order."""
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RankPair]:
+    with rank_pair() as found:
+        yield found
+
+
+def assert_trains_as_one(ranks: RankPair, setting: Setting) -> None:
+    """Log-probs, loss, gradient and weights over three steps."""
+    # AdamW divides by the gradient's size: with its usual eps, 0 and nearly 0 would be a whole step apart.
+    setting = dataclasses.replace(setting, lr=1e-3, eps=1e-3)
+    engine = make_engine(dataclasses.replace(setting, tensor=1, context=1, replicate=1), Ranks())
+    ranks.start(setting)
+    for step in range(3):
+        samples = ragged_samples(7, seed=step)
+        for ours, theirs in zip(ranks.logprobs(samples), engine.logprobs(samples), strict=True):
+            assert np.allclose(ours, theirs, atol=TOLERANCE)
+        engine.accumulate(samples)
+        ranks.accumulate(samples)
+        expected, got = update(engine), ranks.update()
+        assert got.metrics == pytest.approx(expected.metrics, abs=1e-4, rel=1e-4)
+        assert got.metrics["actor/loss"] == pytest.approx(expected.metrics["actor/loss"], abs=TOLERANCE)
+        assert close(got.gradient, expected.gradient)
+    assert got.weights.keys() == expected.weights.keys()
+    for name, tensor in expected.weights.items():
+        assert torch.allclose(got.weights[name], tensor, atol=TOLERANCE), name
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "gemma2", "mixtral"])
+def test_two_ranks_share_the_layers(pair: RankPair, kind: str) -> None:
+    assert_trains_as_one(pair, Setting(kind=kind, budget=60, tensor=2, max_grad_norm=0.1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_a_checkpoint_is_read_at_another_layout(pair: RankPair, tmp_path: Path, kind: str) -> None:
+    """Written by two ranks that share layers, read by one, and by two that share nothing but samples."""
+    setting, batches = (
+        Setting(kind=kind, budget=60, tensor=2, lr=1e-3),
+        [ragged_samples(6, seed=seed) for seed in range(3)],
+    )
+    pair.start(setting)
+    for batch in batches[:2]:
+        pair.accumulate(batch)
+        pair.update()
+    pair.save(tmp_path / "tensor")
+    pair.accumulate(batches[2])
+    expected = pair.update()
+    alone = make_engine(dataclasses.replace(setting, tensor=1), Ranks(), tmp_path / "tensor")
+    assert alone.num_updates == 2
+    alone.copy_to_host(None).write(tmp_path / "alone")
+    for layout, folder in ((1, "tensor"), (2, "alone")):
+        pair.start(dataclasses.replace(setting, tensor=layout), tmp_path / folder)
+        pair.accumulate(batches[2])
+        got = pair.update()
+        assert close(got.gradient, expected.gradient)
+        for name, tensor in expected.weights.items():
+            assert torch.allclose(got.weights[name], tensor, atol=1e-4), name
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[RankPair]:
+    with rank_pair(4) as found:
+        yield found
+
+
+@pytest.mark.slow  # four processes
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize(
+    "layout", [{"tensor": 2}, {"tensor": 2, "replicate": 2}, {"replicate": 2}], ids=lambda each: "-".join(each)
+)
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_four_ranks(four: RankPair, kind: str, layout: dict[str, int], *, reshard: bool) -> None:
+    assert_trains_as_one(four, Setting(kind=kind, budget=60, max_grad_norm=0.1, reshard=reshard, **layout))
