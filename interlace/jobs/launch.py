@@ -11,7 +11,7 @@ from interlace.engines.train.config import TrainConfig, TrainedConfig, training_
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.recipes.config import Recipe, algorithm_of
-from interlace.recipes.layout import needed_roles, num_copies, num_ranks, num_threads, num_used, reference_is_base
+from interlace.recipes.layout import mesh_shape, needed_roles, num_ranks, num_threads, num_used, reference_is_base
 from interlace.recipes.memory import working_bytes as forecast_working_bytes
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
@@ -176,7 +176,7 @@ def _spec(recipe: Recipe, role: Role, instance: int, devices: tuple[Device, ...]
     ranks = len(devices) if worker.whole_on_each else num_ranks(recipe, role.name, devices)
     spec = role_spec(role, instance, devices, worker)
     used = num_used(recipe, role.name, devices[::ranks])
-    return replace(spec, num_ranks=ranks, copies=num_copies(recipe, role.name), used_devices=used)
+    return replace(spec, num_ranks=ranks, copies=mesh_shape(recipe, role.name, ranks).copies, used_devices=used)
 
 
 def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:

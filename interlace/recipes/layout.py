@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
 from interlace.engines.rollout.kinds import create_kind
-from interlace.engines.train.config import TrainedConfig
+from interlace.engines.train.config import MeshShape, TrainedConfig
 from interlace.recipes.config import Recipe
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES, Role
@@ -28,8 +28,7 @@ def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
         wanted = len(devices) if devices[0].pool == "cuda" else section.least_ranks
     if wanted is None:
         return 1
-    if isinstance(section, TrainedConfig):
-        section.mesh_shape(wanted, where=role)
+    mesh_shape(recipe, role, wanted)
     if len(devices) % wanted:
         names = ", ".join(device.name for device in devices)
         fitting = [count for count in range(1, len(devices) + 1) if len(devices) % count == 0]
@@ -41,10 +40,10 @@ def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
     return wanted
 
 
-def num_copies(recipe: Recipe, role: str) -> int:
-    """Returns the neighbouring ranks of `role` that are called with the same samples."""
+def mesh_shape(recipe: Recipe, role: str, ranks: int) -> MeshShape:
+    """Returns the mesh that the ranks of an instance of `role` make."""
     section = getattr(recipe, role, None)
-    return section.mesh_shape(section.least_ranks).copies if isinstance(section, TrainedConfig) else 1
+    return section.mesh_shape(ranks, where=role) if isinstance(section, TrainedConfig) else MeshShape(shard=ranks)
 
 
 def num_threads(recipe: Recipe, num_devices: int) -> int:

@@ -12,7 +12,7 @@ from interlace.models.classifier import empty_classifier
 from interlace.models.loading import empty_model
 from interlace.models.size import FLOAT_BYTES, ModelSize, model_size
 from interlace.recipes.config import Recipe, algorithm_of
-from interlace.recipes.layout import needed_roles, num_ranks, num_spanned, num_used, reference_is_base
+from interlace.recipes.layout import mesh_shape, needed_roles, num_ranks, num_spanned, num_used, reference_is_base
 from interlace.schedule.placement import Device
 
 ADAM_COPIES = 4
@@ -51,7 +51,10 @@ class _Role:
     name: str
     num_bytes: int
     how: str
-    transient_bytes: int = 0
+    logit_bytes: int = 0
+    """On top while it computes: logits of one micro-batch."""
+    activation_bytes: int = 0
+    """The same of activations. Ranks that share layers have all rows of the hidden size, so theirs is a bound."""
     gathered_bytes: int = 0
     """On top of that, where it has several ranks."""
 
@@ -64,7 +67,8 @@ def forecast_memory(
     for role in _roles(recipe, needs, loads, devices):
         for number, instance in enumerate(recipe.schedule.resolved.instances(role.name, devices)):
             ranks = num_ranks(recipe, role.name, instance)
-            parts = num_spanned(recipe, role.name, instance[0].pool) or ranks
+            shape = mesh_shape(recipe, role.name, ranks)
+            parts = num_spanned(recipe, role.name, instance[0].pool) or ranks // shape.replicate
             found.append(
                 WorkerMemory(
                     worker=f"{role.name}/{number}",
@@ -72,7 +76,9 @@ def forecast_memory(
                     num_bytes=math.ceil(role.num_bytes / parts),
                     how=(role.how if parts == 1 else f"1/{parts} of {role.how}")
                     + _unused(recipe, role.name, instance[::ranks]),
-                    transient_bytes=role.transient_bytes + (role.gathered_bytes if ranks > 1 else 0),
+                    transient_bytes=role.logit_bytes // shape.copies
+                    + role.activation_bytes // shape.context
+                    + (role.gathered_bytes // shape.tensor if shape.replicate * shape.shard * shape.context > 1 else 0),
                 )
             )
     return tuple(found)
@@ -123,20 +129,20 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
     needed = {role.name for role in needed_roles(needs)}
     if "reference" in needed and not serves_as_reference:
-        roles.append(_Role(name="reference", num_bytes=size.weight_bytes, how="weights", transient_bytes=logits))
+        roles.append(_Role(name="reference", num_bytes=size.weight_bytes, how="weights", logit_bytes=logits))
     if recipe.reward is not None and recipe.reward.model is not None:
         weights = sum(parameter.nbytes for parameter in empty_classifier(recipe.reward.model).parameters())
         roles.append(_Role(name="reward", num_bytes=weights, how="weights of reward.model, whole on each"))
     trained = ADAM_COPIES * size.trained_bytes
     if "critic" in needed:
         passing = size.activation_bytes(tokens, recomputed=recipe.critic.gradient_checkpointing)
-        passing += logits if needs.process_reward else 0
         roles.append(
             _Role(
                 name="critic",
                 num_bytes=trained,
                 how=TRAINED,
-                transient_bytes=passing,
+                logit_bytes=logits if needs.process_reward else 0,
+                activation_bytes=passing,
                 gathered_bytes=_gathered_bytes(recipe.critic, size),
             )
         )
@@ -145,9 +151,15 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         trained = size.weight_bytes + ADAM_COPIES * FLOAT_BYTES * loads.num_lora
         how = f"weights, of {loads.num_lora:,} in an adapter gradients and two moments"
         how += ", also the reference" if needs.reference and serves_as_reference else ""
-    passing = logits + size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing)
-    gathered = _gathered_bytes(recipe.actor, size)
-    return [*roles, _Role(name="actor", num_bytes=trained, how=how, transient_bytes=passing, gathered_bytes=gathered)]
+    actor = _Role(
+        name="actor",
+        num_bytes=trained,
+        how=how,
+        logit_bytes=logits,
+        activation_bytes=size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing),
+        gathered_bytes=_gathered_bytes(recipe.actor, size),
+    )
+    return [*roles, actor]
 
 
 def _gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:

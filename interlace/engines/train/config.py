@@ -153,6 +153,16 @@ class ActorConfig(SpeedupConfig, TrainedConfig):
     """Train an adapter and leave the model as it is; None trains all weights."""
 
     @model_validator(mode="after")
+    def _shared_layers_are_plain(self) -> Self:
+        for name, wanted in (("lora", self.lora is not None), ("compile", self.compile), ("liger", self.liger)):
+            if wanted and self.tensor_parallel > 1:
+                raise ValueError(
+                    f"{name} with tensor_parallel={self.tensor_parallel}: ranks share plain layers alone. Leave "
+                    f"{name} out, or set tensor_parallel=1"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _noise_is_drawn_once(self) -> Self:
         if self.gradient_checkpointing and self.lora and self.lora.dropout:
             raise ValueError(

@@ -41,32 +41,34 @@ class OneDnnLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Computes [..., in] -> [..., out]."""
         is_float = input.dtype == self.weight.dtype == torch.float32
-        out_features, in_features = self.weight.shape  # of this rank's part, where the layer is shared by several
+        out_features = self.weight.shape[0]  # of this rank's part, where the layer is shared by several
         if not is_float or input.numel() * out_features < FASTER_FROM:
             return super().forward(input)
-        rows = cast("Tensor", _Product.apply(input.reshape(-1, in_features), self.weight, self.bias))
-        return rows.view(*input.shape[:-1], out_features)
+        return cast("Tensor", _Product.apply(input, self.weight, self.bias))
 
 
 class _Product(torch.autograd.Function):
-    """rows @ weight.T + bias."""
+    """input @ weight.T + bias. The result is no view of another: FSDP warns of a model that returns one."""
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, rows_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None
+        ctx: torch.autograd.function.FunctionCtx, input: Tensor, weight_NK: Tensor, bias_N: Tensor | None
     ) -> Tensor:
+        rows_TK = input.reshape(-1, input.shape[-1])
         ctx.save_for_backward(rows_TK, weight_NK)
-        return _times(rows_TK, weight_NK, bias_N)
+        ctx.shape = input.shape  # type: ignore[attr-defined]
+        return _times(rows_TK, weight_NK, bias_N).view(*input.shape[:-1], weight_NK.shape[0])
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: torch.autograd.function.FunctionCtx, gradient_TN: Tensor
+        ctx: torch.autograd.function.FunctionCtx, gradient: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         rows_TK, weight_NK = ctx.saved_tensors  # type: ignore[attr-defined]
+        gradient_TN = gradient.reshape(-1, gradient.shape[-1])
         of_rows, of_weight, of_bias = ctx.needs_input_grad  # type: ignore[attr-defined]
         return (
-            _times(gradient_TN, weight_NK.t()) if of_rows else None,
+            _times(gradient_TN, weight_NK.t()).view(ctx.shape) if of_rows else None,  # type: ignore[attr-defined]
             _weight_gradient(gradient_TN, rows_TK) if of_weight else None,
             gradient_TN.sum(0) if of_bias else None,
         )

@@ -71,14 +71,14 @@ def share_layers(model: PreTrainedModel, mesh: DeviceMesh) -> VocabularyPart | N
         module = model.get_submodule(name)
         _SHARING[style](module, mesh)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    num_rows = embedding.weight.shape[0]
+    num_rows = _weight(embedding).shape[0]
     if head is not None:
         is_tied = head.weight is embedding.weight
         _share_by_columns(head, mesh)
         if is_tied:
             embedding.weight = head.weight
     _share_lookup(embedding, mesh, num_rows)
-    return VocabularyPart(mesh=mesh, first=_first_row(head.weight.shape[0], mesh)) if head is not None else None
+    return VocabularyPart(mesh=mesh, first=_first_row(num_rows, mesh)) if head is not None else None
 
 
 def _styles(model: PreTrainedModel) -> Mapping[str, str]:
@@ -238,7 +238,7 @@ def _own_part(tensor: Tensor) -> Tensor:
 
     if not isinstance(tensor, DTensor):
         return tensor
-    return cast("Tensor", tensor.to_local(grad_placements=tensor.placements))
+    return tensor.to_local(grad_placements=tensor.placements)
 
 
 def _replace_while_computing(module: nn.Module, replacements: Mapping[str, Callable[[Tensor], Tensor]]) -> None:

@@ -130,6 +130,10 @@ def test_ranks_that_keep_what_they_gather_need_room_for_it(check: Check) -> None
     [
         (["actor.ranks=3"], r"actor.ranks=3, but .* gives it 2 .*\(cpu:0, cpu:1\).* Set actor.ranks to 1 or 2"),
         (["actor.ranks=2", "schedule.placement.actor=0"], r"actor.ranks=2, but .* gives it 1 .* Set actor.ranks to 1,"),
+        (["actor.tensor_parallel=2", "schedule.placement.actor=0"], r"actor.ranks=2, but .* Set actor.ranks to 1,"),
+        (["actor.tensor_parallel=2", "actor.ranks=3"], r"actor: 3 ranks cannot .* Set actor.ranks .* multiple of 2"),
+        (["actor.tensor_parallel=3", "cluster.devices=cpu:3"], r"tensor_parallel=3, but .*num_attention_heads=4"),
+        (["actor.tensor_parallel=2", "actor.compile=true"], r"compile with tensor_parallel=2: .* Leave compile out"),
         (["critic.ranks=2", "cluster.devices=cpu:3"], r"critic.ranks=2, but .* 3 of .* Set critic.ranks to 1 or 3"),
     ],
 )
