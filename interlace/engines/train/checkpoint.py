@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from interlace.core.errors import DiskFullError, UserError, is_full_disk
+from interlace.weights.plan import Box
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from interlace.engines.train.optimizer import Optimizer, OptimizerState
-    from interlace.engines.train.ranks import Box, Ranks
+    from interlace.engines.train.ranks import Ranks
 
 OPTIMIZER_FOLDER = "optimizer"
 """Folder in a saved model with what its training goes on from."""
@@ -63,22 +64,23 @@ class HostCopy:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HostShards:
-    """What one rank writes of an optimizer's state."""
+    """Part of an optimizer's state that one rank writes."""
 
     tensors: Mapping[str, Tensor]
     """Its shards; of ranks that hold the same, the first one has it alone."""
     places: Mapping[str, tuple[Sequence[int], Sequence[int]]]
-    """Where in the whole tensor each begins, and the whole's shape."""
+    """Place in the whole tensor where each begins, and the whole's shape."""
 
 
 def host_shards(state: OptimizerState, ranks: Ranks) -> HostShards:
     """Copies what one rank writes of an optimizer's state."""
-    from interlace.engines.train.ranks import own_box, own_part
+    from interlace.engines.train.ranks import own_part
+    from interlace.weights.shards import box_of
 
     own = {name: tensor for name, tensor in state.items() if ranks.is_first_holder(tensor)}
     return HostShards(
         tensors={name: host_copy(own_part(tensor)).contiguous() for name, tensor in own.items()},
-        places={name: (own_box(tensor).start, tuple(tensor.shape)) for name, tensor in own.items()},
+        places={name: (box_of(tensor).start, tuple(tensor.shape)) for name, tensor in own.items()},
     )
 
 
@@ -111,25 +113,23 @@ class _SavedState:
 
     def read_into(self, name: str, tensor: Tensor) -> None:
         """Fills this rank's part of a tensor. Raises ValueError where the saved one is of another shape."""
-        from interlace.engines.train.ranks import own_box, own_part
+        from interlace.engines.train.ranks import own_part
+        from interlace.weights.shards import box_of
 
-        part, wanted, found = own_part(tensor), own_box(tensor), 0
+        part, wanted, found = own_part(tensor), box_of(tensor), 0
         for file, box, shape in self._shards(name):
             if shape != tuple(tensor.shape):
                 raise ValueError(f"{name} has shape {shape} in place of {tuple(tensor.shape)}")
-            there, here = wanted.within(box), box.within(wanted)
-            if there is None or here is None:
-                continue
-            piece = file.get_slice(name)[there] if there else file.get_tensor(name)
-            part[here].copy_(piece.reshape(part[here].shape))
-            found += piece.numel()
+            if (common := wanted.intersect(box)) is not None:
+                there = common.within(box).slices
+                piece = file.get_slice(name)[there] if there else file.get_tensor(name)
+                part[common.within(wanted).slices].copy_(piece)
+                found += piece.numel()
         if found != part.numel():
             raise ValueError(f"{name} is not there whole: {found} of this rank's {part.numel()} numbers")
 
     def _shards(self, name: str) -> Iterator[tuple[Any, Box, tuple[int, ...]]]:
         """Yields the file of each shard of a tensor, the shard's place in the whole, and the whole's shape."""
-        from interlace.engines.train.ranks import Box
-
         for file, names, places in self._files:
             if name in names:
                 start, shape = places[name]

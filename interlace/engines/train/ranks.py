@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -235,35 +234,6 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A rectangle of a tensor."""
-
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    def within(self, other: Box) -> tuple[slice, ...] | None:
-        """Returns where its overlap with `other` lies, counted from the start of `other`; None without overlap."""
-        found = []
-        for first, size, begin, length in zip(self.start, self.shape, other.start, other.shape, strict=True):
-            low, high = max(first, begin), min(first + size, begin + length)
-            if low >= high:
-                return None
-            found.append(slice(low - begin, high - begin))
-        return tuple(found)
-
-
-def own_box(tensor: Tensor) -> Box:
-    """Returns the part of a tensor that this rank holds; all of one that is not sharded."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    if not isinstance(tensor, DTensor):
-        return Box((0,) * tensor.ndim, tuple(tensor.shape))
-    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Box(tuple(start), tuple(shape))
 
 
 def sharded_axes(tensor: Tensor) -> frozenset[str]:

@@ -71,14 +71,15 @@ def share_layers(model: PreTrainedModel, mesh: DeviceMesh) -> VocabularyPart | N
         module = model.get_submodule(name)
         _SHARING[style](module, mesh)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    num_rows = _weight(embedding).shape[0]
+    num_rows, part = _weight(embedding).shape[0], None
     if head is not None:
-        is_tied = head.weight is embedding.weight
+        is_tied, num_outputs = head.weight is embedding.weight, _weight(head).shape[0]
         _share_by_columns(head, mesh)
+        part = VocabularyPart(mesh=mesh, first=_first_row(num_outputs, mesh))
         if is_tied:
             embedding.weight = head.weight
     _share_lookup(embedding, mesh, num_rows)
-    return VocabularyPart(mesh=mesh, first=_first_row(num_rows, mesh)) if head is not None else None
+    return part
 
 
 def _styles(model: PreTrainedModel) -> Mapping[str, str]:
