@@ -1,10 +1,11 @@
 """Advantage estimators over numpy arrays. G = samples of a group, L = response tokens of one sample."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from interlace.core.types import BoolArray, FloatArray, Sample
+from interlace.core.types import FINAL, BoolArray, FloatArray, Sample
 
 EPSILON = 1e-6
 
@@ -41,12 +42,15 @@ def mean_scaled(rewards_G: FloatArray) -> FloatArray:
     return (rewards_G - mean) / mean if mean > 0 else np.zeros_like(rewards_G)
 
 
-def generalized(rewards_L: FloatArray, values_L: FloatArray, *, gamma: float, lam: float) -> FloatArray:
+def generalized(
+    rewards_L: FloatArray, values_L: FloatArray, *, gamma: float, lam: float, value_after: float = 0.0
+) -> FloatArray:
     """Computes GAE (arXiv 1506.02438, eq. 16): sum over k of (gamma lam)^k delta_(t+k).
 
-    delta_t = r_t + gamma V_(t+1) - V_t. values_L: before each token; after the last one the value is 0. Returns [L].
+    delta_t = r_t + gamma V_(t+1) - V_t. values_L: before each token; value_after: after the last one, 0 where the
+    episode ended there. Returns [L].
     """
-    next_values_L = np.append(values_L[1:], np.float32(0))
+    next_values_L = np.append(values_L[1:], np.float32(value_after))
     return discounted_sum(rewards_L + gamma * next_values_L - values_L, gamma * lam)
 
 
@@ -90,16 +94,55 @@ def implicit_process(process_G: Sequence[FloatArray], outcomes_G: FloatArray, *,
 
 
 def token_rewards(sample: Sample, kl_coefficient: float) -> FloatArray:
-    """Returns [trained tokens]: the sample's reward on its last trained token, less the KL to the reference on each.
+    """Returns [trained tokens]: a turn's reward on its last trained token, the rest of the sample's on the last of all,
+    less the KL to the reference on each.
 
     The KL is estimated by k1. Raises ValueError where the reward, or the reference's log-probs for a KL, are missing.
     """
     if sample.reward is None:
         raise ValueError(f"sample {sample.key} has no reward")
     rewards = -trained_only(kl_penalty(sample, kl_coefficient), sample)
-    if len(rewards):
-        rewards[-1] += sample.reward
+    turns = trained_turns(sample)
+    for turn, reward in zip(turns, turn_rewards(sample, turns), strict=True):
+        rewards[turn.end - 1] += reward
     return rewards
+
+
+class TrainedTurn(NamedTuple):
+    """A segment with tokens to train: its range among the sample's trained tokens, and its own reward."""
+
+    begin: int
+    end: int
+    reward: float
+
+
+def trained_turns(sample: Sample) -> list[TrainedTurn]:
+    """Lists the turns that have tokens to train, in their order. The reward of one without any is that of the next."""
+    found: list[TrainedTurn] = []
+    first, waiting = 0, 0.0
+    for segment in sample.segments:
+        count = len(segment.token_ids) if segment.sampled is None else int(np.count_nonzero(segment.sampled))
+        waiting += segment.reward or 0.0
+        if count:
+            found.append(TrainedTurn(first, first + count, waiting))
+            first, waiting = first + count, 0.0
+    return found
+
+
+def turn_rewards(sample: Sample, turns: Sequence[TrainedTurn]) -> FloatArray:
+    """Returns [turns] rewards that add up to the sample's: each turn's own, and the rest with the last."""
+    if sample.reward is None:
+        raise ValueError(f"sample {sample.key} has no reward")
+    rewards = np.array([turn.reward for turn in turns], np.float32)
+    if len(rewards):
+        rewards[-1] += sample.reward - rewards.sum()
+    return rewards
+
+
+def value_after(sample: Sample) -> float:
+    """Returns the value of the context that a limit kept from being answered; 0 where the episode ended by itself."""
+    last = sample.segments[-1] if sample.segments else None
+    return float(sample.values[-1]) if last is not None and last.kind == FINAL and sample.values is not None else 0.0
 
 
 def kl_penalty(sample: Sample, kl_coefficient: float) -> FloatArray:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 from pydantic import Field
 
-from interlace.algorithms.advantages import at_trained_tokens, generalized, token_rewards, trained_only, whitened
+from interlace.algorithms.advantages import (
+    at_trained_tokens,
+    generalized,
+    kl_penalty,
+    token_rewards,
+    trained_only,
+    trained_turns,
+    turn_rewards,
+    value_after,
+    whitened,
+)
 from interlace.algorithms.base import Advantages, Needs, advantages_of
 from interlace.algorithms.policy import PolicyAlgorithm, PolicySettings
 
@@ -23,6 +34,9 @@ class PPOSettings(PolicySettings):
     """Discount of later rewards."""
     lam: float = Field(default=1.0, ge=0, le=1)
     """Lambda of GAE: 0 trusts the critic's next value, 1 the observed return."""
+    unit: Literal["token", "turn"] = "token"
+    """What counts as one action. `turn`: an episode's turn (a robot's chunk) has one value, that before its first
+    token, and one advantage, which all its tokens share."""
     whiten: bool = True
     """Bring the batch's advantages to mean 0 and standard deviation 1; training then waits for the whole batch."""
 
@@ -48,7 +62,25 @@ class PPO(PolicyAlgorithm):
         """Returns (advantages, returns), [L] each; the return is the critic's target: advantage + value."""
         if sample.values is None:
             raise ValueError(f"sample {sample.key} has no values: PPO needs a critic")
+        if self.settings.unit == "turn":
+            return self._estimate_turns(sample, trained_only(sample.values, sample))
         values = trained_only(sample.values, sample)
         rewards = token_rewards(sample, self.settings.kl_reward_coefficient)
-        advantages = generalized(rewards, values, gamma=self.settings.gamma, lam=self.settings.lam)
+        advantages = self._generalized(rewards, values, sample)
         return at_trained_tokens(advantages, sample), at_trained_tokens(advantages + values, sample)
+
+    def _estimate_turns(self, sample: Sample, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Returns (advantages, returns), [L] each, of an episode whose actions are its turns."""
+        turns = trained_turns(sample)
+        penalties = trained_only(kl_penalty(sample, self.settings.kl_reward_coefficient), sample)
+        rewards = turn_rewards(sample, turns)
+        rewards -= np.array([penalties[turn.begin : turn.end].sum() for turn in turns], np.float32)
+        first = values[[turn.begin for turn in turns]]
+        advantages = self._generalized(rewards, first, sample)
+        sizes = [turn.end - turn.begin for turn in turns]
+        spread = [at_trained_tokens(np.repeat(each, sizes), sample) for each in (advantages, advantages + first)]
+        return spread[0], spread[1]
+
+    def _generalized(self, rewards: FloatArray, values: FloatArray, sample: Sample) -> FloatArray:
+        after, settings = value_after(sample), self.settings
+        return generalized(rewards, values, gamma=settings.gamma, lam=settings.lam, value_after=after)

@@ -220,6 +220,8 @@ NO_VERSIONS: Runs[int] = Runs(())
 
 RESPONSE = "response"
 """The kind of a segment that the policy wrote."""
+FINAL = "final"
+"""The kind of a segment whose only token stands behind a context that a limit kept from being answered."""
 PROMPT = -1
 """Parent of a segment that continues the prompt."""
 

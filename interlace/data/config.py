@@ -57,6 +57,31 @@ class FileSource(Config):
         return self
 
 
+class StartSource(Config):
+    """Starts of a robot's episodes: instructions, each with states to begin in, as many of each."""
+
+    instructions: tuple[str, ...] = Field(min_length=1)
+    """What the policy is told, one a task."""
+    tasks: tuple[int, ...] = ()
+    """Ids of the tasks, by their place in episode.env.settings.tasks, one an instruction; empty: 0, 1, ..."""
+    train_size: int = Field(default=4096, ge=1)
+    """Distinct starts to train on, over all tasks."""
+    heldout_size: int = Field(default=64, ge=0)
+    """Distinct starts to evaluate on, over all tasks; never among those trained on."""
+    seed: int = Field(default=0, ge=0, lt=800)
+    """Which states are drawn; apart from the run's seed, so that runs are compared on the same held-out starts."""
+
+    @model_validator(mode="after")
+    def _each_task_is_told(self) -> Self:
+        if self.tasks and len(self.tasks) != len(self.instructions):
+            raise ValueError(
+                f"tasks has {len(self.tasks)} ids and instructions {len(self.instructions)} texts: give one a task"
+            )
+        if not all(text.strip() for text in self.instructions):
+            raise ValueError("an instruction is missing: the policy knows its task by the instruction alone")
+        return self
+
+
 class PromptFormat(Config):
     """How a row becomes the text of a prompt."""
 
@@ -79,13 +104,15 @@ class DataConfig(Config):
 
     reasoning_gym: ReasoningGymSource | None = None
     files: FileSource | None = None
+    starts: StartSource | None = None
     format: PromptFormat = PromptFormat()
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.reasoning_gym is None) == (self.files is None):
-            given = "both are" if self.files else "none is"
+        given = [name for name in ("reasoning_gym", "files", "starts") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are" if given else "none is"
             raise ValueError(
-                f"give one source of prompts, reasoning_gym or files; {given} here. `task=NAME` replaces one"
+                f"give one source of prompts, reasoning_gym, files or starts; {found} here. `task=NAME` replaces one"
             )
         return self

@@ -12,11 +12,13 @@ from interlace.data.config import DataConfig, FileSource, PromptFormat, Reasonin
 from interlace.data.files import file_rows
 from interlace.data.formatting import Write, render, shown_text, to_prompts
 from interlace.data.procedural import procedural_rows
-from interlace.data.rows import Row
+from interlace.data.rows import Row, Split
+from interlace.data.starts import start_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+SPLITS: tuple[Split, ...] = ("train", "heldout")
 DRAWS_PER_PROMPT = 20
 """How often a generated data set is asked for each distinct prompt before it is called exhausted."""
 
@@ -50,6 +52,9 @@ def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write
         train, heldout = _procedural(config.reasoning_gym, config.format)
     elif config.files is not None:
         train, heldout = _files(config.files, config.format)
+    elif config.starts is not None:
+        splits = {split: list(_render(start_rows(config.starts, split), config.format)) for split in SPLITS}
+        train, heldout = splits["train"], splits["heldout"]
     else:
         raise ValueError("a DataConfig has one source")
 

@@ -3,11 +3,22 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.runs import Runs
-from interlace.core.types import JSON, FinishReason, FloatArray, Inputs, IntArray, Prompt, SamplingParams
+from interlace.core.types import (
+    JSON,
+    BoolArray,
+    FinishReason,
+    FloatArray,
+    Inputs,
+    IntArray,
+    Metrics,
+    Prompt,
+    SamplingParams,
+)
+from interlace.models.actions import ActionTokens
 
 Context: TypeAlias = Sequence[int] | Sequence[Message | Mapping[str, JSON]]
 """Everything that a turn goes on behind: token ids, or messages (a mapping is one in OpenAI's form)."""
@@ -42,6 +53,16 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FinalContext:
+    """Context that a limit kept the policy from answering: its value stands for what would have come."""
+
+    token_ids: Sequence[int]
+    inputs: Inputs | None = None
+    query_ids: Sequence[int] = ()
+    """[1] query that the answer would have begun with; empty where tokens are drawn one after another."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outcome:
     """Outcome of an episode."""
 
@@ -51,6 +72,10 @@ class Outcome:
     """Named components of the reward, each shown as its own metric."""
     text: str | None = None
     """Text that is scored and shown; None: the text of the last turn."""
+    valid: Mapping[int, BoolArray] = field(default_factory=dict)
+    """By number of a turn: [L] True on the drawn tokens that had an effect; the others are not trained."""
+    final: FinalContext | None = None
+    """Set where a limit that is no part of the task ended the episode."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +94,11 @@ class Session(Protocol):
     @property
     def params(self) -> SamplingParams:
         """The run's sampling parameters, the model's stop tokens included."""
+        ...
+
+    @property
+    def actions(self) -> ActionTokens | None:
+        """How the policy's tokens stand for actions; None where it is no robot's."""
         ...
 
     @property
@@ -116,4 +146,22 @@ class Episode(Protocol):
 
         An exception fails this sample alone, with the exception as its reason.
         """
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """Episode that counts what goes on around its samples."""
+
+    def metrics(self) -> Metrics:
+        """Returns what was counted since the last call."""
+        ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """Episode that holds what must be given back."""
+
+    def close(self) -> None:
+        """Gives it back; no episode runs any more."""
         ...

@@ -13,7 +13,7 @@ from interlace.core.messages import ToolSpec
 from interlace.core.plugins import builtin_module, builtin_names, load_object
 from interlace.episodes.base import Episode
 
-HIDDEN = ("base", "by_row", "config", "history")
+HIDDEN = ("base", "by_row", "config", "experts", "history")
 """Modules of this folder that are no episodes."""
 SINGLE = "single_turn"
 
@@ -147,6 +147,9 @@ def parse_episode(given: object) -> object:
     if not isinstance(spec, str):
         raise UserError(f"episode.name = {spec!r}: write a name.")
     return episode_kind(spec).Config.parse(given, where=f"episode {spec}")
+
+
+EpisodeConfig.model_rebuild()  # it holds more of its kind, which parse_episode reads
 
 
 def create_kind(config: EpisodeConfig) -> EpisodeKind:

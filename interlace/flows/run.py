@@ -20,7 +20,7 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
-from interlace.episodes.base import Episode
+from interlace.episodes.base import Counting, Episode
 from interlace.episodes.single_turn import SingleTurn
 from interlace.flows.baseline import GreedyBaseline
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
@@ -36,6 +36,7 @@ from interlace.stages.batches import Batch
 from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
 from interlace.stages.map import Columns
+from interlace.stages.play import Player
 from interlace.stages.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RewardGroup, RolloutGroup
 from interlace.stages.session import NO_LIMITS, SessionLimits
 from interlace.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
@@ -155,6 +156,8 @@ class PolicyRun:
         self._meter = StepMeter(cluster)
         self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings, self.admission, episode, self._not_scored)
+        self._player = Player(cluster, self.rollout.pool, episode, settings.limits)
+        self._counts_of = episode.metrics if isinstance(episode, Counting) else Metrics
         self._baseline = self._greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
         self.reward = RewardRole(stages, groups.reward, self.admission, settings.shaping, on_failed=self._not_scored)
         self._num_not_scored, self._first_failure = 0, ""
@@ -218,6 +221,11 @@ class PolicyRun:
         """Serves requests outside the flow, for an evaluation."""
         self._meter.evaluating()
         return await self.rollout.pool.complete(requests, who="evaluation")
+
+    async def play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams) -> list[Sample]:
+        """Plays the run's episodes outside the flow, one for each prompt and index; see Player."""
+        self._meter.evaluating()
+        return await self._player.play(asked, params)
 
     def unconsumed_prompts(self) -> list[Prompt]:
         """Prompts that were drawn and not trained on, in their order: part of a checkpoint."""
@@ -283,6 +291,7 @@ class PolicyRun:
         ended, self._ended = self._ended, []
         events = [(entry.sample, entry.event) for entry in ended]
         metrics = self._meter.measure(batch, self.version, events, len(self._channel))
+        metrics |= self._counts_of()
         metrics |= {f"rollout/{name}": value for name, value in self.rollout.pool.engine_metrics().items()}
         result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)
         self._stopped = not await self._observer.on_step(result)

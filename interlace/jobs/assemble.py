@@ -6,10 +6,12 @@ from functools import partial
 from interlace.algorithms import Algorithm
 from interlace.core.types import PromptSource, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
-from interlace.episodes.base import Episode
+from interlace.episodes.base import Closing, Episode
 from interlace.episodes.by_row import create_episode
 from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.jobs.state import RunState
+from interlace.models.actions import ActionTokens, action_tokens
+from interlace.models.loading import empty_model
 from interlace.recipes.config import Recipe
 from interlace.recipes.prompts import renderer_of
 from interlace.rewards.shaping import ShapingConfig
@@ -41,10 +43,16 @@ def session_limits(recipe: Recipe) -> SessionLimits:
         return NO_LIMITS
     return SessionLimits(
         renderer=renderer_of(recipe),
+        actions=policy_actions_of(recipe),
         timeout_s=recipe.episode.timeout_s,
         max_turns=recipe.episode.max_turns,
         max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.max_tokens),
     )
+
+
+def policy_actions_of(recipe: Recipe) -> ActionTokens | None:
+    """Returns how the tokens of a recipe's policy stand for actions; None where it is no robot's."""
+    return action_tokens(empty_model(recipe.model).config)
 
 
 def _episodes(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> tuple[Episode, SessionLimits]:
@@ -52,7 +60,10 @@ def _episodes(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> tup
     if recipe.episode.is_single_turn:
         return SINGLE_TURN, NO_LIMITS
     if not recipe.episode.workers:
-        return _in_process(recipe)
+        episode, limits = _in_process(recipe)
+        if isinstance(episode, Closing):
+            cluster.at_end(episode.close)
+        return episode, limits
     workers = WorkerEpisodes(partial(_in_process, recipe), sampling, recipe.episode.workers)
     cluster.at_end(workers.close)
     # Messages are written and read there, and time is kept there; here only what a hanging process needs.

@@ -1,16 +1,20 @@
 """Held-out accuracy: prompts that are never trained on, answered greedily and by samples, by the rollout engines."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from interlace.core.config import Config
 from interlace.core.types import NO_GROUP, Metrics, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.episodes.robot import SUCCESS
 from interlace.flows.run import PolicyRun
 from interlace.observe.step_line import brief
 from interlace.recipes.config import Recipe
 from interlace.stages.role_groups import RewardGroup
 from interlace.stages.turns import answered
 
+RIGHT_FROM = 0.5
+"""Success, or reward where an episode says nothing of success, above which an episode counts as right."""
 Scored: TypeAlias = tuple[Sample, RewardResult]
 
 
@@ -67,7 +71,8 @@ class Evaluator:
         Without prompts, or without a reward to score answers by, there is no evaluation.
         """
         self._settings, self._sampling, self._scoring = recipe.evaluation, sampling, recipe.reward
-        self._prompts = tuple(prompts[: self._settings.num_prompts]) if reward else ()
+        self._plays = not recipe.episode.is_single_turn
+        self._prompts = tuple(prompts[: self._settings.num_prompts]) if reward or self._plays else ()
         self._run, self._reward = run, reward
 
     @property
@@ -107,6 +112,8 @@ class Evaluator:
     async def _answer(self, params: SamplingParams, count: int) -> Sequence[Scored]:
         kind = "greedy" if params.temperature == 0 else "sampled"
         asked = [(prompt, index) for prompt in self._prompts for index in range(count)]
+        if self._plays:
+            return await self._play(asked, params, kind)
         requests = [
             Request(
                 uid=f"evaluation/{kind}/{prompt.uid}",
@@ -126,8 +133,22 @@ class Evaluator:
             results = await self._reward.with_cause("evaluation").score(samples)
         return list(zip(samples, results, strict=True))
 
+    async def _play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams, kind: str) -> Sequence[Scored]:
+        """Plays episodes; the recipe's reward scores those that bring none."""
+        named = [(replace(prompt, uid=f"evaluation/{kind}/{prompt.uid}"), index) for prompt, index in asked]
+        found = await self._run.play(named, params)
+        samples = [replace(sample, prompt=prompt) for sample, (prompt, _) in zip(found, asked, strict=True)]
+        left = [sample for sample in samples if sample.outcome is None]
+        scored = iter(await self._reward.with_cause("evaluation").score(left) if self._reward and left else ())
+        none = RewardResult(failure="its episode brought no reward, and the recipe has none")
+        return [(sample, sample.outcome or next(scored, none)) for sample in samples]
+
     def _share(self, scored: Sequence[Scored]) -> float:
         return sum(self._is_right(result) for _, result in scored) / len(scored)
 
     def _is_right(self, result: RewardResult) -> bool:
-        return self._scoring is not None and self._scoring.is_right(result)
+        if result.failure is None and SUCCESS in result.parts:
+            return result.parts[SUCCESS] > RIGHT_FROM
+        if self._scoring is None:
+            return result.failure is None and result.reward > RIGHT_FROM
+        return self._scoring.is_right(result)

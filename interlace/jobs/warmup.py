@@ -8,7 +8,8 @@ import interlace
 from interlace.core.random import stable_hash
 from interlace.core.types import Prompt, Sample
 from interlace.data.warmup import Demonstrations
-from interlace.flows.warmup import supervised_warmup
+from interlace.flows.warmup import ExampleSource, supervised_warmup
+from interlace.jobs.experts import expert_examples
 from interlace.jobs.launch import launch_warmup
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
@@ -37,7 +38,12 @@ class _Examples:
 
 def warmup_folder(recipe: Recipe) -> Path:
     """Returns the folder of the warmed-up model, named by everything that the model depends on."""
-    parts = (recipe.model, recipe.task, recipe.warmup)
+    parts = (
+        recipe.model,
+        recipe.task,
+        recipe.warmup,
+        recipe.episode if recipe.warmup and recipe.warmup.experts else None,
+    )
     content = [part.model_dump_json() for part in parts if part is not None]
     key = stable_hash(interlace.__version__, recipe.seed, recipe.tokens_per_microbatch, *content)
     return Path(recipe.model.cache_dir).expanduser() / "warmup" / f"{key:016x}"
@@ -71,6 +77,12 @@ async def warmed_model(
     return recipe.model.model_copy(update={"path": str(folder), "tokenizer": None})
 
 
+async def _examples(recipe: Recipe, prompts: Sequence[Prompt]) -> ExampleSource:
+    if recipe.warmup is None or recipe.warmup.experts is None:
+        return _Examples(recipe, prompts)
+    return await expert_examples(recipe, prompts)
+
+
 async def _warm_up(
     cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt], told: Callable[[int], None], folder: Path
 ) -> None:
@@ -81,10 +93,11 @@ async def _warm_up(
     with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as own:
         unfinished = Path(own) / folder.name
         unfinished.mkdir()
+        examples = await _examples(recipe, prompts)
         trainer = await launch_warmup(cluster, recipe)
         await supervised_warmup(
             trainer,
-            _Examples(recipe, prompts),
+            examples,
             num_steps=recipe.warmup.steps,
             folder=unfinished,
             on_step=told,

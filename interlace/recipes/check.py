@@ -156,7 +156,7 @@ def _heldout_size(recipe: Recipe) -> str:
 
 
 def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedTokenizerBase") -> None:
-    if recipe.warmup is not None:
+    if recipe.warmup is not None and recipe.warmup.experts is None:
         # One example is written: a style knows only from a prompt whether it can serve it.
         Demonstrations(recipe.warmup.demonstrations, prompts.train, tokenizer, recipe.seed).batch(0, 1)
 

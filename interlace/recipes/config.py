@@ -18,6 +18,7 @@ from interlace.engines.rollout.config import EngineConfig, NativeConfig
 from interlace.engines.rollout.kinds import parse_engine
 from interlace.engines.train.config import TOKENS_PER_MICROBATCH, ActorConfig, CriticConfig, OptimizerConfig
 from interlace.episodes.config import EpisodeConfig, parse_episode
+from interlace.episodes.experts import ExpertConfig
 from interlace.models.config import ModelConfig, by_path
 from interlace.recipes import clusters
 from interlace.rewards.base import RewardConfig
@@ -116,6 +117,8 @@ class WarmupConfig(Config):
     """Examples a step."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
     demonstrations: DemonstrationConfig = DemonstrationConfig()
+    experts: ExpertConfig | None = None
+    """Demonstrations of a robot's simulator, instead of written ones."""
 
 
 class EvaluationConfig(Config):

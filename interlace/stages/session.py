@@ -18,6 +18,7 @@ from interlace.core.types import Inputs, Request, Response, Sample, SampleKey, S
 from interlace.data.rendering.base import Renderer
 from interlace.episodes.base import Context, Tools, ToolUse, Turn
 from interlace.episodes.history import History
+from interlace.models.actions import ActionTokens
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.waits import WaitRegistry
@@ -32,6 +33,8 @@ class SessionLimits:
 
     renderer: Renderer | None = None
     """None where episodes work on token ids alone."""
+    actions: ActionTokens | None = None
+    """How the policy's tokens stand for actions; None where it is no robot's."""
     timeout_s: float = math.inf
     """Seconds of an episode's own code and tools."""
     max_turns: int | None = None
@@ -119,6 +122,11 @@ class EpisodeSession:
     def key(self) -> SampleKey:
         """Name of its sample."""
         return self._sample.key
+
+    @property
+    def actions(self) -> ActionTokens | None:
+        """How the policy's tokens stand for actions; see Session."""
+        return self._limits.actions
 
     @property
     def seed(self) -> int:

@@ -11,8 +11,10 @@ from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.runs import Runs
 from interlace.core.trajectory import branches
 from interlace.core.types import (
+    FINAL,
     NO_VERSIONS,
     PROMPT,
+    BoolArray,
     Completion,
     IntArray,
     Prompt,
@@ -22,7 +24,7 @@ from interlace.core.types import (
     SampleKey,
     Segment,
 )
-from interlace.episodes.base import Outcome, ToolUse, Turn
+from interlace.episodes.base import FinalContext, Outcome, ToolUse, Turn
 from interlace.stages.map import Columns
 
 CONTEXT = "context"
@@ -66,7 +68,7 @@ def turn_columns(
     if not turns:
         raise ValueError("the episode ended without a turn, so there is nothing to score or to train on")
     last = turns[-1]
-    segments = segments_of(prompt, turns, rewards)
+    segments = with_final(segments_of(prompt, turns, rewards, outcome.valid), prompt, outcome.final)
     columns: Columns = {
         "segments": segments,
         "finish_reason": last.finish_reason,
@@ -101,13 +103,16 @@ def _num_common(one: IntArray, other: IntArray) -> int:
 
 
 def segments_of(
-    prompt: Prompt, turns: Sequence[Turn], rewards: Mapping[int, float] | None = None
+    prompt: Prompt,
+    turns: Sequence[Turn],
+    rewards: Mapping[int, float] | None = None,
+    valid: Mapping[int, BoolArray] | None = None,
 ) -> tuple[Segment, ...]:
     """Builds the tree of turns: each continues the earlier one whose tokens, context included, it begins with.
 
     What a turn was given beyond these is a segment that was not sampled. A turn that continues none continues the
     prompt, or begins a context of its own where it does not begin with the prompt either. A turn with arrays never
-    continues another, whose arrays may differ where the tokens are alike.
+    continues another, whose arrays may differ where the tokens are alike. valid: see Outcome.
     """
     segments: list[Segment] = []
     first = {PROMPT: prompt.token_ids}
@@ -124,6 +129,7 @@ def segments_of(
             Segment(
                 parent=parent,
                 token_ids=turn.token_ids,
+                sampled=_unless_all((valid or {}).get(turn.number)),
                 logprobs=turn.logprobs,
                 versions=turn.versions,
                 reward=(rewards or {}).get(turn.number),
@@ -133,6 +139,24 @@ def segments_of(
         if turn.inputs is None and turn.query_ids is None:
             ends[len(segments) - 1] = np.concatenate([turn.prompt_ids, turn.token_ids])
     return tuple(segments)
+
+
+def with_final(segments: tuple[Segment, ...], prompt: Prompt, final: FinalContext | None) -> tuple[Segment, ...]:
+    """Adds a context that was not answered, and behind it a token, not trained, whose value is the context's."""
+    if final is None:
+        return segments
+    given = np.asarray(final.token_ids, np.int32)
+    parent = _continued({PROMPT: prompt.token_ids}, given)
+    put_in = given if parent is None else given[len(prompt.token_ids) :]
+    versions = segments[-1].versions
+    context = replace(_context_segment(put_in, parent, versions), inputs=final.inputs)
+    query_ids = np.asarray(final.query_ids, np.int32) if len(final.query_ids) else None
+    end = replace(_context_segment(np.zeros(1, np.int32), len(segments), versions), kind=FINAL, query_ids=query_ids)
+    return (*segments, context, end)
+
+
+def _unless_all(valid: BoolArray | None) -> BoolArray | None:
+    return None if valid is None or valid.all() else valid
 
 
 def _continued(ends: Mapping[int, IntArray], context: IntArray) -> int | None:

@@ -1,0 +1,25 @@
+"""Rows that are starts of a robot's episodes: an instruction, a task and the state that it begins in."""
+
+from collections.abc import Iterator
+
+from interlace.data.config import StartSource
+from interlace.data.rows import Row, Split
+
+HELDOUT_FROM = 900_000_000
+"""First initial state that is kept for evaluation."""
+
+
+def start_rows(source: StartSource, split: Split) -> Iterator[Row]:
+    """Lists a split's rows, task by task in turns."""
+    first, size = (HELDOUT_FROM, source.heldout_size) if split == "heldout" else (0, source.train_size)
+    first += source.seed * 1_000_000
+    for number in range(size):
+        index, place = divmod(number, len(source.instructions))
+        task = source.tasks[place] if source.tasks else place
+        yield Row(
+            uid=f"start/{task}/{first + index}",
+            origin=f"start {number} of {split}",
+            prompt=source.instructions[place],
+            answer="",
+            metadata={"task": task, "init_state": first + index},
+        )

@@ -1,0 +1,249 @@
+"""A robot's episode: what it senses becomes a prompt, a chunk of action tokens answers, and the simulator goes on.
+
+Each turn is the instruction and the observation of that moment, without the turns before it.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.types import BoolArray, FloatArray, Inputs, Metrics, Prompt
+from interlace.envs.base import Start
+from interlace.envs.fleet import EnvEpisode, EnvFleet
+from interlace.envs.load import EnvConfig, find_family
+from interlace.envs.process import SlotChunk
+from interlace.envs.spec import EnvSpec, Observation
+from interlace.episodes.base import FinalContext, Outcome, Session
+from interlace.episodes.config import EpisodeConfig, EpisodeKind
+from interlace.models.actions import ActionTokens
+
+TASK, INIT_STATE, SUCCESS = "task", "init_state", "success"
+"""Columns of a prompt that say where its episodes begin; the part of a reward that says whether they were solved."""
+
+
+class Feature(Config):
+    """Numbers of a state vector, made ready for the policy: (of - minus - center) / scale."""
+
+    of: tuple[int, ...] = Field(min_length=1)
+    """Places in the simulator's state."""
+    minus: tuple[int, ...] = ()
+    """Places of as many numbers to take off, such as those of a goal."""
+    center: tuple[float, ...] = ()
+    """As many, or none."""
+    scale: tuple[float, ...] = (1.0,)
+    """As many, or one for all."""
+    squash: bool = False
+    """True takes the hyperbolic tangent; else the result is cut off at -1 and 1."""
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        for name, given in (("minus", self.minus), ("center", self.center), ("scale", self.scale)):
+            if len(given) not in ({1, len(self.of)} if name == "scale" else {0, len(self.of)}):
+                raise ValueError(f"{name} has {len(given)} numbers and `of` {len(self.of)}: give as many")
+        return self
+
+
+class RobotConfig(EpisodeConfig):
+    """Settings of a robot's episodes."""
+
+    name: str = "robot"
+    env: EnvConfig
+    """Simulators that the episodes run in."""
+    features: tuple[Feature, ...] = ()
+    """What the policy sees of the simulator's state vector, one behind another; empty: the vector as it is."""
+    reward: Literal["success", "return"] = "success"
+    """`success`: 1 where the task was solved, else 0. `return`: the simulator's rewards, each at its chunk."""
+    reward_scale: float = Field(default=1.0, gt=0)
+    """Factor of the simulator's rewards."""
+    bootstrap: bool = False
+    """True where the horizon is no part of the task: an episode that it cut off is then worth what the critic makes of
+    its last observation. False: the task is to succeed within the horizon."""
+
+
+class RobotKind(EpisodeKind):
+    """Kind of the episodes that simulators run."""
+
+    Config = RobotConfig
+    config: RobotConfig
+
+    def check(self) -> None:
+        """Refuses a family or settings that are not there."""
+        find_family(self.config.env.family, self.config.env.settings)
+
+    def create(self) -> "RobotEpisode":
+        return RobotEpisode(self.config)
+
+
+class RobotEpisode:
+    """Runs episodes in a fleet of simulators, which starts with the first episode."""
+
+    def __init__(self, config: RobotConfig) -> None:
+        self.config = config
+        self._fleet: EnvFleet | None = None
+        self._spec: EnvSpec | None = None
+        self._counted: Mapping[str, float] = {}
+
+    async def run(self, prompt: Prompt, session: Session) -> Outcome:
+        """Lets the policy act until the episode ends. UserError where policy and simulator do not go together."""
+        actions = policy_actions(session.actions)
+        start = Start(task=_whole(prompt, TASK), init_state=_whole(prompt, INIT_STATE), seed=session.seed % 2**31)
+        async with session.waiting("the simulators"):
+            fleet = await self.fleet(actions)
+        context = [*prompt.token_ids.tolist(), *actions.placeholders]
+        async with session.waiting("a free simulator"):
+            lease = fleet.episode(start)
+            env = await lease.__aenter__()
+        try:
+            return await self._play(session, env, actions, context)
+        finally:
+            await lease.__aexit__(None, None, None)
+
+    async def _play(self, session: Session, env: EnvEpisode, actions: ActionTokens, context: list[int]) -> Outcome:
+        params = session.params.model_copy(update={"max_new_tokens": actions.num_tokens, "stop_token_ids": ()})
+        valid: dict[int, BoolArray] = {}
+        returned = length = 0.0
+        while True:
+            inputs = self.inputs(env.observation, actions)
+            turn = await session.generate(context, params=params, inputs=inputs, query_ids=actions.query_ids)
+            async with session.waiting("the simulator"):
+                chunk = await env.chunk_step(actions.decode(turn.token_ids))
+            gained = float(chunk.reward.sum()) * self.config.reward_scale
+            returned += gained
+            length += float(chunk.valid.sum())
+            if self.config.reward == "return":
+                session.reward(turn, gained)
+            valid[turn.number] = np.repeat(chunk.valid, actions.size)
+            if chunk.ended:
+                return self._outcome(chunk, valid, returned, length, self._final(chunk, actions, context))
+
+    def _outcome(
+        self,
+        chunk: SlotChunk,
+        valid: Mapping[int, BoolArray],
+        returned: float,
+        length: float,
+        final: FinalContext | None,
+    ) -> Outcome:
+        parts = {SUCCESS: float(chunk.success), "return": returned, "episode_length": length}
+        reward = float(chunk.success) if self.config.reward == "success" else 0.0
+        text = "success" if chunk.success else "no success"
+        return Outcome(
+            reward=reward, parts=parts, text=f"{text} after {length:.0f} actions", valid=valid, final=final,
+        )  # fmt: skip
+
+    def _final(self, chunk: SlotChunk, actions: ActionTokens, context: list[int]) -> FinalContext | None:
+        if not (self.config.bootstrap and chunk.truncated and not chunk.terminated):
+            return None
+        inputs = self.inputs(chunk.observation, actions)
+        return FinalContext(token_ids=context, inputs=inputs, query_ids=actions.query_ids[:1])
+
+    async def fleet(self, actions: ActionTokens) -> EnvFleet:
+        """Starts the simulators, unless they run. UserError where they do not go with the policy's actions."""
+        if self._fleet is None:
+            self._fleet = EnvFleet(self.config.env)
+        spec = await self._fleet.start()
+        if self._spec is None:
+            check_spaces(self.config, spec, actions)
+            self._spec = spec
+        return self._fleet
+
+    def inputs(self, observation: Observation, actions: ActionTokens) -> Inputs:
+        """Returns what the policy reads of an observation, [1, ...] each."""
+        found = dict(observation)
+        if "state" in found:
+            found["state"] = featured(np.asarray(found["state"], np.float32), self.config.features)
+        return {name: np.asarray(found[name])[None] for name in actions.reads.shapes}
+
+    def metrics(self) -> Metrics:
+        """Returns what the simulators did since the last call."""
+        if self._fleet is None:
+            return {}
+        counts = self._fleet.counts
+        now = {
+            "resets": float(counts.num_resets),
+            "actions": float(counts.num_actions),
+            "seconds": counts.busy_s,
+            "broken": float(counts.num_broken + counts.num_died + counts.num_hung),
+        }
+        found = {name: value - self._counted.get(name, 0.0) for name, value in now.items()}
+        self._counted = now
+        repeat = float(str(self.config.env.settings.get("action_repeat", 1)))
+        steps = found["actions"] * repeat
+        return {f"env/{name}": value for name, value in found.items()} | {
+            "env/steps": steps, "env/steps_per_second": steps / max(found["seconds"], 1e-9)
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Ends the simulators."""
+        if self._fleet is not None:
+            self._fleet.close()
+        self._fleet = None
+
+
+def policy_actions(actions: ActionTokens | None) -> ActionTokens:
+    """Returns a policy's action tokens. UserError where the model has none."""
+    if actions is None:
+        raise UserError(
+            "a robot's episode needs a policy that answers in action tokens, and the model's configuration has none. "
+            "Take tiny:vla, or a folder in OpenVLA's layout."
+        )
+    return actions
+
+
+def featured(state: FloatArray, features: tuple[Feature, ...]) -> FloatArray:
+    """Returns the numbers that a policy sees of a state, [F]."""
+    if not features:
+        return state
+    found = []
+    for feature in features:
+        values = state[list(feature.of)]
+        if feature.minus:
+            values = values - state[list(feature.minus)]
+        if feature.center:
+            values = values - np.asarray(feature.center, np.float32)
+        values = (values / np.asarray(feature.scale, np.float32)).astype(np.float32)
+        found.append(np.tanh(values) if feature.squash else np.clip(values, -1, 1))
+    return np.concatenate(found).astype(np.float32)
+
+
+def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> None:
+    """Refuses (UserError) a policy whose actions or senses are not those of the simulator."""
+    spec.check_chunk(actions.chunk)
+    family = config.env.family
+    if spec.action.size != actions.size:
+        raise UserError(
+            f"environments of {family!r} take actions of {spec.action.size} numbers, and the policy gives "
+            f"{actions.size}. Set model.robot.action_size={spec.action.size}, or take another policy."
+        )
+    choices = spec.action.num_choices
+    if choices is not None and choices != actions.num_bins:
+        raise UserError(
+            f"an action of {family!r} is one of {choices}, and the policy's has {actions.num_bins} bins. Set "
+            f"model.robot.bins={choices}, low=[-0.5] and high=[{choices - 0.5}]."
+        )
+    for name, shape in actions.reads.shapes.items():
+        given = spec.observation.get(name)
+        if given is None:
+            there = sorted(spec.observation)
+            raise UserError(f"the policy reads {name!r}, and environments of {family!r} give {there}.")
+        is_made = name == "state" and config.features
+        size = (sum([len(feature.of) for feature in config.features]),) if is_made else given.shape
+        if size != shape:
+            raise UserError(
+                f"the policy reads {name} of shape {list(shape)}, and the episode gives {list(size)}. Set "
+                "model.robot.state_size, or episode.features, so that both are alike."
+            )
+
+
+def _whole(prompt: Prompt, column: str) -> int:
+    value = prompt.metadata.get(column)
+    if not isinstance(value, int):
+        raise UserError(
+            f"prompt {prompt.uid} has no whole number in its column {column!r}, which says where a robot's episode "
+            "begins. Take task.starts, or add the column."
+        )
+    return value

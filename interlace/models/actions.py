@@ -1,0 +1,82 @@
+"""Action tokens: how a robot policy's tokens stand for actions, as its configuration says. Imports no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.types import FloatArray, IntArray
+from interlace.models.inputs import InputEmbedding, input_embedding
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ActionTokens:
+    """Tokens of one policy's actions. K = actions of a chunk, A = numbers of one action."""
+
+    chunk: int
+    """K."""
+    low: FloatArray
+    """[A] lower ends of the ranges that are cut into bins."""
+    high: FloatArray
+    """[A] upper ends."""
+    num_bins: int
+    first_id: int = 0
+    """Token of the first bin."""
+    step: int = 1
+    """What a bin adds to the token: -1 where the first bin has the last token, as in OpenVLA."""
+    query_ids: tuple[int, ...] = ()
+    """[K A] tokens that a chunk is drawn from at once; empty: token by token."""
+    reads: InputEmbedding
+    """Arrays that the policy reads."""
+
+    @property
+    def size(self) -> int:
+        """Returns A."""
+        return len(self.low)
+
+    @property
+    def num_tokens(self) -> int:
+        """Returns the tokens of a chunk."""
+        return self.chunk * self.size
+
+    @property
+    def placeholders(self) -> list[int]:
+        """Returns the tokens that one observation stands in."""
+        return [self.reads.placeholder] * self.reads.per_observation
+
+    def encode(self, actions: NDArray[np.generic]) -> IntArray:
+        """Returns the tokens [K A] of actions [K, A], cut off at the ranges' ends."""
+        share = (np.asarray(actions, np.float64) - self.low) / (self.high - self.low)
+        bins = np.clip((share * self.num_bins).astype(np.int64), 0, self.num_bins - 1)
+        return (self.first_id + self.step * bins).reshape(-1).astype(np.int32)
+
+    def decode(self, token_ids: Sequence[int] | IntArray) -> FloatArray:
+        """Returns the actions [K, A] of a chunk's tokens: the middles of their bins."""
+        bins = (np.asarray(token_ids, np.int64) - self.first_id) * self.step
+        share = (np.clip(bins, 0, self.num_bins - 1) + 0.5) / self.num_bins
+        return (self.low + share.reshape(-1, self.size) * (self.high - self.low)).astype(np.float32)
+
+
+def action_tokens(config: "PretrainedConfig") -> ActionTokens | None:
+    """Reads what a model's configuration says of actions; None: it is no robot's policy."""
+    reads, size = input_embedding(config), getattr(config, "action_size", None)
+    if reads is None or size is None:
+        return None
+    ends: Mapping[str, Sequence[float]] = {
+        "low": config.actions_low or [-1.0] * size, "high": config.actions_high or [1.0] * size
+    }  # fmt: skip
+    return ActionTokens(
+        chunk=config.chunk,
+        low=np.asarray(ends["low"], np.float32),
+        high=np.asarray(ends["high"], np.float32),
+        num_bins=config.action_bins,
+        first_id=config.first_action_id,
+        step=getattr(config, "action_id_step", 1),
+        query_ids=tuple(config.query_token_ids or ()),
+        reads=reads,
+    )

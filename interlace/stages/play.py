@@ -1,0 +1,47 @@
+"""Episodes from outside the flow: what an evaluation asks."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from interlace.core.types import NO_GROUP, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.episodes.base import Episode
+from interlace.runtime.cluster import Cluster
+from interlace.stages.generate import played
+from interlace.stages.map import Columns
+from interlace.stages.pool import EnginePool
+from interlace.stages.session import EpisodeSession, SessionLimits
+
+
+class _Outside:
+    """Way of a session to the engines that no sample of the flow has part in."""
+
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
+
+    async def __call__(self, request: Request, *, who: str, what: str) -> Response:
+        [response] = await self._pool.complete([replace(request, may_continue=False)], who=f"{who}, {what}")
+        return response
+
+
+class Player:
+    """Plays episodes beside the flow."""
+
+    def __init__(self, cluster: Cluster, pool: EnginePool, episode: Episode, limits: SessionLimits) -> None:
+        self._cluster, self._pool, self._episode, self._limits = cluster, pool, episode, limits
+
+    async def play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams) -> list[Sample]:
+        """Plays an episode for each prompt and index, all at once; `outcome` has the reward that it gave, if any.
+
+        What an episode raises is the failure of its outcome.
+        """
+        return list(await asyncio.gather(*[self._play(prompt, index, params) for prompt, index in asked]))
+
+    async def _play(self, prompt: Prompt, index: int, params: SamplingParams) -> Sample:
+        sample = Sample(key=SampleKey(NO_GROUP, index), prompt=prompt)
+        session = EpisodeSession(self._cluster, _Outside(self._pool), sample, params, self._limits)
+        try:
+            columns = await played(self._episode, session, prompt)
+        except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
+            columns = Columns(outcome=RewardResult(failure=f"{type(error).__name__}: {error}"))
+        return replace(sample, **columns)  # type: ignore[arg-type]  # a stage's columns are untyped
