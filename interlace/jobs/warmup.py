@@ -77,10 +77,11 @@ async def warmed_model(
     return recipe.model.model_copy(update={"path": str(folder), "tokenizer": None})
 
 
-async def _examples(recipe: Recipe, prompts: Sequence[Prompt]) -> ExampleSource:
+async def _examples(cluster: Cluster, recipe: Recipe, prompts: Sequence[Prompt]) -> ExampleSource:
     if recipe.warmup is None or recipe.warmup.experts is None:
         return _Examples(recipe, prompts)
-    return await expert_examples(recipe, prompts)
+    async with cluster.waiting("warm-up", "demonstrations"):
+        return await expert_examples(recipe, prompts)
 
 
 async def _warm_up(
@@ -93,7 +94,7 @@ async def _warm_up(
     with TemporaryDirectory(prefix=f".tmp-{folder.name}-", dir=folder.parent) as own:
         unfinished = Path(own) / folder.name
         unfinished.mkdir()
-        examples = await _examples(recipe, prompts)
+        examples = await _examples(cluster, recipe, prompts)
         trainer = await launch_warmup(cluster, recipe)
         await supervised_warmup(
             trainer,
