@@ -34,8 +34,8 @@ class PPOSettings(PolicySettings):
     """Discount of later rewards."""
     lam: float = Field(default=1.0, ge=0, le=1)
     """Lambda of GAE: 0 trusts the critic's next value, 1 the observed return."""
-    unit: Literal["token", "turn"] = "token"
-    """What counts as one action. `turn`: an episode's turn (a robot's chunk) has one value, that before its first
+    advantage_of: Literal["token", "turn"] = "token"
+    """Unit that counts as one action. `turn`: an episode's turn (a robot's chunk) has one value, that before its first
     token, and one advantage, which all its tokens share."""
     whiten: bool = True
     """Bring the batch's advantages to mean 0 and standard deviation 1; training then waits for the whole batch."""
@@ -62,7 +62,7 @@ class PPO(PolicyAlgorithm):
         """Returns (advantages, returns), [L] each; the return is the critic's target: advantage + value."""
         if sample.values is None:
             raise ValueError(f"sample {sample.key} has no values: PPO needs a critic")
-        if self.settings.unit == "turn":
+        if self.settings.advantage_of == "turn":
             return self._estimate_turns(sample, trained_only(sample.values, sample))
         values = trained_only(sample.values, sample)
         rewards = token_rewards(sample, self.settings.kl_reward_coefficient)

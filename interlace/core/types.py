@@ -209,7 +209,7 @@ class RewardResult:
 
     reward: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named components, each shown as its own metric."""
+    """Named components, each shown as its own metric: below `reward/`, unless its name has a folder of its own."""
     failure: str | None = None
     """The exception or 'timed out after N s' where scoring failed; the sample then ends as `failed`."""
 

@@ -61,7 +61,7 @@ class StartSource(Config):
     """Starts of a robot's episodes: instructions, each with states to begin in, as many of each."""
 
     instructions: tuple[str, ...] = Field(min_length=1)
-    """What the policy is told, one a task."""
+    """Texts that tell the policy its tasks, one a task."""
     tasks: tuple[int, ...] = ()
     """Ids of the tasks, by their place in episode.env.settings.tasks, one an instruction; empty: 0, 1, ..."""
     train_size: int = Field(default=4096, ge=1)

@@ -72,6 +72,8 @@ class Outcome:
     """Named components of the reward, each shown as its own metric."""
     text: str | None = None
     """Text that is scored and shown; None: the text of the last turn."""
+    finish_reason: FinishReason | None = None
+    """Why it ended; None: as its last turn did."""
     valid: Mapping[int, BoolArray] = field(default_factory=dict)
     """By number of a turn: [L] True on the drawn tokens that had an effect; the others are not trained."""
     final: FinalContext | None = None

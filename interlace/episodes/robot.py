@@ -4,6 +4,7 @@ Each turn is the instruction and the observation of that moment, without the tur
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.types import BoolArray, FloatArray, Inputs, Metrics, Prompt
+from interlace.core.types import BoolArray, FinishReason, FloatArray, Inputs, Metrics, Prompt
 from interlace.envs.base import Start
 from interlace.envs.fleet import EnvEpisode, EnvFleet
 from interlace.envs.load import EnvConfig, find_family
@@ -21,7 +22,7 @@ from interlace.episodes.base import FinalContext, Outcome, Session
 from interlace.episodes.config import EpisodeConfig, EpisodeKind
 from interlace.models.actions import ActionTokens
 
-TASK, INIT_STATE, SUCCESS = "task", "init_state", "success"
+TASK, INIT_STATE, SUCCESS = "task", "init_state", "env/success"
 """Columns of a prompt that say where its episodes begin; the part of a reward that says whether they were solved."""
 
 
@@ -33,9 +34,9 @@ class Feature(Config):
     minus: tuple[int, ...] = ()
     """Places of as many numbers to take off, such as those of a goal."""
     center: tuple[float, ...] = ()
-    """As many, or none."""
+    """Numbers to take off, as many or none."""
     scale: tuple[float, ...] = (1.0,)
-    """As many, or one for all."""
+    """Divisors, as many or one for all."""
     squash: bool = False
     """True takes the hyperbolic tangent; else the result is cut off at -1 and 1."""
 
@@ -54,7 +55,7 @@ class RobotConfig(EpisodeConfig):
     env: EnvConfig
     """Simulators that the episodes run in."""
     features: tuple[Feature, ...] = ()
-    """What the policy sees of the simulator's state vector, one behind another; empty: the vector as it is."""
+    """Numbers that the policy sees of the simulator's state vector, one behind another; empty: the vector as it is."""
     reward: Literal["success", "return"] = "success"
     """`success`: 1 where the task was solved, else 0. `return`: the simulator's rewards, each at its chunk."""
     reward_scale: float = Field(default=1.0, gt=0)
@@ -78,6 +79,19 @@ class RobotKind(EpisodeKind):
         return RobotEpisode(self.config)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Account:
+    """Account of one episode so far."""
+
+    context: list[int]
+    """Tokens of each turn's prompt."""
+    task: int
+    valid: dict[int, BoolArray] = field(default_factory=dict)
+    returned: float = 0.0
+    length: int = 0
+    """Actions that were carried out."""
+
+
 class RobotEpisode:
     """Runs episodes in a fleet of simulators, which starts with the first episode."""
 
@@ -98,42 +112,39 @@ class RobotEpisode:
             lease = fleet.episode(start)
             env = await lease.__aenter__()
         try:
-            return await self._play(session, env, actions, context)
+            return await self._play(session, env, actions, _Account(context=context, task=start.task))
         finally:
             await lease.__aexit__(None, None, None)
 
-    async def _play(self, session: Session, env: EnvEpisode, actions: ActionTokens, context: list[int]) -> Outcome:
+    async def _play(self, session: Session, env: EnvEpisode, actions: ActionTokens, account: "_Account") -> Outcome:
         params = session.params.model_copy(update={"max_new_tokens": actions.num_tokens, "stop_token_ids": ()})
-        valid: dict[int, BoolArray] = {}
-        returned = length = 0.0
         while True:
             inputs = self.inputs(env.observation, actions)
-            turn = await session.generate(context, params=params, inputs=inputs, query_ids=actions.query_ids)
+            turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
             async with session.waiting("the simulator"):
                 chunk = await env.chunk_step(actions.decode(turn.token_ids))
             gained = float(chunk.reward.sum()) * self.config.reward_scale
-            returned += gained
-            length += float(chunk.valid.sum())
+            account.returned += gained
+            account.length += int(chunk.valid.sum())
             if self.config.reward == "return":
                 session.reward(turn, gained)
-            valid[turn.number] = np.repeat(chunk.valid, actions.size)
+            account.valid[turn.number] = np.repeat(chunk.valid, actions.size)
             if chunk.ended:
-                return self._outcome(chunk, valid, returned, length, self._final(chunk, actions, context))
+                return self._outcome(chunk, account, self._final(chunk, actions, account.context))
 
-    def _outcome(
-        self,
-        chunk: SlotChunk,
-        valid: Mapping[int, BoolArray],
-        returned: float,
-        length: float,
-        final: FinalContext | None,
-    ) -> Outcome:
-        parts = {SUCCESS: float(chunk.success), "return": returned, "episode_length": length}
-        reward = float(chunk.success) if self.config.reward == "success" else 0.0
-        text = "success" if chunk.success else "no success"
+    def _outcome(self, chunk: SlotChunk, account: "_Account", final: FinalContext | None) -> Outcome:
+        success = float(chunk.success)
+        parts = {SUCCESS: success, "env/return": account.returned, "env/episode_length": float(account.length)}
+        if self._spec is not None and len(self._spec.tasks) > 1:
+            parts[f"{SUCCESS}/{self._spec.tasks[account.task]}"] = success
         return Outcome(
-            reward=reward, parts=parts, text=f"{text} after {length:.0f} actions", valid=valid, final=final,
-        )  # fmt: skip
+            reward=success if self.config.reward == "success" else 0.0,
+            parts=parts,
+            text=f"{'success' if success else 'no success'} after {account.length} actions",
+            finish_reason=FinishReason.STOP if chunk.terminated else FinishReason.LENGTH,
+            valid=account.valid,
+            final=final,
+        )
 
     def _final(self, chunk: SlotChunk, actions: ActionTokens, context: list[int]) -> FinalContext | None:
         if not (self.config.bootstrap and chunk.truncated and not chunk.terminated):

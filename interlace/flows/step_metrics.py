@@ -122,7 +122,7 @@ def _rewards(samples: Sequence[Sample]) -> Metrics:
     parts: Metrics = {}
     for name in sorted({name for sample in samples for name in sample.reward_parts}):
         values = [sample.reward_parts[name] for sample in samples if name in sample.reward_parts]
-        parts[f"reward/{name}"] = fsum(values) / len(values)
+        parts[name if "/" in name else f"reward/{name}"] = fsum(values) / len(values)
     return {"reward/mean": mean, "reward/std": spread, "reward/max": max(rewards), "reward/min": min(rewards), **parts}
 
 
@@ -142,4 +142,4 @@ def _lengths(samples: Sequence[Sample]) -> Metrics:
 def _mixed_share(ended: Sequence[tuple[Sample, TerminalEvent]]) -> float:
     """Returns the share of trained samples whose tokens came from more than one version of the weights."""
     trained = [sample for sample, event in ended if event == TerminalEvent.TRAINED]
-    return sum([len(sample.versions.pieces) > 1 for sample in trained]) / max(1, len(trained))
+    return sum([len(set(sample.versions.values)) > 1 for sample in trained]) / max(1, len(trained))

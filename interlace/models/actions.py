@@ -28,7 +28,7 @@ class ActionTokens:
     first_id: int = 0
     """Token of the first bin."""
     step: int = 1
-    """What a bin adds to the token: -1 where the first bin has the last token, as in OpenVLA."""
+    """Difference of neighbouring bins' tokens: -1 where the first bin has the last token, as in OpenVLA."""
     query_ids: tuple[int, ...] = ()
     """[K A] tokens that a chunk is drawn from at once; empty: token by token."""
     reads: InputEmbedding

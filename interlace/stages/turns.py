@@ -71,7 +71,7 @@ def turn_columns(
     segments = with_final(segments_of(prompt, turns, rewards, outcome.valid), prompt, outcome.final)
     columns: Columns = {
         "segments": segments,
-        "finish_reason": last.finish_reason,
+        "finish_reason": outcome.finish_reason or last.finish_reason,
         "text": last.text if outcome.text is None else outcome.text,
         "counts": _counts(turns, segments, tools),
     }

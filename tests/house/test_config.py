@@ -74,6 +74,7 @@ SHARED = {
     "name": "of a reward, of an episode, and of a tool",
     "options": "arguments of an episode's class, and of a tool's",
     "timeout_s": "of each thing that may take too long",
+    "train_size": "of each kind of source that draws",
     "image_size": "what a simulator draws, and what a policy sees",
 }
 """Fields of one name in several sections, and what each is there."""

@@ -1,0 +1,85 @@
+"""A robot's runs, whole, at toy size: the same flow, schedules, resume and evaluation as for text."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from interlace.jobs.train import TrainReport
+from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
+
+pytest.importorskip("gymnasium")
+SMALL = (
+    "steps=3",
+    "prompts_per_step=4",
+    "minibatches=2",
+    "episode.env.settings.horizon=40",
+    "task.starts.train_size=64",
+    "task.starts.heldout_size=3",
+    "logging.loggers=[]",
+    "cluster.devices=cpu:2",
+    "cluster.threads_per_worker=1",
+)
+
+
+def run(root: Path, name: str, overrides: Sequence[str] = (), **kwargs) -> TrainReport:
+    settings = [*SMALL, f"model.cache_dir={root / 'cache'}", *overrides]
+    return run_recipe("robot-cartpole", root, name, settings, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("robots")
+    report = run(root, "whole")
+    assert report.before is not None and report.before.num_prompts == 3
+    return root
+
+
+def played(root: Path, name: str) -> list[dict[str, float]]:
+    """Metrics of each step without what simulators' clocks say."""
+    return [{key: v for key, v in line.items() if "second" not in key} for line in metrics(root, name)]
+
+
+def test_a_run_says_what_its_episodes_did(whole: Path) -> None:
+    for line in metrics(whole, "whole"):
+        assert line["samples/trained"] == 4
+        assert 8 <= line["env/episode_length"] <= 40
+        assert line["env/return"] == pytest.approx(line["env/episode_length"] * 0.01, rel=1e-4)
+        assert line["reward/mean"] == pytest.approx(line["env/return"], rel=1e-4)
+        assert line["env/steps"] == line["env/actions"] >= line["env/resets"] >= 4
+        assert line["sched/mixed_versions"] == 0
+    assert any("env/steps_per_second" in key for key in metrics(whole, "whole")[0])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("episode.env.workers=2", "episode.env.num_envs=3"),
+        ("schedule.preset=rlinf-hybrid",),
+        ("schedule.preset=verl-colocated", "schedule.granularity=2"),
+    ],
+    ids=["workers", "placement", "half-batches"],
+)
+def test_neither_processes_nor_placement_nor_granules_change_an_episode_or_a_weight(
+    whole: Path, overrides: Sequence[str]
+) -> None:
+    name = "-".join(overrides).replace("=", "").replace(".", "")[:40]
+    run(whole, name, overrides)
+    assert samples(whole, name) == samples(whole, "whole")
+    ours, theirs = final_weights(whole, name), final_weights(whole, "whole")
+    assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 1e-5
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(whole: Path) -> None:
+    assert run(whole, "stopped", stop_after=1).was_stopped
+    assert run(whole, "stopped", resume=True).done_steps == 3
+    assert samples(whole, "stopped") == samples(whole, "whole")
+    assert equal_weights(final_weights(whole, "stopped"), final_weights(whole, "whole"))
+
+
+def test_stale_episodes_are_trained_too(tmp_path: Path) -> None:
+    report = run(tmp_path, "stale", ["schedule.preset=async-colocated"])
+    assert report.done_steps == 3
+    assert max(line["sched/staleness_max"] for line in metrics(tmp_path, "stale")) >= 1
+    assert all(np.isfinite(line["actor/loss"]) for line in metrics(tmp_path, "stale"))
