@@ -103,6 +103,51 @@ class Simulator(ABC):
         """Frees what it holds."""
 
 
+class RetracedSimulator(Simulator):
+    """Simulator whose state is the way to it: its start, and the actions since, which load() goes through again.
+
+    Exact where a start and actions decide everything, and as slow as those steps are.
+    """
+
+    def __init__(self, settings: Any, task: str) -> None:
+        """See Simulator."""
+        super().__init__(settings, task)
+        self.start = (0, 0)
+        """Initial state and seed of the episode."""
+        self.actions: list[Array] = []
+        """Actions since."""
+
+    @abstractmethod
+    def begin(self, init_state: int, seed: int) -> None:
+        """Begins an episode; see Start."""
+
+    @abstractmethod
+    def act(self, action: Array) -> Step:
+        """Carries out an action, [A]."""
+
+    def reset(self, init_state: int, seed: int) -> None:
+        """Begins an episode, and the way."""
+        self.start, self.actions = (init_state, seed), []
+        self.begin(init_state, seed)
+
+    def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - nothing could be left out
+        """Carries out an action, and notes it."""
+        self.actions.append(np.array(action))
+        return self.act(action)
+
+    def save(self) -> object:
+        """Returns the way here."""
+        return self.start, list(self.actions)
+
+    def load(self, state: object) -> None:
+        """Goes the way again."""
+        way: Any = state
+        start, actions = way
+        self.reset(*start)
+        for action in actions:
+            self.step(action, is_read=True)
+
+
 class VectorEnv(ABC):
     """Environments of one family, numbered 0 to num_envs - 1.
 

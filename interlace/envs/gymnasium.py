@@ -14,7 +14,7 @@ from pydantic import Field
 
 from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
-from interlace.envs.base import Simulator, Step, required
+from interlace.envs.base import RetracedSimulator, Step, required
 from interlace.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
 
 _OF_DRAWING = ("screen", "clock", "surf", "isopen", "last_u", "window", "viewer")
@@ -30,11 +30,10 @@ class GymnasiumSettings(EnvSettings):
     """Arguments of gymnasium.make, beside the id."""
 
 
-class GymnasiumEnv(Simulator):
+class GymnasiumEnv(RetracedSimulator):
     """One registered environment.
 
-    Its state is its attributes where these are plain data, as in classic control; else the start and the actions since,
-    which are gone through again: exact where the environment is deterministic by its seed.
+    Its state is its attributes where these are plain data, as in classic control; else the way to it.
     """
 
     Settings = GymnasiumSettings
@@ -50,8 +49,6 @@ class GymnasiumEnv(Simulator):
         except (library.error.Error, ImportError, TypeError, ValueError) as error:
             raise UserError(f"gymnasium cannot make {task!r}: {error}") from error
         self._observed: Any = None
-        self._start = (0, 0)
-        self._actions: list[Array] = []
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
@@ -74,15 +71,13 @@ class GymnasiumEnv(Simulator):
             )
         raise UserError(f"{self.task}: its actions are {space}; they must be a Box or a Discrete")
 
-    def reset(self, init_state: int, seed: int) -> None:
+    def begin(self, init_state: int, seed: int) -> None:
         """Begins in the state that gymnasium draws with the id as its seed."""
         self._observed, _ = self._env.reset(seed=init_state)
         self._env.unwrapped.np_random = np.random.default_rng(stable_hash("env noise", init_state, seed))
-        self._start, self._actions = (init_state, seed), []
 
-    def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - it has nothing that could be left out
+    def act(self, action: Array) -> Step:
         """Takes a step."""
-        self._actions.append(np.array(action))
         space = self._env.action_space
         if isinstance(space, self._spaces.Discrete):
             given: Any = int(action[0]) + int(space.start)
@@ -102,19 +97,19 @@ class GymnasiumEnv(Simulator):
     def save(self) -> object:
         """Returns the attributes, or the way here."""
         own = {name: value for name, value in vars(self._env.unwrapped).items() if name not in self._fixed()}
-        is_plain = all(isinstance(value, _PLAIN) for value in own.values())
-        return pickle.dumps((self._observed, self._start, self._actions, own if is_plain else None))
+        if not all(isinstance(value, _PLAIN) for value in own.values()):
+            return super().save()
+        return pickle.dumps((self._observed, self.start, self.actions, own))
 
     def load(self, state: object) -> None:
         """Takes the attributes over, or goes the way again."""
-        observed, start, actions, own = pickle.loads(state)  # type: ignore[arg-type]  # as save() made it
+        if not isinstance(state, bytes):
+            super().load(state)
+            return
+        observed, start, actions, own = pickle.loads(state)
         self.reset(*start)
-        if own is None:
-            for action in actions:
-                self.step(action, is_read=True)
-        else:
-            vars(self._env.unwrapped).update(own)
-        self._observed, self._actions = observed, actions
+        vars(self._env.unwrapped).update(own)
+        self._observed, self.actions = observed, actions
 
     def render(self) -> NDArray[np.uint8]:
         """Draws it. Raises UserError where its own renderer cannot."""

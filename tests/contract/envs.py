@@ -35,6 +35,11 @@ FAMILIES = [
     ),
     Family(name="gymnasium", settings={"tasks": ["CartPole-v1"], "horizon": 30}, library="gymnasium"),
     Family(name="gymnasium", settings={"tasks": ["Pendulum-v1"], "horizon": 20}, library="gymnasium"),
+    Family(name="maniskill", settings={"tasks": ["PushCube-v1"], "horizon": 12}, tolerance=1e-4, library="mani_skill"),
+    Family(name="libero", settings={"tasks": ["libero_spatial/0"], "horizon": 12}, library="libero"),
+    Family(
+        name="gymnasium", settings={"tasks": ["tests.contract.retraced:Odd-v0"], "horizon": 12}, library="gymnasium"
+    ),
     Family(name="tests.contract.envs:Walk", settings={"tasks": ["left", "right"], "horizon": 12}),
 ]
 
