@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from interlace.core.errors import UserError
 from interlace.envs.base import Start
+from interlace.envs.film import Recorder
 from interlace.envs.load import EnvConfig
 from interlace.envs.pool import EnvCounts, EnvPool
 from interlace.envs.process import SlotChunk, SlotJob
@@ -20,8 +22,8 @@ from interlace.envs.spec import Array, EnvSpec, Observation
 class EnvEpisode:
     """One episode in one environment, from its reset on. A call raises SimulatorError where the simulator broke."""
 
-    def __init__(self, pool: EnvPool, slot: int, observation: Observation) -> None:
-        self._pool, self._slot = pool, slot
+    def __init__(self, pool: EnvPool, slot: int, observation: Observation, recorder: Recorder | None = None) -> None:
+        self._pool, self._slot, self._recorder = pool, slot, recorder
         self.observation = observation
         """Present observation; of an episode that ended, the final one."""
 
@@ -30,7 +32,16 @@ class EnvEpisode:
         work = SlotJob(slot=self._slot, kind="chunk", actions=np.asarray(actions))
         chunk: SlotChunk = await _done(self._pool, work)
         self.observation = chunk.observation
+        await self.record()
         return chunk
+
+    async def record(self) -> None:
+        """Gives the present picture to the recorder, where there is one that can."""
+        if self._recorder is not None and not self._recorder.problem:
+            try:
+                self._recorder.take(await self.render())
+            except UserError as error:
+                self._recorder.give_up(error)
 
     async def render(self) -> NDArray[np.uint8]:
         """Draws the present state, [H, W, 3]. Raises UserError where nothing there can."""
@@ -76,17 +87,20 @@ class EnvFleet:
         return replace(self._pool.counts) if self._pool else EnvCounts()
 
     @asynccontextmanager
-    async def episode(self, start: Start) -> AsyncIterator[EnvEpisode]:
+    async def episode(self, start: Start, *, recorder: Recorder | None = None) -> AsyncIterator[EnvEpisode]:
         """Waits for a free environment and resets it; it is free again at the end of the `async with`.
 
-        Raises SimulatorError where the reset broke.
+        recorder: takes pictures, which changes nothing else; without a renderer it says why there are none. Raises
+        SimulatorError where the reset broke.
         """
         await self.start()
         assert self._pool is not None
         slot = await self._lease()
         try:
             observation = await _done(self._pool, SlotJob(slot=slot, kind="reset", start=start))
-            yield EnvEpisode(self._pool, slot, observation)
+            episode = EnvEpisode(self._pool, slot, observation, recorder)
+            await episode.record()
+            yield episode
         finally:
             self._pool.forget(slot)
             self._give_back(slot)

@@ -16,7 +16,7 @@ from interlace.envs.base import Simulator, VectorEnv
 from interlace.envs.simulated import SimulatedEnvs
 from interlace.envs.spec import EnvSettings
 
-SHARED = ("base", "fleet", "load", "pool", "process", "simulated", "spec")
+SHARED = ("base", "film", "fleet", "load", "mujoco_camera", "pool", "process", "simulated", "spec")
 """Modules of this folder that are not families."""
 
 

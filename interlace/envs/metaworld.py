@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError, nearest
 from interlace.envs.base import Simulator, Step, required
+from interlace.envs.mujoco_camera import MujocoCamera
 from interlace.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
 
 INSTRUCTIONS: Mapping[str, str] = {
@@ -34,6 +35,8 @@ INSTRUCTIONS: Mapping[str, str] = {
 """The ten tasks of MT10; the others are called by the words of their names."""
 _PLAIN = (np.ndarray, np.generic, float, int, bool, str, type(None))
 """Types of an environment's own attributes that change in an episode; the rest is the simulator."""
+_VIDEO_SIDE = 192
+"""Side of a video's pictures, in pixels."""
 _MODEL_FIELDS = ("body_pos", "site_pos")
 """Fields of MuJoCo's model that a reset places things by: the only ones that a reset of any of the tasks changes."""
 
@@ -50,6 +53,7 @@ class MetaWorldSettings(EnvSettings):
     image_size: int = 0
     """Side of the observation `image`, in pixels; 0 draws none."""
     camera: str = "corner2"
+    """Camera of the observation `image`, and of videos."""
 
 
 class MetaWorld(Simulator):
@@ -81,11 +85,18 @@ class MetaWorld(Simulator):
         self._size = self._mujoco.mj_stateSize(self._env.model, self._spec)
         self._observation: NDArray[np.float64] = np.zeros(39)
         self._expert: Any = None
+        self._renderers: dict[int, MujocoCamera] = {}
+        """By side of the picture in pixels."""
+        if settings.image_size:
+            self._draw(settings.image_size)
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
         """State, and the camera's image where it is asked for."""
-        return {"state": ArraySpec(shape=(39,), dtype="float32")}
+        found = {"state": ArraySpec(shape=(39,), dtype="float32")}
+        if size := self.settings.image_size:
+            found["image"] = ArraySpec(shape=(size, size, 3), dtype="uint8")
+        return found
 
     @property
     def action_spec(self) -> ActionSpec:
@@ -119,8 +130,11 @@ class MetaWorld(Simulator):
         return Step(reward=float(success) if self.settings.reward == "success" else float(reward), success=success)
 
     def observe(self) -> Observation:
-        """Returns the state."""
-        return {"state": self._observation.astype(np.float32)}
+        """Returns the state, and the image."""
+        found: dict[str, Array] = {"state": self._observation.astype(np.float32)}
+        if self.settings.image_size:
+            found["image"] = self._draw(self.settings.image_size)
+        return found
 
     def save(self) -> object:
         """Returns physics, placed bodies and the environment's own attributes."""
@@ -151,9 +165,22 @@ class MetaWorld(Simulator):
             action = self._expert.get_action(self._observation)
         return np.clip(action, -1, 1).astype(np.float32)
 
+    def render(self) -> NDArray[np.uint8]:
+        """Draws the scene. Raises UserError where nothing here can."""
+        return self._draw(max(self.settings.image_size, _VIDEO_SIDE))
+
     def close(self) -> None:
         """Frees the simulator."""
+        for renderer in self._renderers.values():
+            renderer.close()
         self._env.close()
+
+    def _draw(self, side: int) -> NDArray[np.uint8]:
+        if side not in self._renderers:
+            self._renderers[side] = MujocoCamera(self._env.model, self.settings.camera, side)
+        picture = self._renderers[side].draw(self._env.data)
+        # The cameras of MetaWorld's corners hang upside down.
+        return picture[::-1].copy() if self.settings.camera.startswith("corner") else picture
 
     def _check_stability(self) -> None:
         """Raises where MuJoCo found its state to be beyond what it can go on from, which it only counts."""

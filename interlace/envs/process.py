@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import time
+from ctypes.util import find_library
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -79,6 +80,8 @@ def serve_envs(connection: socket.socket, family: str, settings: dict[str, objec
     # One thread a process: simulators side by side share the cores by being several processes.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
+    if "DISPLAY" not in os.environ and find_library("OSMesa"):
+        os.environ.setdefault("MUJOCO_GL", "osmesa")  # without a screen MuJoCo's own choice cannot draw
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
             envs = create_envs(family, settings, num_envs)

@@ -6,6 +6,7 @@ evaluations.jsonl  one object an evaluation on held-out prompts; step 0 is befor
 timeline.json      Chrome trace format; of the process that ran last, those of earlier ones are timeline-1.json ...
 samples/           step_*.jsonl, one object a sample
 checkpoints/       step_*/
+videos/            step_*/, films and contact sheets of a robot's episodes; step 0 is before the first step
 tensorboard/       event files, where TensorBoard is installed
 report.html        of `interlace report`
 comparison.html    of `interlace compare`, in the first run's folder
@@ -111,6 +112,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def videos(self) -> Path:
+        return self.path / "videos"
 
     @property
     def traces(self) -> Path:

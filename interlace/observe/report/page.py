@@ -6,6 +6,7 @@ from pathlib import Path
 
 from interlace.observe.atomic_file import write_atomic
 from interlace.observe.report import sections
+from interlace.observe.report.films import films
 from interlace.observe.report.gantt import DeviceTimeline
 from interlace.observe.report.sections import RUN_COLOURS, Entry
 from interlace.observe.run_data import RunData
@@ -58,6 +59,7 @@ LEADS = {
     "Blue is useful work, warm colours are work that trains nothing, greys are waiting.",
     "Time of each step": "The same bins, step by step. A step far longer than the others is cut off and labelled.",
     "One step on each device": "Every operation where it ran. Hover for its name and length.",
+    "Episodes": "The same starts at several times: one row an episode, from its first picture to its last.",
     "Samples": "",
     "Slowest samples": "The longest responses, which a step waits for, with their transcripts.",
     "Configuration": "config.yaml of each run; `interlace train` runs it again.",
@@ -88,6 +90,7 @@ def page(entries: Sequence[Entry], step: int | None) -> str:
         "Goodput ledger": sections.ledgers(entries),
         "Time of each step": sections.steps(entries),
         "One step on each device": sections.gantts(entries, step),
+        "Episodes": films(entries),
         "Samples": sections.histograms(entries),
         "Slowest samples": sections.slowest(entries),
         "Configuration": sections.configurations(entries),
@@ -96,6 +99,7 @@ def page(entries: Sequence[Entry], step: int | None) -> str:
     blocks = "".join(
         f"<section><h2>{escape(name)}</h2><p class='lead'>{escape(LEADS[name])}</p>{body}</section>"
         for name, body in bodies.items()
+        if body or name != "Episodes"  # of text there is nothing to be filmed
     )
     icon = "<link rel='icon' href='data:,'>"  # or a browser asks for one
     return (

@@ -1,0 +1,30 @@
+"""Pictures of an episode in a fleet, taken as it goes on."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError
+from interlace.observe.films import Film
+
+
+class Recorder:
+    """Collector of pictures: one after the reset, and one after each chunk. Given to EnvFleet.episode()."""
+
+    def __init__(self, name: str) -> None:
+        """name: of the film: the task and the initial state."""
+        self._name = name
+        self._frames: list[NDArray[np.uint8]] = []
+        self.problem = ""
+        """Reason why nothing can be drawn; empty where something can."""
+
+    def take(self, picture: NDArray[np.uint8]) -> None:
+        """Adds a picture."""
+        self._frames.append(picture)
+
+    def give_up(self, error: UserError) -> None:
+        """Ends the recording: the episode goes on without."""
+        self.problem = str(error)
+
+    def film(self, caption: str) -> Film | None:
+        """Returns the film; None where there is no picture. caption: what came of the episode."""
+        return Film(name=self._name, caption=caption, frames=tuple(self._frames)) if self._frames else None

@@ -1,0 +1,91 @@
+"""Pictures of simulators: upright, of the present state, and a clear word where nothing can draw them."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.envs.base import Start, VectorEnv
+from interlace.envs.film import Recorder
+from interlace.envs.fleet import EnvFleet
+from interlace.envs.load import EnvConfig, create_envs
+
+
+def metaworld(**settings: object) -> VectorEnv:
+    pytest.importorskip("metaworld")
+    return create_envs("metaworld", {"tasks": ["reach-v3"], "horizon": 20, **settings}, 2)
+
+
+@pytest.mark.filterwarnings("ignore::glfw.GLFWError")
+def test_metaworld_draws_or_says_what_to_install() -> None:
+    try:
+        envs = metaworld(image_size=48)
+    except UserError as error:
+        assert "libosmesa6" in str(error) and "MUJOCO_GL" in str(error)
+        return
+    first = envs.reset(seeds=[0, 0], task_ids=[0, 0], init_state_ids=[1, 1])["image"]
+    assert first.shape == (2, 48, 48, 3) and first.std() > 10
+    np.testing.assert_array_equal(first[0], first[1])
+    moved = envs.chunk_step(np.ones((2, 8, 4), np.float32)).observation["image"]
+    assert (moved[0] != first[0]).any()
+    # The table is in the lower half, the floor's dark end in the upper one.
+    picture = envs.render([0])[0]
+    assert picture[96:].mean() > picture[:96].mean()
+    envs.close()
+
+
+@pytest.mark.filterwarnings("ignore::glfw.GLFWError")
+def test_states_need_no_renderer() -> None:
+    envs = metaworld()
+    envs.reset(seeds=[0, 0], task_ids=[0, 0], init_state_ids=[1, 1])
+    assert set(envs.chunk_step(np.zeros((2, 1, 4), np.float32)).observation) == {"state"}
+
+
+def test_an_unknown_camera_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="Did you mean 'corner2'"):
+        metaworld(image_size=48, camera="cornr2")
+
+
+def test_classic_control_is_drawn() -> None:
+    pytest.importorskip("pygame")
+    envs = create_envs("gymnasium", {"tasks": ["CartPole-v1"]}, 1)
+    envs.reset(seeds=[0], task_ids=[0], init_state_ids=[0])
+    first = envs.render()[0]
+    state = envs.get_state()
+    envs.chunk_step(np.ones((1, 9, 1), np.int64))
+    assert first.ndim == 3 and (envs.render()[0] != first).any()
+    envs.set_state(state)  # what was drawn is no part of a state
+    np.testing.assert_array_equal(envs.render()[0], first)
+    envs.close()
+
+
+def filmed(family: str, **settings: object) -> tuple[Recorder, list[np.ndarray]]:
+    async def use() -> tuple[Recorder, list[np.ndarray]]:
+        fleet = EnvFleet(EnvConfig(family=family, settings=settings, num_envs=1))
+        recorder = Recorder("right/0")
+        try:
+            found = []
+            for each in (None, recorder):
+                async with fleet.episode(Start(task=0, init_state=0), recorder=each) as env:
+                    found += [
+                        (await env.chunk_step(np.ones((2, 4), np.float32)[:, :1])).observation["state"]
+                        for _ in range(2)
+                    ]
+            return recorder, found
+        finally:
+            fleet.close()
+
+    return asyncio.run(use())
+
+
+def test_an_episode_is_filmed_chunk_by_chunk_and_stays_the_same() -> None:
+    recorder, found = filmed("tests.contract.envs:Walk", tasks=["right"], horizon=12, end_on_success=False)
+    film = recorder.film("walked")
+    assert film is not None and len(film.frames) == 3 and film.caption == "walked" and not recorder.problem
+    np.testing.assert_array_equal(found[:2], found[2:])
+
+
+def test_an_episode_that_cannot_be_drawn_goes_on() -> None:
+    recorder, _ = filmed("tests.unit.envs.blind:Blind", tasks=["right"], horizon=12)
+    assert recorder.film("") is None and "cannot be drawn" in recorder.problem
