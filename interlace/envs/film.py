@@ -7,7 +7,7 @@ from interlace.core.errors import UserError
 from interlace.observe.films import Film
 
 
-class Recorder:
+class FilmRecorder:
     """Collector of pictures: one after the reset, and one after each chunk. Given to EnvFleet.episode()."""
 
     def __init__(self, name: str) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.envs.base import Start
-from interlace.envs.film import Recorder
+from interlace.envs.film import FilmRecorder
 from interlace.envs.load import EnvConfig
 from interlace.envs.pool import EnvCounts, EnvPool
 from interlace.envs.process import SlotChunk, SlotJob
@@ -22,7 +22,9 @@ from interlace.envs.spec import Array, EnvSpec, Observation
 class EnvEpisode:
     """One episode in one environment, from its reset on. A call raises SimulatorError where the simulator broke."""
 
-    def __init__(self, pool: EnvPool, slot: int, observation: Observation, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, pool: EnvPool, slot: int, observation: Observation, recorder: FilmRecorder | None = None
+    ) -> None:
         self._pool, self._slot, self._recorder = pool, slot, recorder
         self.observation = observation
         """Present observation; of an episode that ended, the final one."""
@@ -87,7 +89,7 @@ class EnvFleet:
         return replace(self._pool.counts) if self._pool else EnvCounts()
 
     @asynccontextmanager
-    async def episode(self, start: Start, *, recorder: Recorder | None = None) -> AsyncIterator[EnvEpisode]:
+    async def episode(self, start: Start, *, recorder: FilmRecorder | None = None) -> AsyncIterator[EnvEpisode]:
         """Waits for a free environment and resets it; it is free again at the end of the `async with`.
 
         recorder: takes pictures, which changes nothing else; without a renderer it says why there are none. Raises

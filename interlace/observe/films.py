@@ -29,7 +29,7 @@ class Film:
     name: str
     """Name that is the same before and after: the task and the initial state."""
     caption: str
-    """What came of it, such as `solved after 40 actions`."""
+    """Outcome in words, such as `solved after 40 actions`."""
     frames: Sequence[NDArray[np.uint8]]
     """[H, W, 3] each, all of one size."""
     frames_per_s: float = 10.0

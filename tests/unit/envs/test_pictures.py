@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.envs.base import Start, VectorEnv
-from interlace.envs.film import Recorder
+from interlace.envs.film import FilmRecorder
 from interlace.envs.fleet import EnvFleet
 from interlace.envs.load import EnvConfig, create_envs
 
@@ -60,10 +60,10 @@ def test_classic_control_is_drawn() -> None:
     envs.close()
 
 
-def filmed(family: str, **settings: object) -> tuple[Recorder, list[np.ndarray]]:
-    async def use() -> tuple[Recorder, list[np.ndarray]]:
+def filmed(family: str, **settings: object) -> tuple[FilmRecorder, list[np.ndarray]]:
+    async def use() -> tuple[FilmRecorder, list[np.ndarray]]:
         fleet = EnvFleet(EnvConfig(family=family, settings=settings, num_envs=1))
-        recorder = Recorder("right/0")
+        recorder = FilmRecorder("right/0")
         try:
             found = []
             for each in (None, recorder):
