@@ -178,6 +178,20 @@ class Lengths(Config):
     two sigmas only say how much of a length is the prompt's."""
 
 
+class Turns(Config):
+    """Course of an episode of several turns. How long each answer is, `lengths` says. Quantiles are at evenly spaced
+    probabilities from 0 to 1."""
+
+    turns: tuple[float, ...] = Field(min_length=1)
+    """Quantiles of the turns of an episode."""
+    given_tokens: tuple[float, ...] = Field(min_length=1)
+    """Quantiles of the tokens that a later turn is given behind the one before: a tool's answer, a user's words."""
+    tool_s: tuple[float, ...] = Field(min_length=1)
+    """Quantiles of the seconds between two turns: the episode's own code and its tools."""
+    reward: float = Field(default=0.5, ge=0, le=1)
+    """Share of episodes that are right, where the episode brings the reward."""
+
+
 class Interference(Config):
     """Cost of one worker's work to another that computes at the same time on another device: cores, memory, the GIL."""
 
@@ -219,6 +233,9 @@ class Profile(Config):
     """None where it was not measured: the actor's costs serve."""
     reward: RewardCosts = RewardCosts()
     lengths: Lengths = Lengths()
+    """Lengths of responses; with `turns`, of each turn's."""
+    turns: Turns | None = None
+    """None of a recipe whose samples are one response each."""
     controller_sample_s: float = Field(default=0.0, ge=0)
     """Seconds of the controller for each sample, one after another: its way through channels, groups and batches."""
     controller_step_s: float = Field(default=0.0, ge=0)

@@ -55,7 +55,7 @@ def policy_actions_of(recipe: Recipe) -> ActionTokens | None:
     return action_tokens(empty_model(recipe.model).config)
 
 
-def _episodes(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> tuple[Episode, SessionLimits]:
+def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> tuple[Episode, SessionLimits]:
     """Returns what runs a recipe's episodes, here or in processes that end with the cluster, and the limits here."""
     if recipe.episode.is_single_turn:
         return SINGLE_TURN, NO_LIMITS
@@ -84,10 +84,11 @@ async def assemble(
     observer: StepObserver,
     *,
     resumed: RunState | None = None,
+    stand_in: Episode | None = None,
 ) -> Assembled:
-    """Joins the workers of a recipe. resumed: where the run stands that goes on."""
+    """Joins the workers of a recipe. resumed: where the run stands that goes on. stand_in: for the recipe's episode."""
     sampling = await sampling_of(recipe, groups.rollout[0])
-    episode, limits = _episodes(cluster, recipe, sampling)
+    episode, limits = (stand_in, NO_LIMITS) if stand_in else episodes_of(cluster, recipe, sampling)
     settings = LoopSettings(
         sampling=sampling,
         shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),

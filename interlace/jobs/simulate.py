@@ -9,8 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from interlace.core.errors import UserError
 from interlace.core.profile import Profile
 from interlace.core.types import JSON, Prompt, Request
+from interlace.episodes.base import Episode
+from interlace.flows.run import SINGLE_TURN
 from interlace.jobs.outcome import ScheduleOutcome, under_each
 from interlace.jobs.virtual import Simulated, SimulatedRole, run_virtually
 from interlace.observe.jsonl import to_line
@@ -26,6 +29,7 @@ from interlace.runtime.sim.faults import Faults, with_faults
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
 from interlace.schedule.placement import Device
+from interlace.simulate.episodes import SimulatedEpisode
 from interlace.simulate.lengths import ResponseLengths
 from interlace.simulate.pace import Pace
 from interlace.simulate.rollout import SimulatedEngine
@@ -60,6 +64,17 @@ class Simulation:
         del recipe
         ids = np.zeros(self.profile.lengths.prompt_tokens, np.int32)
         return [Prompt(uid=f"p{n}", token_ids=ids, text="", answer="") for n in range(self.num_prompts)]
+
+    def episode(self, recipe: Recipe) -> Episode:
+        """Episodes of the profile's turns. UserError where it has none and the recipe's have several."""
+        if recipe.episode.is_single_turn:
+            return SINGLE_TURN
+        if self.profile.turns is None:
+            raise UserError(
+                f"the recipe's episode {recipe.episode.name!r} takes several turns, and the profile has no `turns`: "
+                "measure them with `interlace profile RECIPE`, or write them into the profile."
+            )
+        return SimulatedEpisode(self.profile.turns, brings_reward=recipe.reward is None)
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
         """Workers that only cost time."""

@@ -15,6 +15,7 @@ from interlace.core.errors import UserError
 from interlace.core.training import LossInputs, LossOutputs
 from interlace.core.types import Prompt, Sample, SampleGroup
 from interlace.data.stream import PromptStream
+from interlace.episodes.base import Episode
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import Ended, PolicyRun, RoleGroups, StepResult
 from interlace.jobs.assemble import assemble
@@ -65,6 +66,10 @@ class SimulationBackend(Protocol):
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
         """Returns the stand-ins for the workers, by role; the algorithm says which roles are needed."""
+        ...
+
+    def episode(self, recipe: Recipe) -> Episode:
+        """Returns the stand-in for the recipe's episode, whose own would call real tools."""
         ...
 
 
@@ -157,7 +162,9 @@ class _Session:
         prompts = PromptStream(stand_ins.prompts(recipe), recipe.seed)
         try:
             groups = await launch(cluster, self._algorithm.needs, stand_ins.roles(recipe))
-            ready = await assemble(cluster, recipe, self._algorithm, groups, prompts, self)
+            ready = await assemble(
+                cluster, recipe, self._algorithm, groups, prompts, self, stand_in=stand_ins.episode(recipe)
+            )
             with cluster.timeline.recorded_by(recorder()):
                 await cluster.run(_flow(ready.run))
                 books = ready.run.ledger()

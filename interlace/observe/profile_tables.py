@@ -41,6 +41,10 @@ def _roles(profile: Profile) -> Table:
     mean = fmean(lengths.quantiles) if lengths.quantiles else lengths.median
     spread = f"median {lengths.median:.0f}; spread of the logarithm {lengths.prompt_sigma:.2f} between prompts"
     table.add_row("responses", "length", f"{mean:.1f}", f"{spread}, {lengths.response_sigma:.2f} within one")
+    if profile.turns:
+        turns = profile.turns
+        given = f"{fmean(turns.given_tokens):.0f} tokens given before a later one, tools {_time(fmean(turns.tool_s))}"
+        table.add_row("episodes", "turns", f"{fmean(turns.turns):.1f}", f"mean; {given}")
     return table
 
 

@@ -5,8 +5,8 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlace.core.profile import InferenceCosts, Interference, Profile, RewardCosts, RunSizes, TrainCosts
-from interlace.core.types import Sample, SamplingParams
+from interlace.core.profile import InferenceCosts, Interference, Profile, RewardCosts, RunSizes, TrainCosts, Turns
+from interlace.core.types import Prompt, Sample, SamplingParams
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.jobs.assemble import sampling_of
@@ -14,6 +14,7 @@ from interlace.jobs.launch import ModelSources, launch_roles, launch_second_acto
 from interlace.jobs.warmup import warmed_model
 from interlace.jobs.weights import join_weights
 from interlace.observe.progress import ProgressView
+from interlace.profiling.episodes import draw_episodes
 from interlace.profiling.fit import medians
 from interlace.profiling.pairs import measure_interference
 from interlace.profiling.rollout import measure_rollout
@@ -34,7 +35,7 @@ from interlace.runtime.cluster import Cluster
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES
 from interlace.schedule.schedule import Schedule
-from interlace.stages.role_groups import ActorGroup, CriticGroup, ReferenceGroup
+from interlace.stages.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RolloutGroup
 
 PARTS = ("samples", "rollout", "reward", "two devices", "reference", "critic", "actor", "side by side", "whole steps")
 """In the order in which they are measured."""
@@ -99,11 +100,11 @@ class _Measurement:
         engine = groups.rollout[0]
         budget_s = self._begin("samples")
         self._sampling = sampling = await sampling_of(recipe, engine)
-        drawn = await draw_samples(engine, prompts.train, sampling, recipe, budget_s=budget_s)
+        drawn, responses, turns = await self._draw(engine, prompts.train, budget_s)
         budget_s = self._begin("rollout")
         rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=budget_s)
         reward = await self._reward(drawn)
-        self._samples = drawn[: recipe.prompts_per_step * recipe.samples_per_prompt]
+        self._samples = [*drawn][: recipe.prompts_per_step * recipe.samples_per_prompt]
         kept = await self._efficiency(sources)
         profile = Profile(
             device=device_name(cluster.devices[0]),
@@ -117,7 +118,8 @@ class _Measurement:
             device_memory_bytes=cluster.devices[0].memory_bytes,
             rollout=rollout,
             reward=reward,
-            lengths=measure_lengths(drawn),
+            lengths=measure_lengths(responses),
+            turns=turns,
             reference=await self._reference(),
             critic=await self._critic(kept),
             actor=(await self._actor()).model_copy(update={"efficiency": kept}),
@@ -125,6 +127,17 @@ class _Measurement:
         )
         budget_s, stream = self._begin("whole steps"), PromptStream(prompts.train, recipe.seed)
         return profile, await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
+
+    async def _draw(
+        self, engine: RolloutGroup, prompts: Sequence[Prompt], budget_s: float
+    ) -> tuple[Sequence[Sample], Sequence[Sample], Turns | None]:
+        """Draws samples. Returns each response as one too, and the turns where a sample has several."""
+        recipe, sampling = self._recipe, self._sampling
+        if recipe.episode.is_single_turn:
+            drawn = await draw_samples(engine, prompts, sampling, recipe, budget_s=budget_s)
+            return drawn, drawn, None
+        found = await draw_episodes(self._cluster, engine, prompts, sampling, recipe, budget_s=budget_s)
+        return found.samples, found.responses, found.turns
 
     async def _reward(self, drawn: Sequence[Sample]) -> RewardCosts:
         group, settings = self._groups.reward, self._recipe.reward

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from interlace.cli.main import app
 from interlace.core.profile import Profile
+from interlace.jobs.simulate import Simulation, simulate
+from interlace.recipes.load import load_recipe
 from tests.support.training import SMALL
 
 
@@ -78,3 +80,15 @@ def test_workers_of_ray_are_measured_in_their_processes(tmp_path: Path) -> None:
 def test_a_mistake_is_refused_before_anything_runs(arguments: list[str], sentence: str) -> None:
     code, _, err = profile(*arguments)
     assert code == 2 and sentence in err
+
+
+def test_the_turns_of_episodes_are_measured_and_simulated(tmp_path: Path) -> None:
+    episode = "episode.name=tests.support.worker_episodes:ThreeTurns"
+    found = measured(tmp_path, episode, "cluster.devices=cpu:1")
+    check(found)
+    assert found.turns is not None and set(found.turns.turns) == {3.0}
+    assert found.turns.given_tokens[0] == 4 and found.turns.given_tokens[-1] == 4, "the hint, and a token of its own"
+    assert found.turns.tool_s[-1] >= 0.01 and 0 <= found.turns.reward <= 1
+    settings = [*SMALL, episode, "cluster.devices=cpu:1", "schedule=verl-colocated"]
+    predicted = simulate(load_recipe("quickstart", settings), Simulation(profile=found, num_devices=1))
+    assert predicted.run.values("rollout/history_reused") and predicted.seconds > 0
