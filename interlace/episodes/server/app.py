@@ -1,0 +1,362 @@
+"""The server itself: routes, keys, errors. aiohttp does the HTTP, in the event loop that is there."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON
+from interlace.episodes.base import Session
+from interlace.episodes.server.anthropic import AnthropicMessages
+from interlace.episodes.server.ask import Answer, Ask, Dialect, TextCodec
+from interlace.episodes.server.body import Body
+from interlace.episodes.server.chat import Chat, Completions, Tokens
+from interlace.episodes.server.conversation import Conversation, Retries, digest_of, renamed
+from interlace.episodes.server.errors import ApiError, as_openai
+from interlace.episodes.server.metrics import ServerMetrics
+from interlace.episodes.server.responses import Responses
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
+
+LARGEST_BODY = 256 << 20
+"""Bytes of a request's body."""
+MODEL = "policy"
+"""Name of the model. Requests may give any name, and are answered under it."""
+_DIALECTS: Mapping[str, tuple[Dialect, str]] = {
+    "/v1/chat/completions": (Chat(), "chatcmpl-"),
+    "/v1/completions": (Completions(), "cmpl-"),
+    "/v1/responses": (Responses(), "resp_"),
+    "/v1/messages": (AnthropicMessages(), "msg_"),
+    "/inference/v1/generate": (Tokens(), "gen-"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """Address of a session, as a program is given it."""
+
+    base_url: str
+    """Of OpenAI's clients: it ends in /v1."""
+    api_key: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Returns the variables by which clients find the session."""
+        root = self.base_url.removesuffix("/v1")
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": root,
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
+
+
+class Visitors(Protocol):
+    """Source of sessions for clients that come with the server's own key."""
+
+    def session(self, seed: int | None) -> contextlib.AbstractAsyncContextManager[Session]:
+        """Opens a session. seed: of its noise; None draws one."""
+        ...
+
+    def busy_s(self) -> float | None:
+        """Returns the seconds after which a client may try again, while no request is taken; else None."""
+        ...
+
+
+class Control(Protocol):
+    """Verbs of the administrator."""
+
+    async def command(self, verb: str, arguments: Body) -> dict[str, JSON]:
+        """Does what a verb says. ApiError for an unknown one."""
+        ...
+
+
+class SessionServer:
+    """A server of sessions, in this process's event loop; open from start() to close()."""
+
+    def __init__(
+        self,
+        *,
+        codec: TextCodec | None = None,
+        visitors: Visitors | None = None,
+        control: Control | None = None,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+    ) -> None:
+        """visitors: None where only sessions that this process opens are served. Keys are drawn where None is given."""
+        self.api_key = api_key or f"sk-{secrets.token_urlsafe(24)}"
+        self.admin_key = admin_key or f"admin-{secrets.token_urlsafe(24)}"
+        self.metrics = ServerMetrics()
+        self._codec, self._visitors, self._control = codec, visitors, control
+        self._open: dict[str, Conversation] = {}
+        """Sessions by key; ended ones for as long as their owner keeps them."""
+        self._visits: dict[str, contextlib.AsyncExitStack] = {}
+        self._retries = Retries()
+        self._url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listens, and returns the address. port: 0 takes a free one. UserError where it cannot."""
+        try:
+            from aiohttp import web
+        except ImportError:
+            raise UserError("the server of sessions needs aiohttp: pip install 'interlace[serve]'.") from None
+        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_middleware(self._guarded)])
+        for path in _DIALECTS:
+            app.router.add_post(path, self._ask)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._show_metrics)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/sessions", self._open_session)
+        app.router.add_post("/v1/session/reward", self._reward)
+        app.router.add_post("/v1/session/end", self._end_session)
+        app.router.add_post("/control/{verb}", self._command)
+        # A client that hangs up cancels its handler, and so withdraws its request.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise UserError(f"cannot listen on {host}:{port}: {error.strerror}. Choose another --port.") from error
+        bound = self._runner.addresses[0]
+        name = f"[{host}]" if ":" in host else host
+        self._url = f"http://{name}:{bound[1]}"
+        return self._url
+
+    async def close(self) -> None:
+        """Ends all sessions and stops listening."""
+        for conversation in self._open.values():
+            await conversation.end()
+        await self._retries.close()
+        for stack in self._visits.values():
+            await stack.aclose()
+        if self._runner:
+            await self._runner.cleanup()
+
+    def open(self, session: Session, *, keeps_distribution: bool = True) -> tuple[Conversation, Endpoint]:
+        """Gives a session a key of its own. keeps_distribution: see Conversation."""
+        conversation = Conversation(session, keeps_distribution)
+        self._open[conversation.key] = conversation
+        self.metrics.sessions += 1
+        return conversation, Endpoint(base_url=f"{self._url}/v1", api_key=conversation.key)
+
+    async def forget(self, conversation: Conversation) -> None:
+        """Ends a session for good: its key is unknown from now on."""
+        await conversation.end()
+        self.metrics.sessions -= self._open.pop(conversation.key, None) is not None
+
+    async def _guarded(self, request: "web.Request", handler: "Handler") -> "web.StreamResponse":
+        """Answers a request; whatever goes wrong is told in the client's own form."""
+        from aiohttp import web
+
+        route = request.match_info.route.resource
+        name, start_s = (route.canonical if route else "unknown"), time.perf_counter()
+        self.metrics.running += 1
+        try:
+            response = await handler(request)
+        except ApiError as error:
+            response = _failed(request.path, error)
+        except UserError as error:
+            response = _failed(request.path, ApiError(400, str(error)))
+        except web.HTTPRequestEntityTooLarge:
+            too_large = f"the body is larger than {LARGEST_BODY >> 20} MiB."
+            response = _failed(request.path, ApiError(413, too_large))
+        except web.HTTPException as error:
+            what = f"{request.method} {request.path}: {error.reason}."
+            response = _failed(request.path, ApiError(error.status, what))
+        except Exception as error:  # noqa: BLE001 - the client is told, and the server goes on
+            response = _failed(request.path, ApiError(500, f"{type(error).__name__}: {error}"))
+        finally:
+            self.metrics.running -= 1
+        self.metrics.observe(name, response.status, time.perf_counter() - start_s)
+        return response
+
+    async def _ask(self, request: "web.Request") -> "web.StreamResponse":
+        dialect, prefix = _DIALECTS[request.path]
+        conversation = self._conversation(request)
+        content = await request.read()
+        named, digest = request.headers.get("Idempotency-Key"), digest_of(request.path, content)
+        retries = conversation.retries if conversation else self._retries
+        before = retries.num_retries
+
+        async def make() -> Answer:
+            ask = dialect.read(Body.parse(content), self._codec)
+            if conversation:
+                return await self._answer(conversation, ask, _turn_number(request), prefix)
+            return await self._visit(ask, prefix)
+
+        if conversation:
+            conversation.check_open()
+        answer = await retries.once(named, digest, make)
+        self.metrics.retries += retries.num_retries - before
+        oldest, newest = answer.versions
+        headers = {"x-weight-versions": f"{oldest}-{newest}", "x-request-id": answer.id}
+        if answer.ask.stream:
+            return await _stream(request, dialect.events(answer, self._codec), headers)
+        return _json(dialect.write(answer, self._codec), headers=headers)
+
+    async def _answer(self, conversation: Conversation, ask: Ask, number: int | None, prefix: str) -> Answer:
+        answer = renamed(await conversation.answer(ask, number=number), prefix)
+        self.metrics.prompt_tokens += answer.num_prompt_tokens
+        self.metrics.drawn_tokens += answer.num_drawn_tokens
+        return answer
+
+    async def _visit(self, ask: Ask, prefix: str) -> Answer:
+        """Answers a request of the server's own key, in a session of its own."""
+        visitors = self._welcome()
+        async with visitors.session(ask.seed) as session:
+            return await self._answer(Conversation(session, keeps_distribution=False), ask, None, prefix)
+
+    def _welcome(self) -> Visitors:
+        if self._visitors is None:
+            raise ApiError(401, "this server has no sessions but those of its run.", code="invalid_api_key")
+        if (busy_s := self._visitors.busy_s()) is not None:
+            raise ApiError(503, "no request is taken while weights change; try again.", retry_after_s=busy_s)
+        return self._visitors
+
+    def _conversation(self, request: "web.Request") -> Conversation | None:
+        """Returns the session that a request's key names; None for the server's own key. ApiError for a wrong one."""
+        key = _key(request)
+        if conversation := self._open.get(key):
+            return conversation
+        if self._visitors is None or not secrets.compare_digest(key, self.api_key):
+            said = "the key is wrong" if key else "there is no key"
+            hint = "send it as `Authorization: Bearer KEY`, or as `x-api-key`"
+            raise ApiError(401, f"{said}: {hint}.", code="invalid_api_key")
+        return None
+
+    async def _open_session(self, request: "web.Request") -> "web.StreamResponse":
+        if self._conversation(request) is not None:
+            raise ApiError(401, "a session's key opens no other session.", code="invalid_api_key")
+        content = await request.read()
+        seed = Body.parse(content or b"{}").integer("seed", least=-(1 << 63))
+        stack = contextlib.AsyncExitStack()
+        session = await stack.enter_async_context(self._welcome().session(seed))
+        conversation, endpoint = self.open(session, keeps_distribution=False)
+        self._visits[conversation.key] = stack
+        return _json({"base_url": endpoint.base_url, "api_key": endpoint.api_key})
+
+    async def _reward(self, request: "web.Request") -> "web.StreamResponse":
+        conversation = self._of_session(request)
+        conversation.rewarded(Body.parse(await request.read()).number("reward"))
+        return _json({"reward": conversation.reward})
+
+    async def _end_session(self, request: "web.Request") -> "web.StreamResponse":
+        conversation = self._of_session(request)
+        content = await request.read()
+        reward = Body.parse(content or b"{}").number("reward")
+        if reward is not None:
+            conversation.rewarded(reward)
+        conversation.check_open()
+        await conversation.end()
+        if stack := self._visits.pop(conversation.key, None):
+            await stack.aclose()
+        return _json({"turns": conversation.num_turns, "reward": conversation.reward})
+
+    def _of_session(self, request: "web.Request") -> Conversation:
+        if conversation := self._conversation(request):
+            return conversation
+        raise ApiError(400, "this is for a session: send the key of one, from POST /v1/sessions.")
+
+    async def _health(self, request: "web.Request") -> "web.StreamResponse":
+        del request
+        return _json({"status": "ok"})
+
+    async def _show_metrics(self, request: "web.Request") -> "web.StreamResponse":
+        from aiohttp import web
+
+        if _key(request) != self.admin_key:
+            self._conversation(request)
+        return web.Response(text=self.metrics.text(), content_type="text/plain")
+
+    async def _models(self, request: "web.Request") -> "web.StreamResponse":
+        self._conversation(request)
+        model: dict[str, JSON] = {"id": MODEL, "object": "model", "created": 0, "owned_by": "interlace"}
+        return _json({"object": "list", "data": [model]})
+
+    async def _command(self, request: "web.Request") -> "web.StreamResponse":
+        if not secrets.compare_digest(_key(request), self.admin_key):
+            raise ApiError(401, "this needs the administrator's key.", code="invalid_api_key")
+        if self._control is None:
+            raise ApiError(404, "this server has nothing to control: its run does.")
+        arguments = Body.parse(await request.read() or b"{}")
+        return _json(await self._control.command(request.match_info["verb"], arguments))
+
+
+@asynccontextmanager
+async def serving(server: SessionServer, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Runs a server for the block, and gives its address."""
+    url = await server.start(host, port)
+    try:
+        yield url
+    finally:
+        await server.close()
+
+
+def _middleware(
+    guard: Callable[..., Awaitable["web.StreamResponse"]],
+) -> "Callable[..., Awaitable[web.StreamResponse]]":
+    from aiohttp import web
+
+    @web.middleware
+    async def guarded(request: "web.Request", handler: "Handler") -> "web.StreamResponse":
+        return await guard(request, handler)
+
+    return guarded
+
+
+def _key(request: "web.Request") -> str:
+    bearer = request.headers.get("Authorization", "")
+    return bearer.removeprefix("Bearer ").strip() or request.headers.get("x-api-key", "")
+
+
+def _turn_number(request: "web.Request") -> int | None:
+    given = request.headers.get("X-Turn")
+    if given is None:
+        return None
+    if not given.isdecimal():
+        raise ApiError(400, f"the header X-Turn is {given!r}: it must be a turn's number, from 0.")
+    return int(given)
+
+
+def _failed(path: str, error: ApiError) -> "web.Response":
+    dialect, _ = _DIALECTS.get(path, (None, ""))
+    content = dialect.error(error) if dialect else as_openai(error)
+    return _json(content, status=error.status, headers=error.headers)
+
+
+def _json(
+    content: Mapping[str, JSON], *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> "web.Response":
+    from aiohttp import web
+
+    body = json.dumps(content).encode()
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+async def _stream(request: "web.Request", events: object, headers: Mapping[str, str]) -> "web.StreamResponse":
+    """Sends an answer as server-sent events. Its status is known by now: an error before it has its own."""
+    from aiohttp import web
+
+    response = web.StreamResponse(headers={**headers, "Cache-Control": "no-cache"})
+    response.content_type = "text/event-stream"
+    await response.prepare(request)
+    lines = []
+    for name, data in events:  # type: ignore[attr-defined]
+        text = data if isinstance(data, str) else json.dumps(data)
+        lines.append((f"event: {name}\n" if name else "") + f"data: {text}\n\n")
+    with contextlib.suppress(ConnectionResetError, asyncio.CancelledError):
+        await response.write("".join(lines).encode())
+        await response.write_eof()
+    return response

@@ -1,0 +1,237 @@
+"""A request and its answer, whatever form a client writes them in."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from interlace.core.messages import Message, ToolSpec, as_message, as_tool
+from interlace.core.types import JSON, FinishReason, SamplingParams
+from interlace.episodes.base import Context, Turn
+from interlace.episodes.server.body import Body
+from interlace.episodes.server.errors import ApiError, as_openai
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """A request for answers."""
+
+    context: Context
+    tools: tuple[ToolSpec, ...] = ()
+    model: str = ""
+    """Name that the client gave; it is repeated, for one policy answers to every name."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: Mapping[str, JSON] = field(default_factory=dict)
+    """Further fields of SamplingParams that the client set."""
+    num_answers: int = 1
+    seed: int | None = None
+    stream: bool = False
+    include_usage: bool = False
+    """Flag: a stream ends with a chunk that counts tokens."""
+    logprobs: bool = False
+    token_ids: bool = False
+    """Flag: the answer carries token ids and versions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Answers to a request."""
+
+    id: str
+    created: int
+    """Seconds since 1970."""
+    ask: Ask
+    turns: Sequence[Turn]
+    """One for each answer."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the context."""
+        return len(self.turns[0].prompt_ids)
+
+    @property
+    def num_drawn_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """Oldest and newest version that drew a token."""
+        found = [version for turn in self.turns for version in turn.versions.values]
+        return min(found, default=0), max(found, default=0)
+
+
+class TextCodec(Protocol):
+    """Text as tokens and back, without a chat template."""
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text, with those that every text begins with."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens, special ones included."""
+        ...
+
+
+Event = tuple[str, Mapping[str, JSON] | str]
+"""One event of a stream: its name, empty for none, and its data."""
+
+
+class Dialect(Protocol):
+    """A form in which clients write requests and read answers."""
+
+    def read(self, body: Body, codec: TextCodec | None) -> Ask:
+        """Reads a request. ApiError, or UserError, for what cannot be answered."""
+        ...
+
+    def write(self, answer: Answer, codec: TextCodec | None) -> dict[str, JSON]:
+        """Writes an answer whole."""
+        ...
+
+    def events(self, answer: Answer, codec: TextCodec | None) -> Iterable[Event]:
+        """Writes an answer as the events of a stream."""
+        ...
+
+    def error(self, error: ApiError) -> dict[str, JSON]:
+        """Writes an error."""
+        ...
+
+
+class OpenAIErrors:
+    """Errors in OpenAI's form, for the dialects that share it."""
+
+    def error(self, error: ApiError) -> dict[str, JSON]:
+        """Writes an error."""
+        return as_openai(error)
+
+
+def sampling_of(body: Body) -> dict[str, JSON]:
+    """Reads the fields of SamplingParams that a body sets."""
+    body.refuse("frequency_penalty", "it is not supported; set presence_penalty or repetition_penalty", 0)
+    names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+    found: dict[str, JSON] = {name: value for name in names if (value := body.number(name)) is not None}
+    if (top_k := body.integer("top_k", least=-1)) is not None:
+        found["top_k"] = max(0, top_k)  # -1 is how serving engines write it
+    if bias := body.get("logit_bias"):
+        if not isinstance(bias, Mapping) or not all(name.isdecimal() for name in bias):
+            raise body.wrong("logit_bias", "an object of token ids and numbers")
+        found["logit_bias"] = [[int(token), value] for token, value in bias.items()]
+    return found
+
+
+def stops_of(body: Body, name: str = "stop") -> tuple[str, ...]:
+    """Reads the texts that end an answer."""
+    value = body.get(name)
+    found = [value] if isinstance(value, str) else body.items(name)
+    if not all(isinstance(each, str) and each for each in found):
+        raise body.wrong(name, "a text or a list of texts, none of them empty")
+    return tuple(str(each) for each in found)
+
+
+def merged(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) -> SamplingParams:
+    """Returns the parameters of a request.
+
+    base: the run's. keeps_distribution: the run's distribution holds whatever the client set, for it is what is
+    trained; an answer's length and what ends it are the client's.
+    """
+    length = base.max_new_tokens if ask.max_tokens is None else ask.max_tokens
+    changed: dict[str, object] = {
+        "max_new_tokens": min(length, base.max_new_tokens) if keeps_distribution else length,
+        "stop": tuple(dict.fromkeys((*base.stop, *ask.stop))),
+    }
+    if not keeps_distribution:
+        changed |= ask.sampling
+    if changed.items() <= base.model_dump().items():
+        return base
+    return SamplingParams.parse({**base.model_dump(), **changed}, where="sampling")
+
+
+def message_of(value: Body, where: str) -> Message:
+    """Reads a chat message whose content may be a list of parts."""
+    fields = {name: value.get(name) for name in ("role", "tool_calls", "tool_call_id", "name", "reasoning_content")}
+    if fields["role"] == "developer":
+        fields["role"] = "system"
+    fields["content"] = text_of(value, "content", where)
+    return as_message({name: given for name, given in fields.items() if given is not None or name == "content"}, where)
+
+
+def text_of(value: Body, name: str, where: str, *, kinds: Sequence[str] = ("text",)) -> str | None:
+    """Reads a text that may be written as a list of parts, of these kinds."""
+    content = value.get(name)
+    if content is None or isinstance(content, str):
+        return content
+    parts = value.objects(name)
+    for part in parts:
+        if part.get("type") not in kinds:
+            raise ApiError(400, f"{where} has a part of type {part.get('type')!r}: only text can be read.", param=name)
+    return "".join(part.text("text") for part in parts)
+
+
+def tools_of(body: Body) -> tuple[ToolSpec, ...]:
+    """Reads tools in OpenAI's chat form, as tool_choice allows them."""
+    body.refuse("tool_choice", "a call cannot be forced; write auto or none", "auto", "none")
+    if body.get("tool_choice") == "none":
+        return ()
+    return unique([as_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.items("tools"))])
+
+
+def unique(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Returns tools. ApiError where two have one name."""
+    names = [tool.name for tool in tools]
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise ApiError(400, f"two tools have the name {doubled[0]!r}.", param="tools")
+    return tuple(tools)
+
+
+def shown(turn: Turn, stops: Sequence[str]) -> Message:
+    """Returns an answer as a client sees it: without the text that ended it, and with what could not be read as text.
+
+    stops: the client's own, which an answer is cut before.
+    """
+    message = turn.message
+    if message.tool_calls and all(call.error for call in message.tool_calls):
+        return Message(role="assistant", content=turn.text)
+    cuts = [place for stop in stops if (place := message.content.find(stop)) >= 0]
+    return message if not cuts else Message(role="assistant", content=message.content[: min(cuts)])
+
+
+def finish_of(turn: Turn) -> str:
+    """Returns why an answer ended, in OpenAI's words."""
+    if any(not call.error for call in turn.message.tool_calls):
+        return "tool_calls"
+    return "length" if turn.finish_reason == FinishReason.LENGTH else "stop"
+
+
+def usage_of(answer: Answer) -> dict[str, JSON]:
+    """Counts tokens, in OpenAI's form."""
+    prompt, drawn = answer.num_prompt_tokens, answer.num_drawn_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": drawn,
+        "total_tokens": prompt + drawn,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens(answer)},
+    }
+
+
+def cached_tokens(answer: Answer) -> int:
+    """Returns how many tokens of the context were in an engine's cache."""
+    return max((getattr(turn, "num_cached_tokens", 0) for turn in answer.turns), default=0)
+
+
+def runs_of(turn: Turn) -> list[JSON]:
+    """Returns the versions that drew an answer's tokens, as [version, number of tokens] one behind the other."""
+    return [[version, count] for version, count in turn.versions.pieces]
+
+
+def token_name(token: int, codec: TextCodec | None) -> str:
+    """Returns a token's text; `token_id:N` where there is no tokenizer at hand."""
+    return codec.decode([token]) if codec else f"token_id:{token}"
+
+
+def logprobs_of(turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
+    """Writes the log-probs of the distribution that was sampled from, in the chat form."""
+    content: list[JSON] = []
+    for token, logprob in zip(turn.token_ids.tolist(), turn.logprobs.tolist(), strict=True):
+        name = token_name(token, codec)
+        content.append({"token": name, "logprob": logprob, "bytes": list(name.encode()), "top_logprobs": []})
+    return {"content": content, "refusal": None}

@@ -1,0 +1,152 @@
+"""One session, as the server keeps it: answered once, ended once."""
+
+import asyncio
+import hashlib
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from interlace.core.messages import Message, same_message
+from interlace.core.types import SamplingParams
+from interlace.episodes.base import Context, Session, Turn
+from interlace.episodes.server.ask import Answer, Ask, merged, shown
+from interlace.episodes.server.errors import ApiError
+
+_KEPT_ANSWERS = 256
+"""Answers that are kept for a retry, the newest."""
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    digest: str
+    task: "asyncio.Task[Answer]"
+    num_waiting: int = 0
+
+
+class Retries:
+    """Requests of one client: one that is sent again, since its client lost patience, is answered by the first."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, _Asked] = {}
+        self.num_retries = 0
+
+    async def once(self, name: str | None, digest: str, make: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Answers a request, or gives the answer to the same one.
+
+        name: the client's name of the request; the same body in flight is the same request where there is none.
+        Cancelled, it withdraws the request, unless another waits for it too.
+        """
+        key = name or f"body {digest}"
+        asked = self._asked.get(key)
+        if asked is None:
+            asked = self._asked[key] = _Asked(digest, asyncio.ensure_future(make()))
+            self._forget_old()
+        elif asked.digest != digest:
+            raise ApiError(400, f"Idempotency-Key {key!r} was given with another body before.", code="idempotency_key")
+        else:
+            self.num_retries += 1
+        asked.num_waiting += 1
+        try:
+            return await asyncio.shield(asked.task)
+        finally:
+            asked.num_waiting -= 1
+            self._left(key, asked, is_named=name is not None)
+
+    def _left(self, key: str, asked: _Asked, *, is_named: bool) -> None:
+        task = asked.task
+        if not task.done() and not asked.num_waiting:
+            task.cancel()
+        is_kept = is_named and task.done() and not task.cancelled() and task.exception() is None
+        if not is_kept and not asked.num_waiting and self._asked.get(key) is asked:
+            del self._asked[key]
+
+    def _forget_old(self) -> None:
+        done = [key for key, asked in self._asked.items() if asked.task.done()]
+        for key in done[: max(0, len(done) - _KEPT_ANSWERS)]:
+            del self._asked[key]
+
+    async def close(self) -> None:
+        """Withdraws the requests that are in flight."""
+        tasks = [asked.task for asked in self._asked.values() if not asked.task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def digest_of(path: str, body: bytes) -> str:
+    """Returns what tells a request's body from another's."""
+    return hashlib.sha256(path.encode() + b"\0" + body).hexdigest()
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """An open session and what its client was shown of it."""
+
+    session: Session
+    keeps_distribution: bool
+    """Flag: the run's distribution holds, whatever temperature a client sets."""
+    key: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
+    reward: float | None = None
+    """Reward that the client gave; the last one counts."""
+    ended: bool = False
+    retries: Retries = field(default_factory=Retries)
+    num_turns: int = 0
+    _shown: list[tuple[Message, Message]] = field(default_factory=list)
+    """Answers whose client saw another message than the one that was drawn, each with the latter."""
+
+    async def answer(self, ask: Ask, *, number: int | None = None) -> Answer:
+        """Draws the answers to a request. ApiError where the session has ended. number: of the (first) turn."""
+        self.check_open()
+        messages = [self._drawn(message) for message in ask.context if isinstance(message, Message)]
+        context = messages or ask.context
+        params = merged(self.session.params, ask, keeps_distribution=self.keeps_distribution)
+        numbers = [None if number is None else number + place for place in range(ask.num_answers)]
+        drawn = [asyncio.ensure_future(self._turn(context, ask, params, each)) for each in numbers]
+        try:
+            turns = await asyncio.gather(*drawn)
+        except asyncio.CancelledError:
+            if self.ended:
+                raise ApiError(409, "the session has ended.", code="session_ended") from None
+            raise
+        finally:
+            for task in drawn:
+                task.cancel()
+        self.num_turns += len(turns)
+        for turn in turns:
+            seen = shown(turn, ask.stop)
+            if not same_message(seen, turn.message):
+                self._shown.append((seen, turn.message))
+        return Answer(id=secrets.token_hex(12), created=int(time.time()), ask=ask, turns=turns)
+
+    async def _turn(self, context: Context, ask: Ask, params: SamplingParams, number: int | None) -> Turn:
+        return await self.session.generate(context, tools=ask.tools, params=params, number=number)
+
+    def _drawn(self, message: Message) -> Message:
+        """Returns the message that was drawn, where a client gives back what it was shown."""
+        if message.role != "assistant":
+            return message
+        return next((drawn for seen, drawn in reversed(self._shown) if same_message(message, seen)), message)
+
+    def check_open(self) -> None:
+        """Raises ApiError where the session has ended."""
+        if self.ended:
+            raise ApiError(409, "the session has ended: it takes no more requests.", code="session_ended")
+
+    def rewarded(self, value: float | None) -> None:
+        """Takes the reward that a client gives. ApiError where it is no finite number."""
+        self.check_open()
+        if value is None or not math.isfinite(value):
+            raise ApiError(400, f"reward = {value}: it must be a finite number.", param="reward")
+        self.reward = value
+
+    async def end(self) -> None:
+        """Ends the session; requests in flight are withdrawn."""
+        self.ended = True
+        await self.retries.close()
+
+
+def renamed(answer: Answer, prefix: str) -> Answer:
+    """Returns an answer whose id begins with a dialect's prefix."""
+    return replace(answer, id=f"{prefix}{answer.id}")

@@ -1,0 +1,42 @@
+"""The server of one process's sessions: there while one is open."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from interlace.episodes.base import Session
+from interlace.episodes.server.app import Endpoint, SessionServer
+from interlace.episodes.server.conversation import Conversation
+
+
+class SessionHost:
+    """Way of sessions to programs that know an address and a key alone. One server for all that are open at once."""
+
+    def __init__(self) -> None:
+        self._server: SessionServer | None = None
+        self._num_open = 0
+        self._starting = asyncio.Lock()
+
+    @asynccontextmanager
+    async def serve(
+        self, session: Session, *, keeps_distribution: bool = True
+    ) -> AsyncIterator[tuple[Conversation, Endpoint]]:
+        """Serves a session for the block; then its key is unknown. keeps_distribution: see Conversation."""
+        self._num_open += 1
+        try:
+            async with self._starting:
+                if self._server is None:
+                    server = SessionServer()
+                    await server.start()
+                    self._server = server
+            server = self._server
+            conversation, endpoint = server.open(session, keeps_distribution=keeps_distribution)
+            try:
+                yield conversation, endpoint
+            finally:
+                await server.forget(conversation)
+        finally:
+            self._num_open -= 1
+            if not self._num_open and self._server:
+                last, self._server = self._server, None
+                await last.close()

@@ -1,0 +1,61 @@
+"""A session whose answers are written beforehand, for what a server does with them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Message, ToolSpec
+from interlace.core.runs import Runs
+from interlace.core.types import FinishReason, SamplingParams
+from interlace.episodes.base import Context, Tools, Turn
+
+
+@dataclass
+class ScriptedSession:
+    """Answers in turn; keeps what it was asked."""
+
+    answers: Sequence[Message]
+    params: SamplingParams = SamplingParams(max_new_tokens=64)
+    seed: int = 7
+    finish_reason: FinishReason = FinishReason.STOP
+    go: asyncio.Event | None = None
+    """Held back until it is set."""
+    asked: list[tuple[Sequence[object], Sequence[ToolSpec], SamplingParams]] = field(default_factory=list)
+    num_withdrawn: int = 0
+    turns: list[Turn] = field(default_factory=list)
+
+    async def generate(
+        self, context: Context, *, tools: Tools = (), params: SamplingParams | None = None, number: int | None = None
+    ) -> Turn:
+        place = len(self.asked)
+        self.asked.append((list(context), list(tools), params or self.params))
+        if place >= len(self.answers):
+            raise UserError("the episode asked for more than its turns (episode.max_turns)")
+        try:
+            if self.go:
+                await self.go.wait()
+        except asyncio.CancelledError:
+            self.num_withdrawn += 1
+            raise
+        message = self.answers[place]
+        turn = Turn(
+            number=place if number is None else number, prompt_ids=np.arange(5, dtype=np.int32),
+            token_ids=np.array([11, 12, 2], np.int32), logprobs=np.array([-0.5, -0.25, -1.0], np.float32),
+            versions=Runs([(3, 2), (4, 1)]), finish_reason=self.finish_reason, text=message.content, message=message,
+        )  # fmt: skip
+        self.turns.append(turn)
+        return turn
+
+    def reward(self, turn: Turn, value: float) -> None:
+        raise NotImplementedError
+
+    def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def waiting(self, what: str) -> AsyncIterator[None]:
+        yield
