@@ -20,7 +20,7 @@ from interlace.core.plugins import load_callable
 from interlace.core.types import JSON, Prompt
 from interlace.episodes.base import Episode, Outcome, Session
 from interlace.episodes.config import EpisodeConfig, EpisodeKind
-from interlace.episodes.server.app import Endpoint
+from interlace.episodes.server.app import SessionAddress
 from interlace.episodes.server.conversation import Conversation
 from interlace.episodes.server.host import SessionHost
 
@@ -40,12 +40,12 @@ class ProgramConfig(EpisodeConfig):
     result: Literal["text", "exit"] = "text"
     """Reward of a command that gave none itself. text: its output is scored by the recipe's reward. exit: its exit
     status is, 1 for 0 and 0 for any other."""
-    sampling: Literal["run", "client"] = "run"
+    distribution: Literal["run", "client"] = "run"
     """run: the recipe's temperature, top_p and the like hold, whatever the program asks for. client: the program's do;
     it must ask for what the recipe trains with."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Further variables of a command's environment. It inherits the run's, but for names that look like secrets."""
-    output_bytes: int = Field(default=1 << 20, ge=1)
+    stdout_bytes: int = Field(default=1 << 20, ge=1)
     """Bytes kept of a command's output; the rest is read and dropped."""
 
     @model_validator(mode="after")
@@ -82,7 +82,7 @@ class Program:
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Runs the program to its end. Its reward: the reward route's, else what it returns, else the recipe's."""
-        keeps = self._config.sampling == "run"
+        keeps = self._config.distribution == "run"
         async with self._host.serve(session, keeps_distribution=keeps) as (conversation, endpoint):
             if self._function:
                 outcome = await self._call(prompt, endpoint)
@@ -90,7 +90,7 @@ class Program:
                 outcome = await self._execute(prompt, endpoint, session.seed)
         return _rewarded(outcome, conversation)
 
-    async def _call(self, prompt: Prompt, endpoint: Endpoint) -> Outcome:
+    async def _call(self, prompt: Prompt, endpoint: SessionAddress) -> Outcome:
         assert self._function is not None
         call = functools.partial(self._function, row_of(prompt), endpoint.base_url, endpoint.api_key)
         if inspect.iscoroutinefunction(self._function):
@@ -106,7 +106,7 @@ class Program:
         kind = type(returned).__name__
         raise TypeError(f"the program returned a {kind}; it returns its reward, its text, an Outcome or None")
 
-    async def _execute(self, prompt: Prompt, endpoint: Endpoint, seed: int) -> Outcome:
+    async def _execute(self, prompt: Prompt, endpoint: SessionAddress, seed: int) -> Outcome:
         row = row_of(prompt)
         inherited = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         process = await asyncio.create_subprocess_exec(
@@ -118,8 +118,8 @@ class Program:
             start_new_session=True,
         )
         talk = asyncio.gather(
-            _read(process.stdout, self._config.output_bytes),
-            _read(process.stderr, self._config.output_bytes),
+            _read(process.stdout, self._config.stdout_bytes),
+            _read(process.stderr, self._config.stdout_bytes),
             _write(process.stdin, json.dumps(row).encode()),
         )
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import JSON
 from interlace.episodes.server.ask import (
-    Answer,
+    Answers,
     Ask,
     Event,
     TextCodec,
@@ -47,7 +47,7 @@ class AnthropicMessages:
             token_ids=body.flag("return_token_ids"),
         )
 
-    def write(self, answer: Answer, codec: TextCodec | None) -> dict[str, JSON]:
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
         del codec
         found: dict[str, JSON] = {
@@ -67,7 +67,7 @@ class AnthropicMessages:
             }
         return found
 
-    def events(self, answer: Answer, codec: TextCodec | None) -> Iterator[Event]:
+    def events(self, answer: Answers, codec: TextCodec | None) -> Iterator[Event]:
         """Writes the events of a stream."""
         del codec
         usage = _usage(answer)
@@ -144,11 +144,11 @@ def _tools(body: Body) -> tuple[ToolSpec, ...]:
     return unique(found)
 
 
-def _head(answer: Answer) -> dict[str, JSON]:
+def _head(answer: Answers) -> dict[str, JSON]:
     return {"id": answer.id, "type": "message", "role": "assistant", "model": answer.ask.model}
 
 
-def _blocks(answer: Answer) -> list[JSON]:
+def _blocks(answer: Answers) -> list[JSON]:
     message = shown(answer.turns[0], answer.ask.stop)
     calls = [call for call in message.tool_calls if not call.error]
     found: list[JSON] = []
@@ -158,16 +158,16 @@ def _blocks(answer: Answer) -> list[JSON]:
     return found
 
 
-def _stopped_by(answer: Answer) -> str | None:
+def _stopped_by(answer: Answers) -> str | None:
     content = answer.turns[0].message.content
     return next((stop for stop in answer.ask.stop if stop in content), None)
 
 
-def _reason(answer: Answer) -> str:
+def _reason(answer: Answers) -> str:
     return "stop_sequence" if _stopped_by(answer) else _REASONS[finish_of(answer.turns[0])]
 
 
-def _usage(answer: Answer) -> dict[str, JSON]:
+def _usage(answer: Answers) -> dict[str, JSON]:
     cached = cached_tokens(answer)
     return {
         "input_tokens": answer.num_prompt_tokens - cached,

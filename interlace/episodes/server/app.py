@@ -14,9 +14,9 @@ from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.episodes.base import Session
 from interlace.episodes.server.anthropic import AnthropicMessages
-from interlace.episodes.server.ask import Answer, Ask, Dialect, TextCodec
+from interlace.episodes.server.ask import Answers, Ask, Dialect, TextCodec
 from interlace.episodes.server.body import Body
-from interlace.episodes.server.chat import Chat, Completions, Tokens
+from interlace.episodes.server.chat import Chat, Completions, TokenGeneration
 from interlace.episodes.server.conversation import Conversation, Retries, digest_of, renamed
 from interlace.episodes.server.errors import ApiError, as_openai
 from interlace.episodes.server.metrics import ServerMetrics
@@ -36,16 +36,16 @@ _DIALECTS: Mapping[str, tuple[Dialect, str]] = {
     "/v1/completions": (Completions(), "cmpl-"),
     "/v1/responses": (Responses(), "resp_"),
     "/v1/messages": (AnthropicMessages(), "msg_"),
-    "/inference/v1/generate": (Tokens(), "gen-"),
+    "/inference/v1/generate": (TokenGeneration(), "gen-"),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Endpoint:
+class SessionAddress:
     """Address of a session, as a program is given it."""
 
     base_url: str
-    """Of OpenAI's clients: it ends in /v1."""
+    """Address for OpenAI's clients, which ends in /v1."""
     api_key: str
 
     @property
@@ -144,12 +144,12 @@ class SessionServer:
         if self._runner:
             await self._runner.cleanup()
 
-    def open(self, session: Session, *, keeps_distribution: bool = True) -> tuple[Conversation, Endpoint]:
+    def open(self, session: Session, *, keeps_distribution: bool = True) -> tuple[Conversation, SessionAddress]:
         """Gives a session a key of its own. keeps_distribution: see Conversation."""
         conversation = Conversation(session, keeps_distribution)
         self._open[conversation.key] = conversation
         self.metrics.sessions += 1
-        return conversation, Endpoint(base_url=f"{self._url}/v1", api_key=conversation.key)
+        return conversation, SessionAddress(base_url=f"{self._url}/v1", api_key=conversation.key)
 
     async def forget(self, conversation: Conversation) -> None:
         """Ends a session for good: its key is unknown from now on."""
@@ -157,7 +157,7 @@ class SessionServer:
         self.metrics.sessions -= self._open.pop(conversation.key, None) is not None
 
     async def _guarded(self, request: "web.Request", handler: "Handler") -> "web.StreamResponse":
-        """Answers a request; whatever goes wrong is told in the client's own form."""
+        """Answers a request; whatever goes wrong is said in the form of the client."""
         from aiohttp import web
 
         route = request.match_info.route.resource
@@ -175,7 +175,7 @@ class SessionServer:
         except web.HTTPException as error:
             what = f"{request.method} {request.path}: {error.reason}."
             response = _failed(request.path, ApiError(error.status, what))
-        except Exception as error:  # noqa: BLE001 - the client is told, and the server goes on
+        except Exception as error:  # noqa: BLE001 - the client reads why, and the server goes on
             response = _failed(request.path, ApiError(500, f"{type(error).__name__}: {error}"))
         finally:
             self.metrics.running -= 1
@@ -190,7 +190,7 @@ class SessionServer:
         retries = conversation.retries if conversation else self._retries
         before = retries.num_retries
 
-        async def make() -> Answer:
+        async def make() -> Answers:
             ask = dialect.read(Body.parse(content), self._codec)
             if conversation:
                 return await self._answer(conversation, ask, _turn_number(request), prefix)
@@ -206,13 +206,13 @@ class SessionServer:
             return await _stream(request, dialect.events(answer, self._codec), headers)
         return _json(dialect.write(answer, self._codec), headers=headers)
 
-    async def _answer(self, conversation: Conversation, ask: Ask, number: int | None, prefix: str) -> Answer:
+    async def _answer(self, conversation: Conversation, ask: Ask, number: int | None, prefix: str) -> Answers:
         answer = renamed(await conversation.answer(ask, number=number), prefix)
         self.metrics.prompt_tokens += answer.num_prompt_tokens
         self.metrics.drawn_tokens += answer.num_drawn_tokens
         return answer
 
-    async def _visit(self, ask: Ask, prefix: str) -> Answer:
+    async def _visit(self, ask: Ask, prefix: str) -> Answers:
         """Answers a request of the server's own key, in a session of its own."""
         visitors = self._welcome()
         async with visitors.session(ask.seed) as session:

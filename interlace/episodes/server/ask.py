@@ -34,7 +34,7 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Answers:
     """Answers to a request."""
 
     id: str
@@ -84,11 +84,11 @@ class Dialect(Protocol):
         """Reads a request. ApiError, or UserError, for what cannot be answered."""
         ...
 
-    def write(self, answer: Answer, codec: TextCodec | None) -> dict[str, JSON]:
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer whole."""
         ...
 
-    def events(self, answer: Answer, codec: TextCodec | None) -> Iterable[Event]:
+    def events(self, answer: Answers, codec: TextCodec | None) -> Iterable[Event]:
         """Writes an answer as the events of a stream."""
         ...
 
@@ -202,7 +202,7 @@ def finish_of(turn: Turn) -> str:
     return "length" if turn.finish_reason == FinishReason.LENGTH else "stop"
 
 
-def usage_of(answer: Answer) -> dict[str, JSON]:
+def usage_of(answer: Answers) -> dict[str, JSON]:
     """Counts tokens, in OpenAI's form."""
     prompt, drawn = answer.num_prompt_tokens, answer.num_drawn_tokens
     return {
@@ -213,7 +213,7 @@ def usage_of(answer: Answer) -> dict[str, JSON]:
     }
 
 
-def cached_tokens(answer: Answer) -> int:
+def cached_tokens(answer: Answers) -> int:
     """Returns how many tokens of the context were in an engine's cache."""
     return max((getattr(turn, "num_cached_tokens", 0) for turn in answer.turns), default=0)
 

@@ -11,7 +11,7 @@ class Body:
     """The fields of a request's body, or of an object in it."""
 
     def __init__(self, fields: Mapping[str, JSON], where: str = "") -> None:
-        """where: the way to the object, for errors."""
+        """Wraps the fields of an object. where: the way to the object, for errors."""
         self._fields, self._where = fields, where
 
     @classmethod

@@ -8,7 +8,7 @@ from interlace.core.messages import Message
 from interlace.core.types import JSON
 from interlace.episodes.base import Context, Turn
 from interlace.episodes.server.ask import (
-    Answer,
+    Answers,
     Ask,
     Event,
     OpenAIErrors,
@@ -39,7 +39,7 @@ class Chat(OpenAIErrors):
         body.refuse("top_logprobs", "only the log-probs of the drawn tokens are known", 0)
         return replace(completion_ask(body, messages), tools=tools_of(body), logprobs=body.flag("logprobs"))
 
-    def write(self, answer: Answer, codec: TextCodec | None) -> dict[str, JSON]:
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
         choices: list[JSON] = []
         for place, turn in enumerate(answer.turns):
@@ -56,7 +56,7 @@ class Chat(OpenAIErrors):
             )
         return {**_head(answer, "chat.completion"), "choices": choices, "usage": usage_of(answer), **prompt_of(answer)}
 
-    def events(self, answer: Answer, codec: TextCodec | None) -> Iterator[Event]:
+    def events(self, answer: Answers, codec: TextCodec | None) -> Iterator[Event]:
         """Writes the chunks of a stream."""
         head = _head(answer, "chat.completion.chunk")
         for place, turn in enumerate(answer.turns):
@@ -89,12 +89,12 @@ def completion_ask(body: Body, context: Context) -> Ask:
     )
 
 
-def prompt_of(answer: Answer) -> dict[str, JSON]:
+def prompt_of(answer: Answers) -> dict[str, JSON]:
     """Returns the context's token ids, where they were asked for."""
     return {"prompt_token_ids": answer.turns[0].prompt_ids.tolist()} if answer.ask.token_ids else {}
 
 
-def extras_of(answer: Answer, turn: Turn) -> dict[str, JSON]:
+def extras_of(answer: Answers, turn: Turn) -> dict[str, JSON]:
     """Returns an answer's token ids and versions, where they were asked for."""
     if not answer.ask.token_ids:
         return {}
@@ -134,7 +134,7 @@ def _deltas(message: Message) -> Iterator[dict[str, JSON]]:
         yield {"tool_calls": [{"index": place, **call}]}
 
 
-def _head(answer: Answer, kind: str) -> dict[str, JSON]:
+def _head(answer: Answers, kind: str) -> dict[str, JSON]:
     return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.ask.model}
 
 
@@ -162,13 +162,13 @@ class Completions(OpenAIErrors):
         body.refuse("suffix", "nothing can be put behind an answer", "")
         return replace(completion_ask(body, context), logprobs=body.integer("logprobs") is not None)
 
-    def write(self, answer: Answer, codec: TextCodec | None) -> dict[str, JSON]:
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
         choices = [self._choice(answer, place, turn, codec) for place, turn in enumerate(answer.turns)]
         found = {**_head(answer, "text_completion"), "choices": choices, "usage": usage_of(answer)}
         return {**found, **prompt_of(answer)}
 
-    def events(self, answer: Answer, codec: TextCodec | None) -> Iterator[Event]:
+    def events(self, answer: Answers, codec: TextCodec | None) -> Iterator[Event]:
         """Writes the chunks of a stream."""
         head = _head(answer, "text_completion")
         for place, turn in enumerate(answer.turns):
@@ -177,7 +177,7 @@ class Completions(OpenAIErrors):
             yield "", {**head, "choices": [], "usage": usage_of(answer)}
         yield "", "[DONE]"
 
-    def _choice(self, answer: Answer, place: int, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
+    def _choice(self, answer: Answers, place: int, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
         content = shown(replace(turn, message=Message(role="assistant", content=turn.text)), answer.ask.stop).content
         found: dict[str, JSON] = {"index": place, "text": content, "logprobs": None, **extras_of(answer, turn)}
         if answer.ask.logprobs:
@@ -187,7 +187,7 @@ class Completions(OpenAIErrors):
         return found
 
 
-class Tokens(OpenAIErrors):
+class TokenGeneration(OpenAIErrors):
     """`/inference/v1/generate`: token ids in, token ids out, with vLLM's names."""
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - its prompt is tokens
@@ -200,7 +200,7 @@ class Tokens(OpenAIErrors):
             wanted["stop_token_ids"] = list(stops)
         return replace(ask, model=model, stream=stream, logprobs=True, token_ids=True, sampling=wanted)
 
-    def write(self, answer: Answer, codec: TextCodec | None) -> dict[str, JSON]:
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
         del codec  # tokens are named by their ids
         choices: list[JSON] = [
@@ -214,7 +214,7 @@ class Tokens(OpenAIErrors):
         ]
         return {"request_id": answer.id, "choices": choices, "usage": usage_of(answer), "prompt_logprobs": None}
 
-    def events(self, answer: Answer, codec: TextCodec | None) -> Iterator[Event]:
+    def events(self, answer: Answers, codec: TextCodec | None) -> Iterator[Event]:
         """Writes the chunks of a stream: one."""
         yield "", self.write(answer, codec)
         yield "", "[DONE]"

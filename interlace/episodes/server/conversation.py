@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from interlace.core.messages import Message, same_message
 from interlace.core.types import SamplingParams
 from interlace.episodes.base import Context, Session, Turn
-from interlace.episodes.server.ask import Answer, Ask, merged, shown
+from interlace.episodes.server.ask import Answers, Ask, merged, shown
 from interlace.episodes.server.errors import ApiError
 
 _KEPT_ANSWERS = 256
@@ -21,7 +21,7 @@ _KEPT_ANSWERS = 256
 @dataclass(slots=True, eq=False)
 class _Asked:
     digest: str
-    task: "asyncio.Task[Answer]"
+    task: "asyncio.Task[Answers]"
     num_waiting: int = 0
 
 
@@ -32,7 +32,7 @@ class Retries:
         self._asked: dict[str, _Asked] = {}
         self.num_retries = 0
 
-    async def once(self, name: str | None, digest: str, make: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def once(self, name: str | None, digest: str, make: Callable[[], Awaitable[Answers]]) -> Answers:
         """Answers a request, or gives the answer to the same one.
 
         name: the client's name of the request; the same body in flight is the same request where there is none.
@@ -96,7 +96,7 @@ class Conversation:
     _shown: list[tuple[Message, Message]] = field(default_factory=list)
     """Answers whose client saw another message than the one that was drawn, each with the latter."""
 
-    async def answer(self, ask: Ask, *, number: int | None = None) -> Answer:
+    async def answer(self, ask: Ask, *, number: int | None = None) -> Answers:
         """Draws the answers to a request. ApiError where the session has ended. number: of the (first) turn."""
         self.check_open()
         messages = [self._drawn(message) for message in ask.context if isinstance(message, Message)]
@@ -118,7 +118,7 @@ class Conversation:
             seen = shown(turn, ask.stop)
             if not same_message(seen, turn.message):
                 self._shown.append((seen, turn.message))
-        return Answer(id=secrets.token_hex(12), created=int(time.time()), ask=ask, turns=turns)
+        return Answers(id=secrets.token_hex(12), created=int(time.time()), ask=ask, turns=turns)
 
     async def _turn(self, context: Context, ask: Ask, params: SamplingParams, number: int | None) -> Turn:
         return await self.session.generate(context, tools=ask.tools, params=params, number=number)
@@ -147,6 +147,6 @@ class Conversation:
         await self.retries.close()
 
 
-def renamed(answer: Answer, prefix: str) -> Answer:
+def renamed(answer: Answers, prefix: str) -> Answers:
     """Returns an answer whose id begins with a dialect's prefix."""
     return replace(answer, id=f"{prefix}{answer.id}")

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from interlace.episodes.base import Session
-from interlace.episodes.server.app import Endpoint, SessionServer
+from interlace.episodes.server.app import SessionAddress, SessionServer
 from interlace.episodes.server.conversation import Conversation
 
 
@@ -20,7 +20,7 @@ class SessionHost:
     @asynccontextmanager
     async def serve(
         self, session: Session, *, keeps_distribution: bool = True
-    ) -> AsyncIterator[tuple[Conversation, Endpoint]]:
+    ) -> AsyncIterator[tuple[Conversation, SessionAddress]]:
         """Serves a session for the block; then its key is unknown. keeps_distribution: see Conversation."""
         self._num_open += 1
         try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from interlace.core.messages import Message, ToolCall, ToolSpec, as_tool, read_arguments
 from interlace.core.types import JSON
 from interlace.episodes.server.ask import (
-    Answer,
+    Answers,
     Ask,
     Event,
     OpenAIErrors,
@@ -53,7 +53,7 @@ class Responses(OpenAIErrors):
             token_ids=body.flag("return_token_ids"),
         )
 
-    def write(self, answer: Answer, codec: TextCodec | None) -> dict[str, JSON]:
+    def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
         del codec
         turn = answer.turns[0]
@@ -80,7 +80,7 @@ class Responses(OpenAIErrors):
             }
         return found
 
-    def events(self, answer: Answer, codec: TextCodec | None) -> Iterator[Event]:
+    def events(self, answer: Answers, codec: TextCodec | None) -> Iterator[Event]:
         """Writes the events of a stream."""
         for number, (kind, fields) in enumerate(_events(answer, self.write(answer, codec))):
             yield kind, {"type": kind, "sequence_number": number, **fields}
@@ -131,7 +131,7 @@ def _tools(body: Body) -> tuple[ToolSpec, ...]:
     return () if body.get("tool_choice") == "none" else unique(found)
 
 
-def _head(answer: Answer) -> dict[str, JSON]:
+def _head(answer: Answers) -> dict[str, JSON]:
     tools: list[JSON] = [
         {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.parameters,
          "strict": False}
@@ -144,7 +144,7 @@ def _head(answer: Answer) -> dict[str, JSON]:
     }  # fmt: skip
 
 
-def _items(answer: Answer) -> list[JSON]:
+def _items(answer: Answers) -> list[JSON]:
     message, number = shown(answer.turns[0], answer.ask.stop), answer.id.removeprefix("resp_")
     calls = [call for call in message.tool_calls if not call.error]
     items: list[JSON] = []
@@ -163,7 +163,7 @@ def _items(answer: Answer) -> list[JSON]:
     return items
 
 
-def _events(answer: Answer, whole: dict[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
+def _events(answer: Answers, whole: dict[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
     begun: dict[str, JSON] = {**_head(answer), "status": "in_progress"}
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
