@@ -1,0 +1,189 @@
+"""Robots' simulators: what swapping states costs, what physics alone inside a chunk saves, and a fleet of processes.
+
+- `swap`: putting a MetaWorld environment's state away and taking another up, as happens between two chunks.
+- `light`: steps a CPU second with physics alone inside a chunk against all of MetaWorld's step, by task.
+- `fleet`: steps a second of wall clock, environments in lock step in this process against a fleet of two processes
+  that episodes await, on the same starts and actions; and which share of the simulator's own speed the fleet's
+  processes reach (CPU seconds in the simulator of those that passed in both, on this machine's cores).
+
+Ratios compare neighbours in time; lowest and highest are over the rounds.
+
+    python benchmarks/embodied.py [--only swap light fleet] [--rounds 3] [--write docs/robots.md] [--json embodied.json]
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from interlace.envs.base import Start, VectorEnv
+from interlace.envs.fleet import EnvFleet
+from interlace.envs.load import EnvConfig, create_envs
+
+PARTS = ("swap", "light", "fleet")
+TASKS = ("reach-v3", "push-v3", "pick-place-v3", "drawer-open-v3", "button-press-topdown-v3")
+NUM_ENVS, CHUNK, REPEAT, WORKERS = 16, 4, 2, 2
+BEGIN, END = "<!-- benchmarks/embodied.py -->", "<!-- end -->"
+TARGETS = {"fleet against lock step": "1.6 times"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One figure."""
+
+    name: str
+    value: str
+    spread: str = ""
+    """Lowest and highest of the rounds."""
+    note: str = ""
+
+
+def settings(task: str, *, light: bool) -> dict[str, object]:
+    """Returns settings whose episodes do not end before the measurement does."""
+    return {"tasks": [task], "light": light, "horizon": 1 << 20, "action_repeat": REPEAT, "end_on_success": False}
+
+
+def begun(task: str, num_envs: int, *, light: bool) -> VectorEnv:
+    """Makes environments and begins their episodes."""
+    envs = create_envs("metaworld", settings(task, light=light), num_envs)
+    envs.reset(seeds=[0] * num_envs, task_ids=[0] * num_envs, init_state_ids=range(num_envs))
+    return envs
+
+
+def chunks(num_chunks: int, num_envs: int) -> np.ndarray:
+    """Returns random actions, [chunks, N, K, A]."""
+    return np.random.default_rng(0).uniform(-1, 1, (num_chunks, num_envs, CHUNK, 4)).astype(np.float32)
+
+
+def swap_rows(rounds: int, _num_chunks: int) -> list[Row]:
+    """Measures a swap of states, without the steps between."""
+    envs = begun(TASKS[0], 1, light=True)
+    simulator = next(iter(envs._simulators.values()))  # what a swap is made of has no public name
+    found = []
+    for _ in range(rounds):
+        began_s = time.process_time()
+        for _ in range(500):
+            simulator.load(simulator.save())
+        found.append(1e6 * (time.process_time() - began_s) / 500)
+    return [figure("swap of states", found, "{:.0f} us", note="away and back, one environment")]
+
+
+def light_rows(rounds: int, num_chunks: int) -> list[Row]:
+    """Measures physics alone inside a chunk against the whole step."""
+    rows = []
+    for task in TASKS:
+        both = [begun(task, 4, light=light) for light in (True, False)]
+        ratios, speeds = [], []
+        for _ in range(rounds):
+            light, full = (steps_per_cpu_s(envs, num_chunks) for envs in both)
+            ratios.append(light / full)
+            speeds.append(light)
+        note = f"{statistics.median(speeds):.0f} steps a CPU second"
+        rows.append(figure(f"physics alone, {task.removesuffix('-v3')}", ratios, "{:.1f} times", note=note))
+    return rows
+
+
+def steps_per_cpu_s(envs: VectorEnv, num_chunks: int) -> float:
+    """Steps environments in lock step."""
+    actions = chunks(num_chunks, envs.num_envs)
+    began_s = time.process_time()
+    for chunk in actions:
+        envs.chunk_step(chunk)
+    return actions.shape[0] * envs.num_envs * CHUNK * REPEAT / (time.process_time() - began_s)
+
+
+def fleet_rows(rounds: int, num_chunks: int) -> list[Row]:
+    """Measures a fleet against lock step."""
+    actions = chunks(num_chunks, NUM_ENVS)
+    envs = begun(TASKS[0], NUM_ENVS, light=True)
+    ratios, shares, speeds = asyncio.run(against_lock_step(envs, actions, rounds))
+    num_steps = actions.shape[0] * NUM_ENVS * CHUNK * REPEAT
+    note = (
+        f"{NUM_ENVS} environments, {WORKERS} processes, wall clock; {num_steps / statistics.median(speeds):.0f} steps/s"
+    )
+    return [
+        figure("fleet against lock step", ratios, "{:.2f} times", note=note),
+        figure("of the simulators' own speed", [100 * share for share in shares], "{:.0f} %", note="CPU seconds"),
+    ]
+
+
+async def against_lock_step(
+    envs: VectorEnv, actions: np.ndarray, rounds: int
+) -> tuple[list[float], list[float], list[float]]:
+    """Runs both in turns. Returns ratios of wall seconds, shares of CPU seconds, and the fleet's wall seconds."""
+    config = EnvConfig(family="metaworld", settings=settings(TASKS[0], light=True), num_envs=NUM_ENVS, workers=WORKERS)
+    fleet = EnvFleet(config)
+    ratios, shares, speeds = [], [], []
+    try:
+        await asyncio.gather(*(episode(fleet, index, actions[:1]) for index in range(NUM_ENVS)))
+        for _ in range(rounds):
+            wall_s, cpu_s, own_s = time.perf_counter(), time.process_time(), fleet.counts.busy_s
+            await asyncio.gather(*(episode(fleet, index, actions) for index in range(NUM_ENVS)))
+            fleet_s, cpu_s, own_s = (
+                time.perf_counter() - wall_s, time.process_time() - cpu_s, fleet.counts.busy_s - own_s
+            )  # fmt: skip
+            wall_s = time.perf_counter()
+            envs.reset(seeds=[0] * NUM_ENVS, task_ids=[0] * NUM_ENVS, init_state_ids=range(NUM_ENVS))
+            for chunk in actions:
+                envs.chunk_step(chunk)
+            ratios.append((time.perf_counter() - wall_s) / fleet_s)
+            shares.append(own_s / (own_s + cpu_s))
+            speeds.append(fleet_s)
+    finally:
+        fleet.close()
+    return ratios, shares, speeds
+
+
+async def episode(fleet: EnvFleet, index: int, actions: np.ndarray) -> None:
+    """Runs one environment's share of the work."""
+    async with fleet.episode(Start(task=0, init_state=index)) as env:
+        for chunk in actions[:, index]:
+            await env.chunk_step(chunk)
+
+
+def figure(name: str, values: Sequence[float], form: str, *, note: str = "") -> Row:
+    """Returns the median with lowest and highest."""
+    spread = "" if len(values) < 2 else f"{form.format(min(values))} to {form.format(max(values))}"
+    return Row(name=name, value=form.format(statistics.median(values)), spread=spread, note=note)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Lays the figures out."""
+    lines = ["| | median | lowest to highest | target | |", "|---|---|---|---|---|"]
+    lines += [f"| {r.name} | {r.value} | {r.spread} | {TARGETS.get(r.name, '')} | {r.note} |" for r in rows]
+    return "\n".join(lines)
+
+
+def write_into(page: Path, text: str) -> None:
+    """Puts the table between its marks in a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Measures and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chunks", type=int, default=25, help="chunks an environment and round")
+    parser.add_argument("--write", type=Path, help="page whose table is replaced")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    measure = {"swap": swap_rows, "light": light_rows, "fleet": fleet_rows}
+    rows = [row for part in given.only for row in measure[part](given.rounds, given.chunks)]
+    print(table(rows))
+    if given.write:
+        write_into(given.write, table(rows))
+    if given.json:
+        given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
