@@ -31,6 +31,18 @@ def importance_ratio(logprobs_T: Tensor, proximal_T: Tensor) -> Tensor:
     return (logprobs_T - proximal_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
+def turn_ratio(inputs: LossInputs, proximal_T: Tensor) -> Tensor:
+    """Computes [T] the ratio of the turn that each token belongs to, with gradient: a robot's chunk is one action.
+
+    Raises ValueError where the turns are not known.
+    """
+    if inputs.turn_T is None:
+        raise ValueError("the ratio of turns was asked for, and which turn a token belongs to is not known")
+    gap_T = (inputs.logprobs_T - proximal_T) * inputs.mask_T.to(proximal_T.dtype)
+    sums = gap_T.new_zeros(int(inputs.turn_T.max()) + 1).index_add(0, inputs.turn_T, gap_T)
+    return sums.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().index_select(0, inputs.turn_T)
+
+
 def clipped_surrogate(
     ratio_T: Tensor, advantages_T: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Surrogate:

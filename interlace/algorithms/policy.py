@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from interlace.algorithms.advantages import kl_penalty, trained_only
 from interlace.algorithms.base import Algorithm, AlgorithmConfig, Needs, rewards_of
-from interlace.algorithms.losses import KLEstimator, Surrogate, clipped_surrogate, importance_ratio, kl_divergence
+from interlace.algorithms.losses import (
+    KLEstimator,
+    Surrogate,
+    clipped_surrogate,
+    importance_ratio,
+    kl_divergence,
+    turn_ratio,
+)
 from interlace.algorithms.off_policy import OffPolicyConfig
 from interlace.core.training import LossInputs, LossOutputs
 
@@ -26,6 +33,8 @@ class PolicySettings(AlgorithmConfig):
     """The importance ratio counts down to 1 - clip_low ..."""
     clip_high: NonNegativeFloat = 0.2
     """... and up to 1 + clip_high."""
+    ratio_of: Literal["token", "turn"] = "token"
+    """Unit whose importance ratio is clipped. `turn`: the product over an episode's turn, such as a robot's chunk."""
     dual_clip: float | None = Field(default=None, gt=1)
     """Bounds the loss of tokens with negative advantage at this many times their advantage."""
     kl_coefficient: float = Field(default=0.0, ge=0)
@@ -59,8 +68,9 @@ class PolicyAlgorithm(Algorithm):
 
     def surrogate(self, inputs: LossInputs, proximal_T: Tensor) -> Surrogate:
         """Computes the loss of each token. proximal_T: the log-probs that ratios are taken to."""
+        by_turn = self.settings.ratio_of == "turn"
         return clipped_surrogate(
-            importance_ratio(inputs.logprobs_T, proximal_T),
+            turn_ratio(inputs, proximal_T) if by_turn else importance_ratio(inputs.logprobs_T, proximal_T),
             inputs.advantages_T,
             clip_low=self.settings.clip_low,
             clip_high=self.settings.clip_high,

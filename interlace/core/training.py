@@ -58,6 +58,8 @@ class LossInputs:
     sample_T: Tensor
     """[T] int, 0 ... N-1: which sample a token belongs to."""
     num_samples: int
+    turn_T: Tensor | None = None
+    """[T] int, 0 ...: which turn a token belongs to, over all samples; None: not said."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

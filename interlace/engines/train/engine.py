@@ -166,4 +166,5 @@ def _loss_inputs(batch: MicroBatch, columns: Columns, logprobs_T: Tensor, entrop
         mask_T=torch.ones_like(batch.targets_T, dtype=torch.bool),
         sample_T=batch.sample_T,
         num_samples=batch.num_samples,
+        turn_T=batch.turn_T,
     )

@@ -54,6 +54,8 @@ class MicroBatch:
     """[T] the response tokens."""
     sample_T: Tensor
     """[T] index of the sample a token belongs to, within this micro-batch."""
+    turn_T: Tensor
+    """[T] index of the segment a token belongs to, within this micro-batch."""
     lengths: tuple[int, ...]
     """[samples] tokens asked for, by sample."""
 
@@ -162,10 +164,15 @@ def collate(
         attention_mask = on_device(valid, device, torch.long)
     else:
         layout = PackedLayout.of([branch for own in trie.branches for branch in own], device)
-    keep, targets = [], []
+    keep, targets, turns = [], [], []
+    first_turn = 0
     for sample, places, mask in zip(samples, predictors, masks, strict=True):
         keep.append(places if mask is None else places[mask])
         targets.append(sample.token_ids if mask is None else sample.token_ids[mask])
+        numbers = np.arange(first_turn, first_turn + len(sample.segments))
+        own = np.repeat(numbers, [len(segment.token_ids) for segment in sample.segments])
+        turns.append(own if mask is None else own[mask])
+        first_turn += len(sample.segments)
     lengths = [len(own) for own in keep]
     return MicroBatch(
         input_ids=on_device(token_ids, device, torch.long),
@@ -176,6 +183,7 @@ def collate(
         keep_T=on_device(np.concatenate(keep), device, torch.long),
         targets_T=on_device(np.concatenate(targets), device, torch.long),
         sample_T=on_device(np.repeat(np.arange(len(samples)), lengths), device),
+        turn_T=on_device(np.concatenate(turns), device, torch.long),
         lengths=tuple(lengths),
     )
 

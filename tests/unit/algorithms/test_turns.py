@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from interlace.algorithms import create_algorithm
+from interlace.core.training import LossInputs
 from interlace.core.types import FINAL, PROMPT, Prompt, Sample, SampleGroup, SampleKey, Segment
 
 GAMMA, LAM = 0.97, 0.9
@@ -109,3 +111,19 @@ def test_groups_whose_episodes_all_end_alike_are_dropped_where_asked():
     alike = [replace(episode([0.0] * 3, final=False, reward=1.0), key=SampleKey(0, index)) for index in range(2)]
     group = SampleGroup(gid=0, step=0, samples=tuple(alike))
     assert not create_algorithm("grpo", {"drop_zero_variance": True}).keeps(group)
+
+
+def test_the_ratio_of_a_turn_is_the_product_of_its_tokens():
+    new = torch.tensor([-1.0, -2.0, -0.5, -3.0], requires_grad=True)
+    old = torch.tensor([-1.1, -1.9, -0.9, -3.0])
+    inputs = LossInputs(
+        logprobs_T=new, entropy_T=torch.zeros(4), behaviour_logprobs_T=old, proximal_logprobs_T=old,
+        advantages_T=torch.ones(4), ref_logprobs_T=None, mask_T=torch.ones(4, dtype=torch.bool),
+        sample_T=torch.zeros(4, dtype=torch.long), num_samples=1, turn_T=torch.tensor([0, 0, 1, 1]),
+    )  # fmt: skip
+    algorithm = create_algorithm("grpo", {"ratio_of": "turn", "clip_high": 0.2})
+    loss = algorithm.loss(inputs).loss_T
+    expected = torch.tensor([0.0, 0.4]).exp().clamp(max=1.2)[[0, 0, 1, 1]]
+    torch.testing.assert_close(loss.detach(), -expected)
+    loss.sum().backward()
+    assert new.grad[:2].abs().min() > 0 and not new.grad[2:].any(), "the second turn's ratio is clipped as a whole"
