@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from interlace.core.errors import UserError
 from interlace.core.types import FloatArray, IntArray
 from interlace.models.inputs import InputEmbedding, input_embedding
 
@@ -62,9 +63,38 @@ class ActionTokens:
         return (self.low + share.reshape(-1, self.size) * (self.high - self.low)).astype(np.float32)
 
 
+def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: InputEmbedding) -> ActionTokens:
+    """Reads the action tokens of a configuration in OpenVLA's layout (arXiv 2406.09246): the last tokens of the
+    vocabulary, downwards; ranges are the quantiles 0.01 and 0.99 of a data set's actions, or -1 to 1 where its mask
+    says that a number is left as it is.
+
+    dataset: of `norm_stats`; None where it has one alone. Raises UserError where the choice is not clear.
+    """
+    stats: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]] = getattr(config, "norm_stats", None) or {}
+    if dataset is None and len(stats) == 1:
+        [dataset] = stats
+    if dataset is None or dataset not in stats:
+        raise UserError(f"action statistics of {dataset!r}: the policy has those of {', '.join(stats)}. Name one.")
+    actions = stats[dataset]["action"]
+    scaled = np.asarray(actions.get("mask", [True] * len(actions["q01"])), np.bool_)
+    text = config.get_text_config()
+    vocabulary = text.vocab_size - int(getattr(config, "pad_to_multiple_of", 0) or 0)
+    return ActionTokens(
+        chunk=int(getattr(config, "num_actions_chunk", 1)),
+        low=np.where(scaled, np.asarray(actions["q01"], np.float32), np.float32(-1)),
+        high=np.where(scaled, np.asarray(actions["q99"], np.float32), np.float32(1)),
+        num_bins=int(config.n_action_bins) - 1,  # its bins are the ends of ranges, of which there is one less
+        first_id=vocabulary - 1,
+        step=-1,
+        reads=reads,
+    )
+
+
 def action_tokens(config: "PretrainedConfig") -> ActionTokens | None:
     """Reads what a model's configuration says of actions; None: it is no robot's policy."""
     reads, size = input_embedding(config), getattr(config, "action_size", None)
+    if reads is not None and getattr(config, "norm_stats", None):
+        return openvla_actions(config, getattr(config, "unnorm_key", None), reads)
     if reads is None or size is None:
         return None
     ends: Mapping[str, Sequence[float]] = {

@@ -83,3 +83,44 @@ def test_stale_episodes_are_trained_too(tmp_path: Path) -> None:
     assert report.done_steps == 3
     assert max(line["sched/staleness_max"] for line in metrics(tmp_path, "stale")) >= 1
     assert all(np.isfinite(line["actor/loss"]) for line in metrics(tmp_path, "stale"))
+
+
+DOT = (
+    "model.robot.state_size=2",
+    "model.robot.state_tokens=2",
+    "model.robot.chunk=2",
+    "model.robot.bins=16",
+    "model.robot.low=[-1.0]",
+    "model.robot.high=[1.0]",
+    "model.robot.layers=1",
+    "episode.features=[]",
+    "episode.env.family=tests.support.dot_simulator:Dot",
+    "episode.env.settings={tasks: [near, far], horizon: 12}",
+    "episode.reward=success",
+    "episode.bootstrap=false",
+    "task.starts={instructions: [push the puck down, push the puck up], train_size: 64, heldout_size: 16}",
+    "sampling.max_new_tokens=2",
+    "warmup={steps: 120, batch_size: 32, optimizer: {lr: 3.0e-3}, experts: {episodes: 12, noise: [0.3]}}",
+    "algorithm={name: grpo, drop_zero_variance: false}",
+    "prompts_per_step=4",
+    "samples_per_prompt=4",
+    "steps=2",
+)
+
+
+@pytest.mark.parametrize("decoding", ["parallel", "tokens"])
+def test_imitation_of_an_expert_already_solves_both_tasks_by_their_instructions(tmp_path: Path, decoding: str) -> None:
+    report = run(tmp_path, "dot", [*DOT, f"model.robot.decoding={decoding}"])
+    assert report.before is not None and report.before.greedy_accuracy >= 0.6
+    for line in metrics(tmp_path, "dot"):
+        assert {"env/success", "env/success/near", "env/success/far"} <= set(line)
+        assert line["env/success"] == line["reward/mean"]
+    text = samples(tmp_path, "dot")[0]
+    assert "success after" in str(text)
+
+
+def test_a_policy_that_sees_pixels_goes_the_whole_way(tmp_path: Path) -> None:
+    sees = ["model.robot.state_size=0", "model.robot.image_size=42", "warmup.steps=4", "algorithm.ratio_of=turn"]
+    report = run(tmp_path, "pixels", [*DOT, *sees])
+    assert report.done_steps == 2
+    assert all(line["actor/logprob_gap"] < 0.2 for line in metrics(tmp_path, "pixels"))

@@ -1,0 +1,62 @@
+"""A simulator of one's own, with a camera and an expert: a dot goes left or right to a mark."""
+
+import numpy as np
+
+from interlace.envs.base import Simulator, Step
+from interlace.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+
+SIDE = 42
+
+
+class DotSettings(EnvSettings):
+    """Tasks of the dot."""
+
+    tasks: tuple[str, ...] = ("near", "far")
+
+
+class Dot(Simulator):
+    """Place and mark are numbers from -1 to 1; the task `far` has marks further out."""
+
+    Settings = DotSettings
+    swaps = True
+
+    @property
+    def observation_spec(self) -> dict[str, ArraySpec]:
+        return {
+            "state": ArraySpec(shape=(2,), dtype="float32"),
+            "image": ArraySpec(shape=(SIDE, SIDE, 3), dtype="uint8"),
+        }
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        return ActionSpec(low=-np.ones(1, np.float32), high=np.ones(1, np.float32))
+
+    @property
+    def instruction(self) -> str:
+        return f"push the puck {'up' if self.task == 'far' else 'down'}"
+
+    def reset(self, init_state: int, seed: int) -> None:
+        draw = np.random.default_rng(init_state)
+        reach = 1.0 if self.task == "far" else 0.5
+        self._at, self._mark = 0.0, float(draw.choice([-1, 1]) * draw.uniform(reach / 2, reach))
+
+    def step(self, action: Array, *, is_read: bool) -> Step:
+        self._at = float(np.clip(self._at + 0.2 * float(action[0]), -1, 1))
+        gap = abs(self._at - self._mark)
+        return Step(reward=-gap, success=gap < 0.08)
+
+    def observe(self) -> Observation:
+        image = np.zeros((SIDE, SIDE, 3), np.uint8)
+        for channel, place in ((0, self._at), (1, self._mark)):
+            column = round((place + 1) / 2 * (SIDE - 4))
+            image[:, column : column + 4, channel] = 255
+        return {"state": np.array([self._at, self._mark], np.float32), "image": image}
+
+    def save(self) -> object:
+        return self._at, self._mark
+
+    def load(self, state: object) -> None:
+        self._at, self._mark = state  # type: ignore[misc]
+
+    def expert_action(self) -> Array:
+        return np.clip([(self._mark - self._at) / 0.2], -1, 1).astype(np.float32)
