@@ -28,8 +28,8 @@ class EpisodeConfig(Config):
     max_turns: int = Field(default=64, ge=1)
     """Turns of an episode; asking for one more fails its sample. `tools` ends with its last turn instead."""
     workers: int = Field(default=0, ge=0)
-    """Processes of this machine that run episodes, many at once in each, so that no code of theirs holds the run up; 0
-    runs them in the controller's. A process that dies is started again, and its samples begin again."""
+    """Processes that run episodes, many at once in each, so that no code of theirs holds the run up: of this machine,
+    on Ray of any node; 0: the controller's. One that dies is started again, and its samples begin again."""
     column: str | None = None
     """Column of the data whose value names one of `others` for its row; a row without a value has this episode."""
     others: "dict[str, Annotated[SerializeAsAny[EpisodeConfig], BeforeValidator(parse_episode)]]" = Field(

@@ -64,7 +64,7 @@ def episodes_of(cluster: Cluster, recipe: Recipe, sampling: SamplingParams) -> t
         if isinstance(episode, Closing):
             cluster.at_end(episode.close)
         return episode, limits
-    workers = WorkerEpisodes(partial(_in_process, recipe), sampling, recipe.episode.workers)
+    workers = WorkerEpisodes(partial(_in_process, recipe), sampling, recipe.episode.workers, place=cluster.place_child)
     cluster.at_end(workers.close)
     # Messages are written and read there, and time is kept there; here only what a hanging process needs.
     limits = replace(session_limits(recipe), renderer=None, timeout_s=patience_s(recipe.episode.timeout_s))

@@ -13,6 +13,7 @@ from interlace.core.errors import HangError, RemoteError, StoppedError, WorkerDi
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import DeviceUse, Rank, WorkerGroup
+from interlace.runtime.process.children import Place
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.waits import WaitRegistry
@@ -190,6 +191,11 @@ class Cluster(ABC):
 
     async def _turn(self) -> None:  # noqa: B027 - a virtual clock has no waiting
         """Waits until a result may be taken in, where they come one at a time."""
+
+    @property
+    def place_child(self) -> Place | None:
+        """Returns what starts processes that do jobs beside the workers; None starts them on this machine."""
+        return None
 
     def at_end(self, close: Callable[[], None]) -> None:
         """Registers a function that ends what beside the workers is of the run; called after the workers' end."""

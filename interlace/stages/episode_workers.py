@@ -13,7 +13,7 @@ from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SampleKey, SamplingParams
 from interlace.episodes.base import Outcome, Session, Turn
 from interlace.runtime.process.child import framed, take_frames
-from interlace.runtime.process.children import Child, Children
+from interlace.runtime.process.children import Child, Children, Place
 from interlace.stages.episode_process import (
     BLOCKED_AFTER_S,
     NO_EPISODE,
@@ -66,8 +66,8 @@ class _Job:
 class _Processes(Children):
     """The processes, each with many episodes. Jobs are handed over by thread-safe queues."""
 
-    def __init__(self, make: MakeEpisode, params: SamplingParams, num_workers: int) -> None:
-        super().__init__("episodes", ("interlace.stages.episode_process",))
+    def __init__(self, make: MakeEpisode, params: SamplingParams, num_workers: int, place: Place | None) -> None:
+        super().__init__("episodes", ("interlace.stages.episode_process",), place)
         self._make, self._params, self._num_workers = make, params, num_workers
         self._loop = asyncio.get_running_loop()
         self._asked: deque[tuple[_Job, ToEpisode | None]] = deque()
@@ -186,7 +186,7 @@ class _Processes(Children):
         code = child.ended_with()
         if not child.is_ready:
             self._started_badly(f"it ended with exit code {code} while the episode was loaded")
-        self._lose(child, f"ended with exit code {code}")
+        self._lose(child, "is gone" if code is None else f"ended with exit code {code}")
 
     def _lose(self, child: Child, reason: str) -> None:
         self.num_lost += 1
@@ -221,10 +221,12 @@ class WorkerEpisodes:
     it: EpisodeLostError, after which the sample begins again; one that loses process after process is to blame.
     """
 
-    def __init__(self, make: MakeEpisode, params: SamplingParams, num_workers: int) -> None:
-        """Made on a running event loop. make: picklable. params: the run's."""
+    def __init__(
+        self, make: MakeEpisode, params: SamplingParams, num_workers: int, *, place: Place | None = None
+    ) -> None:
+        """Made on a running event loop. make: picklable. params: the run's. place: see Children."""
         self._params = params
-        self._processes = _Processes(make, params, num_workers)
+        self._processes = _Processes(make, params, num_workers, place)
         self._num_begun = 0
         self._losses: dict[SampleKey, int] = {}
         """Samples that lost a process, and how many."""

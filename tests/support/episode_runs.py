@@ -23,7 +23,10 @@ PARAMS = SamplingParams(max_new_tokens=12)
 
 
 def samples_of(
-    episode: Episode | Callable[[Cluster], Episode], failures: dict[SampleKey, str], num_prompts: int = 3
+    episode: Episode | Callable[[Cluster], Episode],
+    failures: dict[SampleKey, str],
+    num_prompts: int = 3,
+    backend: str = "local",
 ) -> list[Sample]:
     """All samples of a wave, two a prompt, on one device of a local cluster. episode: or what makes one there."""
 
@@ -74,5 +77,5 @@ def samples_of(
         stage.generate(wave)
         return sorted([row async for _, row in reader.rows()], key=lambda row: row.key)
 
-    config = ClusterConfig(backend="local", devices="cpu:1")
+    config = ClusterConfig(backend=backend, devices="cpu:1")
     return asyncio.run(run_on(config, Schedule(), flow))

@@ -4,6 +4,7 @@ import asyncio
 import random
 from dataclasses import dataclass
 
+from interlace.core.errors import EpisodeLostError
 from interlace.core.types import Prompt
 from interlace.episodes.base import Outcome, Session
 
@@ -24,9 +25,12 @@ class RandomEpisodes:
     """Tools that run now."""
     num_begun: int = 0
     num_failed: int = 0
+    lose_share: float = 0.0
+    """Share of tools in which the process of the episode is lost, while it is at its first or second attempt."""
+    num_lost: int = 0
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome | float | None:
-        rng = random.Random(f"{self.seed} {session.seed}")
+        rng = random.Random(f"{self.seed} {session.seed}")  # of another attempt another
         self.num_begun += 1
         context = prompt.token_ids.tolist()
         for number in range(rng.randint(1, 3)):
@@ -35,6 +39,9 @@ class RandomEpisodes:
             turn = await session.generate(context)
             context = [*context, *turn.token_ids.tolist(), *range(rng.randint(0, 4))]
             await self._tool(session, rng)
+            if self.lose_share and prompt.attempt < 2 and rng.random() < self.lose_share:
+                self.num_lost += 1
+                raise EpisodeLostError("its process is gone")
         return rng.choice([None, None, 0.5, Outcome(reward=1.0, parts={"tools": 1.0})])
 
     async def _side_by_side(self, context: list[int], session: Session, rng: random.Random) -> None:

@@ -9,11 +9,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
-from typing import Any
+from typing import Any, TypeAlias
 
 TRIES = 3
 """Starts of a process in a row that come to nothing, before the jobs that wait for one fail."""
 _JOIN_S = 2.0
+
+
+Place: TypeAlias = Callable[[str, Callable[..., None], tuple[object, ...]], tuple[Any, socket.socket]]
+"""Starts a named process that runs target(connection, *arguments). Returns the process and this end of the connection.
+Raises OSError where that fails."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -43,9 +48,12 @@ class Children(ABC):
     Methods that begin with an underscore run on that thread.
     """
 
-    def __init__(self, name: str, preload: tuple[str, ...]) -> None:
-        """name: of the thread, and of the processes. preload: modules that all of them share the import of."""
-        self._name = name
+    def __init__(self, name: str, preload: tuple[str, ...], place: Place | None = None) -> None:
+        """name: of the thread, and of the processes. preload: modules that all of them share the import of.
+
+        place: starts a process elsewhere; None starts them on this machine.
+        """
+        self._name, self._place = name, place or self._here
         # Forked from a clean server: a process starts in milliseconds, also after a time limit ended the last one, and
         # never inherits this process's torch threads or memory.
         self._context = multiprocessing.get_context("forkserver")
@@ -121,17 +129,11 @@ class Children(ABC):
 
     def _start(self, target: Callable[..., None], *args: object) -> Child | None:
         """Starts a process that runs target(connection, *args); returns None where that failed."""
-        ours, theirs = socket.socketpair()
         try:
-            _start_server()
-            process = self._context.Process(target=target, args=(theirs, *args), name=self._name, daemon=True)
-            process.start()
+            process, ours = self._place(self._name, target, args)
         except (OSError, EOFError) as error:
-            ours.close()
             self._started_badly(str(error))
             return None
-        finally:
-            theirs.close()
         ours.setblocking(False)
         child = Child(process=process, connection=ours)
         self._children.append(child)
@@ -139,6 +141,19 @@ class Children(ABC):
         # A child of the process's own may hold the connection open longer than the process lives.
         self._selector.register(process.sentinel, selectors.EVENT_READ, child)
         return child
+
+    def _here(self, name: str, target: Callable[..., None], args: tuple[object, ...]) -> tuple[Any, socket.socket]:
+        ours, theirs = socket.socketpair()
+        try:
+            _start_server()
+            process = self._context.Process(target=target, args=(theirs, *args), name=name, daemon=True)
+            process.start()
+        except (OSError, EOFError):
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return process, ours
 
     def _started_badly(self, reason: str) -> None:
         self._num_bad_starts += 1

@@ -14,8 +14,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank
 from interlace.runtime.machine import DeviceSlot
+from interlace.runtime.process.children import Place
 from interlace.runtime.process.shared import SharedArrays, shared_folder
 from interlace.runtime.ray.actor import RankActor
+from interlace.runtime.ray.children import place_child
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
 from interlace.runtime.result_order import OrderedRank, ResultOrder
@@ -64,6 +66,10 @@ class RayCluster(Cluster):
         await rank.start(spec.factory)
         self.processes.append(rank)
         return OrderedRank(rank, self._result_order)
+
+    @property
+    def place_child(self) -> Place | None:
+        return place_child
 
     async def _turn(self) -> None:
         await self._result_order.wait_turn()

@@ -67,7 +67,12 @@ def run_one(seed: int) -> Record | None:
     rng = random.Random(seed)
     work = random_workload(rng)
     schedule = random_schedule(rng, work.num_devices)
-    episodes = RandomEpisodes(seed, fail_share=rng.choice([0, 0, 0.05, 0.3]), tool_s=rng.choice([0.05, 1.0, 30.0]))
+    episodes = RandomEpisodes(
+        seed,
+        fail_share=rng.choice([0, 0, 0.05, 0.3]),
+        tool_s=rng.choice([0.05, 1.0, 30.0]),
+        lose_share=rng.choice([0, 0, 0.1, 0.3]),
+    )
     resolved = Watchdog._resolved
 
     def seen(self: Watchdog) -> bool:

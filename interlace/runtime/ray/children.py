@@ -1,0 +1,70 @@
+"""Processes that do jobs for this one, on any node of a Ray cluster."""
+
+import contextlib
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from interlace.runtime.process.admission import admit
+from interlace.runtime.ray.actor import Endpoint, RankActor
+
+START_WITHIN_S, CONNECT_WITHIN_S = 120.0, 30.0
+
+
+class ChildActor(RankActor):
+    """A Ray actor that does jobs which come over a socket of its own."""
+
+    def serve(self, target: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        """Runs target(connection, *arguments) once the run has connected."""
+        connection = admit(self._listener, self._token)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        target(connection, *arguments)
+
+
+class RayChild:
+    """A process that Ray placed. That it is gone shows on its connection alone."""
+
+    exitcode: int | None = None
+    """Nothing: Ray does not say."""
+
+    def __init__(self, actor: Any, life: Any, process: int) -> None:
+        """actor, life: Ray's handle, and its reference of what ends with the process."""
+        self._actor, self._life = actor, life
+        self.pid = process
+        # Never readable: there is no file that ends with a process of another node.
+        self.sentinel, self._other = socket.socketpair()
+
+    def join(self, timeout: float) -> None:
+        """Waits for the end."""
+        with contextlib.suppress(RayError):
+            ray.wait([self._life], timeout=timeout)
+
+    def kill(self) -> None:
+        """Ends it."""
+        self.sentinel.close()
+        self._other.close()
+        with contextlib.suppress(RayError, RuntimeError):  # the cluster may be gone too
+            ray.kill(self._actor)
+
+
+def place_child(
+    name: str, target: Callable[..., None], arguments: tuple[object, ...]
+) -> tuple[RayChild, socket.socket]:
+    """Starts a process on the node with most room and connects to it. Raises OSError where that fails."""
+    made: Any = ray.remote(ChildActor)
+    actor = made.options(num_cpus=0, scheduling_strategy="SPREAD").remote(name, str(Path.cwd()), sys.path, None)
+    try:
+        endpoint: Endpoint = ray.get(actor.endpoint.remote(), timeout=START_WITHIN_S)
+        life = actor.serve.remote(target, arguments)
+        connection = socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_WITHIN_S)
+    except RayError as error:
+        ray.kill(actor)
+        raise OSError(f"Ray says: {error}") from error
+    connection.sendall(endpoint.token)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return RayChild(actor, life, endpoint.process), connection
