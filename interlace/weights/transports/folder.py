@@ -1,7 +1,7 @@
 """A folder a version on a disk that all machines see, in Hugging Face format: for other clusters and other programs.
 
-Every trainer rank writes its own blocks into one `model.safetensors`, whose header all of them know; no rank holds the
-whole. What a codec wrote that is no block of a tensor goes into a file of the rank's own. A version is whole once each
+Every trainer rank writes its own blocks into one file, named after its layout, whose header all of them know; no rank
+holds the whole. What a codec wrote that is no block of a tensor goes into a file of the rank's own. A version is whole once each
 rank has left its mark beside: who finds fewer marks than ranks takes the version before.
 """
 
@@ -18,6 +18,7 @@ from math import prod
 from pathlib import Path
 
 import torch
+import xxhash
 from torch import Tensor
 
 from interlace.core.errors import DiskFullError, InterlaceError, is_full_disk
@@ -28,7 +29,8 @@ from interlace.weights.plan import ITEM_BYTES, Box, Shard
 from interlace.weights.ref import WeightPart
 from interlace.weights.transports.base import Held, Lease, Sent
 
-SHARED_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+"""Says in which file each tensor is, for whatever loads the folder."""
 _SAVED_TYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "bool": "BOOL",
@@ -60,13 +62,16 @@ class FolderSender:
         mark.unlink(missing_ok=True)
         own = [Shard(n, e.shape, e.dtype, Box((0,) * len(e.shape), e.shape)) for n, e in parcel.entries.items()]
         shards = [s._replace(dtype=parcel.entries[s.name].dtype) for s in parcel.shards] if parcel.shards else own
-        name = SHARED_FILE if parcel.shards else f"rank-{self._rank}-of-{self._num_ranks}.safetensors"
+        name = _shared_file(shards) if parcel.shards else f"rank-{self._rank}-of-{self._num_ranks}.safetensors"
         try:
             checksum = _write(place / name, shards, parcel)
         except OSError as error:
             if is_full_disk(error):
                 raise DiskFullError(f"{place}: {error}. Make room, or set weights.folder to another disk.") from error
             raise
+        if self._rank == 0:
+            index = {"metadata": {}, "weight_map": {shard.name: name for shard in shards}}
+            (place / INDEX).write_text(json.dumps(index))
         mark.write_text(checksum)
         self._written.append(version)
         return Sent(
@@ -143,6 +148,12 @@ def _write(file: Path, shards: Sequence[Shard], parcel: Parcel) -> str:
             found.update(block)
     memory.flush()
     return str(found)
+
+
+def _shared_file(shards: Sequence[Shard]) -> str:
+    """Names the file of all ranks that hold blocks of the same tensors."""
+    described = repr([(shard.name, shard.shape, shard.dtype) for shard in shards])
+    return f"model-{xxhash.xxh3_64_hexdigest(described.encode())}.safetensors"
 
 
 def _layout(shards: Sequence[Shard]) -> tuple[bytes, dict[str, int], int]:

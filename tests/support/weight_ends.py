@@ -1,0 +1,92 @@
+"""Trainer and engine ranks in processes of their own, to be killed in mid-transfer."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from interlace.core.errors import InterlaceError
+from interlace.weights.config import WeightsConfig
+from interlace.weights.reader import WeightReader
+from interlace.weights.ref import Route, WeightPart, WeightRef
+from interlace.weights.writer import WeightWriter
+
+ANSWER_WITHIN_S = 60.0
+NUM_TENSORS, ELEMENTS = 6, 1 << 18
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "tests.support.weight_ends"])
+
+
+def write(pipe: Connection, config: WeightsConfig, rank: int, num_ranks: int) -> None:
+    """Writes each version that is asked for: every element is the version's number."""
+    torch.set_num_threads(1)
+    writer = WeightWriter(Route(transport=config.transport, config=config), rank=rank, num_ranks=num_ranks)
+    while True:
+        version = pipe.recv()
+        tensors = {f"rank{rank}.{n}": torch.full((ELEMENTS,), float(version)) for n in range(NUM_TENSORS)}
+        pipe.send(writer.write(version, tensors))
+
+
+def serve(pipe: Connection) -> None:
+    """Takes in each version that comes, and says what is served afterwards: as an engine on a CPU, from what was read."""
+    torch.set_num_threads(1)
+    reader = WeightReader()
+    version, served = -1, list[torch.Tensor]()
+    while True:
+        ref = pipe.recv()
+        refusal = ""
+        if ref is not None:
+            try:
+                with reader.open(ref) as read:
+                    taken = list(read.values())
+                    version, served = ref.version, taken
+            except InterlaceError as error:
+                refusal = str(error)
+        pipe.send((version, refusal, sorted({float(value) for tensor in served for value in tensor.unique()})))
+
+
+class End:
+    """A process, and the pipe to it."""
+
+    def __init__(self, target: Callable[..., None], *args: object) -> None:
+        self.pipe, theirs = _context.Pipe()
+        self.process = _context.Process(target=target, args=(theirs, *args), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def answer(self) -> Any:
+        """Returns what it says; None where it is dead. Fails where it says nothing in time."""
+        assert self.pipe.poll(ANSWER_WITHIN_S), "it hangs"
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return None
+
+    def tell(self, message: object) -> None:
+        self.pipe.send(message)
+
+    def kill(self) -> None:
+        """Ends it where it stands."""
+        if self.process.pid and self.process.is_alive():
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(ANSWER_WITHIN_S)
+
+    def assert_whole(self, refs: dict[int, WeightRef]) -> tuple[int, str]:
+        """Returns the version that is served, and why it is no newer one."""
+        version, refusal, values = self.answer()
+        assert values == ([] if version < 0 else [float(version)]), (version, values, refusal)
+        assert version < 0 or version in refs, "no part of it was missing"
+        return version, refusal
+
+
+def writers(config: WeightsConfig, num_ranks: int) -> list[End]:
+    return [End(write, config, rank, num_ranks) for rank in range(num_ranks)]
+
+
+def parts_of(ends: list[End]) -> list[WeightPart | None]:
+    """Returns what each rank wrote; None of one that is dead."""
+    return [end.answer() for end in ends]
