@@ -20,6 +20,7 @@ SMALLEST = {
     "rollout": ("--median", "8", "--rounds", "1", "--rows", "4"),
     "simulate": ("--presets", "areal", "--devices", "16", "--steps", "1", "--rounds", "1"),
     "timeline": ("--steps", "15"),
+    "weights": ("--scale", "0.01", "--rounds", "2"),
     "train_step": ("--rounds", "1", "--case", "all"),
 }
 

@@ -32,7 +32,7 @@ def write(pipe: Connection, config: WeightsConfig, rank: int, num_ranks: int) ->
 
 
 def serve(pipe: Connection) -> None:
-    """Takes in each version that comes, and says what is served afterwards: as an engine on a CPU, from what was read."""
+    """Takes in each version that comes, and says what is served then: as an engine on a CPU, from what was read."""
     torch.set_num_threads(1)
     reader = WeightReader()
     version, served = -1, list[torch.Tensor]()

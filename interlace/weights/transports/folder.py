@@ -1,8 +1,8 @@
 """A folder a version on a disk that all machines see, in Hugging Face format: for other clusters and other programs.
 
 Every trainer rank writes its own blocks into one file, named after its layout, whose header all of them know; no rank
-holds the whole. What a codec wrote that is no block of a tensor goes into a file of the rank's own. A version is whole once each
-rank has left its mark beside: who finds fewer marks than ranks takes the version before.
+holds the whole. What a codec wrote that is no block of a tensor goes into a file of the rank's own. A version is whole
+once each rank has left its mark beside: who finds fewer marks than ranks takes the version before.
 """
 
 from __future__ import annotations
