@@ -300,6 +300,11 @@ class PolicyRun:
             self.admission.pump()
 
     @property
+    def weights_stood_still(self) -> bool:
+        """True if the newest version of the weights is to the bit the one before."""
+        return self._publisher.is_unchanged
+
+    @property
     def num_updates(self) -> int:
         """Steps of the optimizers that were begun, in this process."""
         return self.actor.num_updates + self.critic.num_updates

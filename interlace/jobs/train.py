@@ -282,6 +282,7 @@ class _Session:
         self._has_scored = self._has_scored or any(entry.sample.reward is not None for entry in result.ended)
         self._say_lost_minibatches(result)
         self._say_idle_weights(result)
+        self._say_unchanged_weights(result)
         evaluation: Metrics = {}
         self._after = None
         if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:
@@ -346,6 +347,21 @@ class _Session:
             self._progress.say(
                 f"step {result.step}: reward.shaping.weights names {', '.join(idle)}, and no reward has a part "
                 f"of that name: its weight changes nothing. Parts are: {', '.join(sorted(parts)) or 'none'}"
+            )
+
+    def _say_unchanged_weights(self, result: StepResult) -> None:
+        """Reports the first publication that brings engines nothing new though the actor was updated."""
+        metrics = result.metrics
+        if (
+            self._run.weights_stood_still
+            and metrics.get("actor/grad_norm")
+            and not metrics.get("actor/skipped_minibatches")
+        ):
+            self._say_once(
+                "unchanged",
+                f"step {result.step}: the actor was updated (gradient norm {metrics['actor/grad_norm']:.2g}, learning "
+                f"rate {metrics['actor/lr']:.2g}), and the version that was published is to the bit the one before: "
+                "each change was lost in rounding, or is not in what is published",
             )
 
     def _say_once(self, kind: str, text: str) -> None:

@@ -21,6 +21,10 @@ class Publisher:
         self._actor, self._pool, self._gate, self._timeline = actor, pool, gate, timeline
         timeline.version = gate.version
         self._sync_every = schedule.sync_every
+        self._checksum = ""
+        self.is_unchanged = False
+        """Flag: the newest version is to the bit the one before. After an update that had a gradient it should not
+        be: an adapter that is left out of what is published looks so."""
         self._waits_for_swap = schedule.publish == "blocking" and schedule.weight_update == "all_at_once"
 
     async def install(self) -> None:
@@ -30,6 +34,7 @@ class Publisher:
 
     async def publish(self, step: int) -> bool:
         """Publishes after a trained step. True where a new version was made."""
+        self.is_unchanged = False
         if (step + 1) % self._sync_every:
             return False
         ref = await self._written(self._gate.version + 1)
@@ -44,6 +49,8 @@ class Publisher:
     async def _written(self, version: int) -> WeightRef:
         # Where the trainer goes on before every engine has swapped, engines must not read weights that change.
         actor = self._actor.with_cause("publication")
-        return WeightRef(
-            version=version, parts=tuple(await actor.export_weights(version, copy=not self._waits_for_swap))
-        )
+        parts = await actor.export_weights(version, copy=not self._waits_for_swap)
+        ref = WeightRef(version=version, parts=tuple(parts))
+        before, self._checksum = self._checksum, ref.checksum
+        self.is_unchanged = bool(before) and ref.checksum == before
+        return ref

@@ -187,6 +187,16 @@ def test_a_run_says_once_which_weights_are_of_no_part(root: Path) -> None:
     assert line.startswith("step 1: reward.shaping.weights names brief,") and line.endswith("Parts are: right, short")
 
 
+def test_a_run_says_once_that_engines_got_nothing_new(root: Path) -> None:
+    reward = ["reward.name=tests.support.reward_functions:length", "reward.tag=null", "reward.answer_format=text"]
+    heard = Said()
+    run(root, "still", [*reward, "steps=3", "optimizer.lr=1e-30"], progress=heard)
+    (line,) = [line for line in heard.lines if "to the bit the one before" in line]
+    assert line.startswith("step 1: the actor was updated (gradient norm")
+    run(root, "moving", [*reward, "steps=2"], progress=heard)
+    assert len([line for line in heard.lines if "to the bit the one before" in line]) == 1
+
+
 def praise(prompt: str, response: str, answer: str, metadata: object) -> bool:
     return True
 
