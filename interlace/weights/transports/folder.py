@@ -53,6 +53,8 @@ class FolderSender:
     def __init__(self, folder: Path, rank: int, num_ranks: int) -> None:
         self._folder, self._rank, self._num_ranks = folder, rank, num_ranks
         self._written: list[int] = []
+        self._num_sent = 0
+        """The same on every rank: all of them send each version, in the same order."""
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
         """See Sender. Raises DiskFullError where there is no room."""
@@ -62,7 +64,13 @@ class FolderSender:
         mark.unlink(missing_ok=True)
         own = [Shard(n, e.shape, e.dtype, Box((0,) * len(e.shape), e.shape)) for n, e in parcel.entries.items()]
         shards = [s._replace(dtype=parcel.entries[s.name].dtype) for s in parcel.shards] if parcel.shards else own
-        name = _shared_file(shards) if parcel.shards else f"rank-{self._rank}-of-{self._num_ranks}.safetensors"
+        stem = f"model-{_layout_hash(shards)}" if parcel.shards else f"rank-{self._rank}-of-{self._num_ranks}"
+        # A version may be sent again, and engines may serve from the file that it is in: it is never written over.
+        name = f"{stem}-{self._num_sent}.safetensors"
+        for left in place.glob(f"{stem}-*.safetensors") if self._rank == 0 or not parcel.shards else ():
+            if left.name != name:
+                left.unlink()
+        self._num_sent += 1
         try:
             checksum = _write(place / name, shards, parcel)
         except OSError as error:
@@ -150,10 +158,10 @@ def _write(file: Path, shards: Sequence[Shard], parcel: Parcel) -> str:
     return str(found)
 
 
-def _shared_file(shards: Sequence[Shard]) -> str:
-    """Names the file of all ranks that hold blocks of the same tensors."""
+def _layout_hash(shards: Sequence[Shard]) -> str:
+    """Names what all ranks that hold blocks of the same tensors have in common."""
     described = repr([(shard.name, shard.shape, shard.dtype) for shard in shards])
-    return f"model-{xxhash.xxh3_64_hexdigest(described.encode())}.safetensors"
+    return xxhash.xxh3_64_hexdigest(described.encode())
 
 
 def _layout(shards: Sequence[Shard]) -> tuple[bytes, dict[str, int], int]:
