@@ -175,7 +175,7 @@ class PolicyRun:
             proximal=groups.actor if algorithm.needs.proximal_logprobs else None,
         )
         self._batches = stages.batches(self.admission, self.rollout.pool, finish=self._with_batch_statistics)
-        self._publisher = stages.publisher(groups.actor, self.rollout.pool)
+        self.publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
 
     def _greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
@@ -211,11 +211,11 @@ class PolicyRun:
     async def start(self) -> None:
         """Starts the engines with the actor's weights; before the flow, so that an evaluation can come first."""
         self.rollout.pool.start()
-        await self._publisher.install()
+        await self.publisher.install()
 
     async def install_weights(self) -> None:
         """Brings the actor's weights to all engines without a new version: at the end, between two publications."""
-        await self._publisher.install()
+        await self.publisher.install()
 
     async def complete(self, requests: Sequence[Request]) -> list[Response]:
         """Serves requests outside the flow, for an evaluation."""
@@ -287,7 +287,7 @@ class PolicyRun:
             for sample in group.samples:
                 self._channel.end(sample.key, TerminalEvent.TRAINED)
         self.admission.step_ended()
-        await self._publisher.publish(batch.step)
+        await self.publisher.publish(batch.step)
         ended, self._ended = self._ended, []
         events = [(entry.sample, entry.event) for entry in ended]
         metrics = self._meter.measure(batch, self.version, events, len(self._channel))
@@ -298,11 +298,6 @@ class PolicyRun:
         self._meter.start()
         if not self._stopped:
             self.admission.pump()
-
-    @property
-    def weights_stood_still(self) -> bool:
-        """True if the newest version of the weights is to the bit the one before."""
-        return self._publisher.is_unchanged
 
     @property
     def num_updates(self) -> int:

@@ -353,7 +353,7 @@ class _Session:
         """Reports the first publication that brings engines nothing new though the actor was updated."""
         metrics = result.metrics
         if (
-            self._run.weights_stood_still
+            self._run.publisher.is_unchanged
             and metrics.get("actor/grad_norm")
             and not metrics.get("actor/skipped_minibatches")
         ):

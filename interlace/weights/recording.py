@@ -1,0 +1,211 @@
+"""What a loader does, found out by watching it: which block of which saved tensor lands where in a model.
+
+Models fuse projections, stack experts, tie heads and pad vocabularies as they load, each in its own way. In place of
+tables of names the model's own loader is run once on tensors without content: views of such a tensor still say which
+block of it they are, so each copy, concatenation and stack is a statement about blocks. The result is what the model
+needs in Hugging Face names, and how to put it where it belongs. (The idea of vLLM's sharded transfer, which replays
+operations; here they become boxes of the plan.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from interlace.core.errors import InterlaceError
+from interlace.weights.plan import Box, Shard
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Load = Callable[[Mapping[str, "Tensor"]], Mapping[str, "Tensor"]]
+"""A loader: saved tensors by name to the model's tensors by name."""
+_aten = torch.ops.aten
+
+
+class Landing(NamedTuple):
+    """A block of a saved tensor, and the block of a model's tensor that it fills."""
+
+    source: str
+    source_box: Box
+    target: str
+    target_box: Box
+
+
+@dataclass(slots=True, eq=False)
+class _Memory:
+    """A tensor's memory whose content is known by where it came from."""
+
+    shape: tuple[int, ...]
+    source: str | None = None
+    """Name of the saved tensor that it is; None for what the loader made."""
+    filled: list[Landing] = field(default_factory=list)
+    """Blocks that were written into it; a later one replaces an earlier one."""
+    keeps: Any = None
+    """The storage, which must outlive the recording: another may get its address."""
+
+
+def record_load(
+    load: Load, sources: Mapping[str, Shard], targets: Mapping[str, Tensor] | None = None
+) -> tuple[Landing, ...]:
+    """Runs a loader on saved tensors without content, and returns what lands where.
+
+    sources: the saved tensors, whole. targets: the model's tensors where the loader copies into them; what it makes
+    itself need not be named. What nothing lands in (padding, buffers) is in no landing. Raises InterlaceError for a
+    loader that does more than cut, join and copy: such a model is loaded from a folder.
+    """
+    recorder = _Recorder()
+    given = {}
+    for name, shard in sources.items():
+        given[name] = torch.empty(shard.shape, dtype=getattr(torch, shard.dtype), device="meta")
+        recorder.know(given[name], _Memory(shape=shard.shape, source=name))
+    for tensor in (targets or {}).values():
+        recorder.know(tensor, _Memory(shape=tuple(tensor.shape)))
+    with torch.no_grad(), recorder:
+        made = load(given)
+    return tuple(landing for name, tensor in made.items() for landing in recorder.landings(name, tensor))
+
+
+def needs_of(landings: Sequence[Landing], sources: Mapping[str, Shard]) -> tuple[Shard, ...]:
+    """Returns what a reader has to fetch: of each saved tensor the smallest block around all that lands somewhere."""
+    found: dict[str, Box] = {}
+    for landing in landings:
+        box = landing.source_box
+        found[landing.source] = _around(found[landing.source], box) if landing.source in found else box
+    return tuple(sources[name]._replace(box=box) for name, box in found.items())
+
+
+def land(
+    landings: Sequence[Landing], needs: Sequence[Shard], read: Mapping[str, Tensor], into: Mapping[str, Tensor]
+) -> None:
+    """Writes blocks that were fetched into a model's tensors."""
+    boxes = {shard.name: shard.box for shard in needs}
+    for landing in landings:
+        block = read[landing.source][landing.source_box.within(boxes[landing.source]).slices]
+        into[landing.target][landing.target_box.slices].copy_(block.reshape(landing.target_box.size))
+
+
+class _Recorder(TorchDispatchMode):
+    """Sees every operation of the loader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._memories: dict[int, _Memory] = {}
+
+    def know(self, tensor: Tensor, memory: _Memory) -> None:
+        """Takes note of a tensor's memory."""
+        memory.keeps = tensor.untyped_storage()
+        self._memories[memory.keeps._cdata] = memory
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func is _aten._to_copy.default and self._memory(args[0]) is not None:
+            options["device"] = "meta"  # there is no content that could go elsewhere
+        result = func(*args, **options)
+        if func is _aten.copy_.default:
+            self._copied(args[0], args[1])
+        elif func in (_aten.clone.default, _aten._to_copy.default):
+            self._joined(result, [(Box((0,) * result.ndim, tuple(result.shape)), args[0])])
+        elif func in (_aten.cat.default, _aten.stack.default):
+            dim = args[1] if len(args) > 1 else 0
+            self._joined(result, list(_places(result, args[0], dim % result.ndim, func is _aten.stack.default)))
+        return result
+
+    def _copied(self, target: Tensor, source: Tensor) -> None:
+        into, origin = self._memory(target), self._memory(source)
+        if into is not None and origin is not None:
+            self._fill(into, _block(target, into.shape), source, origin)
+
+    def _joined(self, result: Tensor, inputs: Sequence[tuple[Box, Tensor]]) -> None:
+        if all(self._memory(tensor) is None for _, tensor in inputs):
+            return
+        into = _Memory(shape=tuple(result.shape))
+        self.know(result, into)
+        for box, tensor in inputs:
+            origin = self._memory(tensor)
+            if origin is not None:
+                self._fill(into, box, tensor, origin)
+
+    def _fill(self, into: _Memory, box: Box, tensor: Tensor, origin: _Memory) -> None:
+        into.filled = [kept for kept in into.filled if kept.target_box != box]
+        into.filled += _traced("", box, _block(tensor, origin.shape), origin)
+
+    def landings(self, name: str, tensor: Tensor) -> Iterator[Landing]:
+        """Yields what a model's tensor is made of."""
+        memory = self._memory(tensor)
+        if memory is not None:
+            whole = Box((0,) * tensor.ndim, tuple(tensor.shape))
+            yield from _traced(name, whole, _block(tensor, memory.shape), memory)
+
+    def _memory(self, tensor: Tensor) -> _Memory | None:
+        return self._memories.get(tensor.untyped_storage()._cdata)
+
+
+def _traced(target: str, target_box: Box, block: Box, memory: _Memory) -> Iterator[Landing]:
+    """Yields where a block of some memory came from, as landings in a block of a target."""
+    if memory.source is not None:
+        yield Landing(memory.source, block, target, target_box)
+        return
+    for landing in memory.filled:
+        shared = landing.target_box.intersect(block)
+        if shared is not None:
+            source = _follow(shared, landing.target_box, landing.source_box)
+            yield Landing(landing.source, source, target, _follow(shared, block, target_box))
+
+
+def _follow(part: Box, block: Box, other: Box) -> Box:
+    """Returns the part of `other` that corresponds to a part of `block`: both have the same lengths, but for ones."""
+    inner = part.within(block)
+    moves = [(s, n) for s, n, length in zip(inner.start, inner.size, block.size, strict=True) if length > 1]
+    start, size = list(other.start), list(other.size)
+    axes = [axis for axis, length in enumerate(other.size) if length > 1]
+    if [length for length in block.size if length > 1] != [other.size[axis] for axis in axes]:
+        raise InterlaceError(f"weights: a loader reshapes {block.size} to {other.size}, which is no block of it.")
+    for axis, (first, length) in zip(axes, moves, strict=True):
+        start[axis], size[axis] = start[axis] + first, length
+    return Box(tuple(start), tuple(size))
+
+
+def _block(view: Tensor, shape: tuple[int, ...]) -> Box:
+    """Returns which block of a contiguous tensor a view of it is. Raises InterlaceError where it is none."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    start, left = [], int(view.storage_offset())
+    for stride in strides:
+        start.append(left // stride)
+        left %= stride
+    size, axis = [1] * len(shape), 0
+    for length, stride in zip(view.shape, view.stride(), strict=True):
+        if length == 1:
+            continue
+        while axis < len(shape) and (strides[axis] != stride or shape[axis] == 1):
+            axis += 1
+        if axis == len(shape) or start[axis] + length > shape[axis]:
+            raise InterlaceError(
+                f"weights: a loader takes {tuple(view.shape)} with strides {view.stride()} of a tensor of shape {shape}"
+                ", which is no block of it (turned round, or joined over rows)."
+            )
+        size[axis] = length
+        axis += 1
+    return Box(tuple(start), tuple(size))
+
+
+def _places(result: Tensor, inputs: Sequence[Tensor], dim: int, stacks: bool) -> Iterator[tuple[Box, Tensor]]:
+    first = 0
+    for tensor in inputs:
+        length = 1 if stacks else tensor.shape[dim]
+        start, size = [0] * result.ndim, list(result.shape)
+        start[dim], size[dim] = first, length
+        yield Box(tuple(start), tuple(size)), tensor
+        first += length
+
+
+def _around(one: Box, other: Box) -> Box:
+    start = tuple(map(min, one.start, other.start))
+    ends = (max(a + n, b + m) for a, n, b, m in zip(one.start, one.size, other.start, other.size, strict=True))
+    return Box(start, tuple(end - first for first, end in zip(start, ends, strict=True)))
