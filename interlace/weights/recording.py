@@ -1,4 +1,4 @@
-"""What a loader does, found out by watching it: which block of which saved tensor lands where in a model.
+"""Recording of a loader: which block of which saved tensor lands where in a model, found out by watching.
 
 Models fuse projections, stack experts, tie heads and pad vocabularies as they load, each in its own way. In place of
 tables of names the model's own loader is run once on tensors without content: views of such a tensor still say which
