@@ -1,5 +1,7 @@
 """Pictures of a MuJoCo model, drawn quickly: without shadows, reflections and smoothed edges, seven times as many."""
 
+import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -7,6 +9,11 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError, nearest
 from interlace.envs.base import required
+
+_INSTALL = (
+    "Install OSMesa (Debian: apt install libosmesa6) and set MUJOCO_GL=osmesa, or on a GPU MUJOCO_GL=egl; or ask for "
+    "no images (image_size=0)"
+)
 
 
 class MujocoCamera:
@@ -24,15 +31,15 @@ class MujocoCamera:
         model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
         model.light_castshadow[:] = 0
         model.mat_reflectance[:] = 0
+        if sys.platform == "linux" and not os.environ.keys() & {"MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"}:
+            raise UserError(f"nothing here can draw MuJoCo's pictures: there is no screen. {_INSTALL}")
         try:
             # One that could not be made is closed all the same, and looks for these.
             kind = type("Renderer", (mujoco.Renderer,), {"_gl_context": None, "_mjr_context": None})
             self._renderer: Any = kind(model, side, side)
         except Exception as error:  # what a missing driver raises depends on which one is missing
             raise UserError(
-                f"nothing here can draw MuJoCo's pictures ({type(error).__name__}: {error}). Install OSMesa "
-                "(Debian: apt install libosmesa6) and set MUJOCO_GL=osmesa, or on a GPU MUJOCO_GL=egl; or ask for no "
-                "images (env.settings.image_size=0) and no videos"
+                f"nothing here can draw MuJoCo's pictures ({type(error).__name__}: {error}). {_INSTALL}"
             ) from error
         flags = self._renderer.scene.flags
         for name in ("mjRND_SHADOW", "mjRND_REFLECTION", "mjRND_SKYBOX", "mjRND_HAZE"):

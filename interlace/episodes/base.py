@@ -19,6 +19,10 @@ from interlace.core.types import (
     SamplingParams,
 )
 from interlace.models.actions import ActionTokens
+from interlace.observe.films import Film
+
+FILMED = "filmed"
+"""Column of a prompt that asks an episode to draw what goes on in it."""
 
 Context: TypeAlias = Sequence[int] | Sequence[Message | Mapping[str, JSON]]
 """Everything that a turn goes on behind: token ids, or messages (a mapping is one in OpenAI's form)."""
@@ -148,6 +152,19 @@ class Episode(Protocol):
 
         An exception fails this sample alone, with the exception as its reason.
         """
+        ...
+
+
+@runtime_checkable
+class Filming(Protocol):
+    """Episode that draws what goes on in it, where a prompt asks for that."""
+
+    def films(self) -> Sequence[Film]:
+        """Returns the films that were taken since the last call, in the order of their names."""
+        ...
+
+    def why_no_films(self) -> str:
+        """Returns why there are none though they were asked for; empty where there is no reason."""
         ...
 
 

@@ -14,13 +14,15 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.types import BoolArray, FinishReason, FloatArray, Inputs, Metrics, Prompt
 from interlace.envs.base import Start
+from interlace.envs.film import FilmRecorder
 from interlace.envs.fleet import EnvEpisode, EnvFleet
 from interlace.envs.load import EnvConfig, find_family
 from interlace.envs.process import SlotChunk
 from interlace.envs.spec import EnvSpec, Observation
-from interlace.episodes.base import FinalContext, Outcome, Session
+from interlace.episodes.base import FILMED, FinalContext, Outcome, Session
 from interlace.episodes.config import EpisodeConfig, EpisodeKind
 from interlace.models.actions import ActionTokens
+from interlace.observe.films import Film
 
 TASK, INIT_STATE, SUCCESS = "task", "init_state", "env/success"
 """Columns of a prompt that say where its episodes begin; the part of a reward that says whether they were solved."""
@@ -100,6 +102,8 @@ class RobotEpisode:
         self._fleet: EnvFleet | None = None
         self._spec: EnvSpec | None = None
         self._counted: Mapping[str, float] = {}
+        self._films: list[Film] = []
+        self._why_no_films = ""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Lets the policy act until the episode ends. UserError where policy and simulator do not go together."""
@@ -109,12 +113,32 @@ class RobotEpisode:
             fleet = await self.fleet(actions)
         context = [*prompt.token_ids.tolist(), *actions.placeholders]
         async with session.waiting("a free simulator"):
-            lease = fleet.episode(start)
+            recorder = self._recorder(prompt, start)
+            lease = fleet.episode(start, recorder=recorder)
             env = await lease.__aenter__()
         try:
-            return await self._play(session, env, actions, _Account(context=context, task=start.task))
+            outcome = await self._play(session, env, actions, _Account(context=context, task=start.task))
         finally:
             await lease.__aexit__(None, None, None)
+        if recorder:
+            self._why_no_films = recorder.problem
+            self._films += [film for film in (recorder.film(outcome.text or ""),) if film]
+        return outcome
+
+    def films(self) -> list[Film]:
+        """Returns the films that were taken since the last call, by name."""
+        found, self._films = sorted(self._films, key=lambda film: film.name), []
+        return found
+
+    def why_no_films(self) -> str:
+        """Returns why nothing can be drawn; empty where something can."""
+        return self._why_no_films
+
+    def _recorder(self, prompt: Prompt, start: Start) -> FilmRecorder | None:
+        """Returns what takes an episode's pictures, where its prompt asks for them and they can be drawn."""
+        if not prompt.metadata.get(FILMED) or self._why_no_films or self._spec is None:
+            return None
+        return FilmRecorder(f"{self._spec.tasks[start.task]}, start {start.init_state}")
 
     async def _play(self, session: Session, env: EnvEpisode, actions: ActionTokens, account: "_Account") -> Outcome:
         params = session.params.model_copy(update={"max_new_tokens": actions.num_tokens, "stop_token_ids": ()})

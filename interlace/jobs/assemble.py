@@ -6,7 +6,7 @@ from functools import partial
 from interlace.algorithms import Algorithm
 from interlace.core.types import PromptSource, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
-from interlace.episodes.base import Closing, Episode
+from interlace.episodes.base import Closing, Episode, Filming
 from interlace.episodes.by_row import create_episode
 from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.jobs.state import RunState
@@ -29,6 +29,8 @@ class Assembled:
     run: PolicyRun
     sampling: SamplingParams
     """The recipe's, ending where the model's responses end."""
+    filming: Filming | None = None
+    """Its episode, where that draws what goes on."""
 
 
 async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
@@ -108,4 +110,4 @@ async def assemble(
     if resumed:
         stages.gate.restore(resumed.num_groups)
     run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer, episode)
-    return Assembled(run=run, sampling=sampling)
+    return Assembled(run=run, sampling=sampling, filming=episode if isinstance(episode, Filming) else None)

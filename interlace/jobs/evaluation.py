@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from interlace.core.config import Config
 from interlace.core.types import NO_GROUP, Metrics, Prompt, Request, RewardResult, Sample, SampleKey, SamplingParams
+from interlace.episodes.base import FILMED
 from interlace.episodes.robot import SUCCESS
 from interlace.flows.run import PolicyRun
 from interlace.observe.step_line import brief
@@ -135,7 +136,18 @@ class Evaluator:
 
     async def _play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams, kind: str) -> Sequence[Scored]:
         """Plays episodes; the recipe's reward scores those that bring none."""
-        named = [(replace(prompt, uid=f"evaluation/{kind}/{prompt.uid}"), index) for prompt, index in asked]
+        filmed = {p.uid for p in self._prompts[: self._settings.num_shown]} if kind == "greedy" else set()
+        named = [
+            (
+                replace(
+                    prompt,
+                    uid=f"evaluation/{kind}/{prompt.uid}",
+                    metadata={**prompt.metadata, FILMED: True} if prompt.uid in filmed else prompt.metadata,
+                ),
+                index,
+            )
+            for prompt, index in asked
+        ]
         found = await self._run.play(named, params)
         samples = [replace(sample, prompt=prompt) for sample, (prompt, _) in zip(found, asked, strict=True)]
         left = [sample for sample in samples if sample.outcome is None]

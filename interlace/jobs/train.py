@@ -16,6 +16,7 @@ from interlace.flows.run import Ended, PolicyRun, RoleGroups, StepResult, shares
 from interlace.jobs.assemble import assemble
 from interlace.jobs.evaluation import Evaluation, Evaluator
 from interlace.jobs.failed_updates import IN_A_ROW, FailedUpdates
+from interlace.jobs.films import keep_films
 from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.jobs.saving import CRITIC_FOLDER, Saver
 from interlace.jobs.state import RunState
@@ -252,7 +253,7 @@ class _Session:
         ready = await assemble(
             cluster, recipe, algorithm_of(recipe), self._groups, self._stream, self, resumed=self._resumed
         )
-        self._run = ready.run
+        self._run, self._filming = ready.run, ready.filming
         self._is_assembled = True
         self._evaluator = Evaluator(recipe, ready.sampling, self._prompts.heldout, self._run, self._groups.reward)
 
@@ -376,6 +377,8 @@ class _Session:
         self._progress.stage(title, 1, 1, f"greedy {evaluation.greedy_accuracy:.3f}")
         if evaluation.warning:
             self._progress.say(f"{title}: {evaluation.warning}")
+        if missing := keep_films(self._filming, self._folder, self._done_steps, self._recipe.logging.loggers):
+            self._say_once("films", missing)
         self._quiet.heard(f"step {self._done_steps + 1}")
         truncate_after(self._folder.evaluations, self._done_steps - 1)  # a resumed run may repeat the last one
         with self._folder.evaluations.open("a", encoding="utf-8") as file:

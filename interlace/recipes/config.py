@@ -131,7 +131,7 @@ class EvaluationConfig(Config):
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE)
     """Temperature of the sampled answers."""
     num_shown: int = Field(default=4, ge=0)
-    """Prompts whose answers before and after are printed."""
+    """Prompts whose answers before and after are printed; a robot's episodes are filmed."""
 
 
 class LoggingConfig(Config):

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from interlace.jobs.train import TrainReport
+from interlace.observe.films import read_films
+from interlace.observe.report.page import write_report
+from interlace.observe.run_folder import RunFolder
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
 
 pytest.importorskip("gymnasium")
@@ -124,3 +127,17 @@ def test_a_policy_that_sees_pixels_goes_the_whole_way(tmp_path: Path) -> None:
     report = run(tmp_path, "pixels", [*DOT, *sees])
     assert report.done_steps == 2
     assert all(line["actor/logprob_gap"] < 0.2 for line in metrics(tmp_path, "pixels"))
+
+
+def test_chosen_episodes_are_filmed_before_and_after(tmp_path: Path) -> None:
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    run(tmp_path, "filmed", ["steps=1", "evaluation.num_shown=2", "logging.loggers=[tensorboard]"])
+    folder = tmp_path / "filmed"
+    films = read_films(folder / "videos")
+    assert [film.step for film in films] == [0, 0, 1, 1]
+    assert [film.name for film in films[:2]] == [film.name for film in films[2:]]
+    assert all(film.video and film.video.stat().st_size > 500 for film in films)
+    assert list((folder / "tensorboard" / "videos").iterdir())
+    write_report([RunFolder.named(tmp_path, "filmed")], tmp_path / "report.html")
+    assert "contact sheet" in (tmp_path / "report.html").read_text(encoding="utf-8")
