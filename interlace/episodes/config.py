@@ -13,7 +13,7 @@ from interlace.core.messages import ToolSpec
 from interlace.core.plugins import builtin_module, builtin_names, load_object
 from interlace.episodes.base import Episode
 
-HIDDEN = ("base", "by_row", "config", "experts", "history", "server")
+HIDDEN = ("base", "by_row", "config", "chat_model", "experts", "history", "server")
 """Modules of this folder that are no episodes."""
 SINGLE = "single_turn"
 
