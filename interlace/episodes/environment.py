@@ -131,7 +131,7 @@ class VerifiersEpisode:
             theirs = AsyncOpenAI(base_url=address.base_url, api_key=address.api_key)
             try:
                 state = await self._environment.run_rollout(
-                    input=rollout_input(prompt),
+                    input=_rollout_input(prompt),
                     client=OpenAIChatCompletionsClient(theirs),
                     model="policy",
                     sampling_args={},
@@ -144,7 +144,7 @@ class VerifiersEpisode:
         return Outcome(reward=float(state["reward"]), parts=metrics)
 
 
-def rollout_input(prompt: Prompt) -> dict[str, Any]:
+def _rollout_input(prompt: Prompt) -> dict[str, Any]:
     """Returns a row as an environment of `verifiers` reads it."""
     metadata = cast(dict[str, Any], dict(prompt.metadata))
     info = metadata.get("info", {})

@@ -43,7 +43,7 @@ class ProgramConfig(EpisodeConfig):
     distribution: Literal["run", "client"] = "run"
     """run: the recipe's temperature, top_p and the like hold, whatever the program asks for. client: the program's do;
     it must ask for what the recipe trains with."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    variables: dict[str, str] = Field(default_factory=dict)
     """Further variables of a command's environment. It inherits the run's, but for names that look like secrets."""
     stdout_bytes: int = Field(default=1 << 20, ge=1)
     """Bytes kept of a command's output; the rest is read and dropped."""
@@ -114,7 +114,7 @@ class Program:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**inherited, **endpoint.environment, "INTERLACE_SEED": str(seed), **self._config.environment},
+            env={**inherited, **endpoint.environment, "INTERLACE_SEED": str(seed), **self._config.variables},
             start_new_session=True,
         )
         talk = asyncio.gather(

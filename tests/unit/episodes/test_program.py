@@ -98,7 +98,7 @@ def test_secrets_of_the_run_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("HARMLESS", "1")
     code = "print(os.environ.get('WANDB_API_KEY'), os.environ['HARMLESS'], os.environ['MINE'])"
-    found = outcome(ScriptedSession([]), command=command(code), environment={"MINE": "2"})
+    found = outcome(ScriptedSession([]), command=command(code), variables={"MINE": "2"})
     assert found.text == "None 1 2"
 
 
