@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import all_gone, descendants, handles, named
+
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "steps=100000",
@@ -150,17 +152,11 @@ def test_a_run_whose_own_ray_is_dead_ends_without_waiting_for_it(tmp_path: Path)
         assert process.stdout is not None
         while not (line := process.stdout.readline()).startswith("step 2/"):
             assert line, "the run ended by itself"
-        os.kill(child(process.pid, "gcs_server"), signal.SIGKILL)
+        os.kill(named(process.pid, "gcs_server")[0], signal.SIGKILL)
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
     assert process.returncode == 0, rest
     assert "Stopped after step" in rest
-
-
-def child(process: int, name: str) -> int:
-    lists = Path(f"/proc/{process}/task").glob("*/children")
-    children = [number for found in lists for number in found.read_text().split()]
-    return next(int(number) for number in children if name in Path(f"/proc/{number}/comm").read_text())
 
 
 @pytest.mark.slow
@@ -171,23 +167,17 @@ def test_of_a_ray_that_was_started_for_a_run_nothing_stays(tmp_path: Path, kille
         assert process.stdout is not None
         while not (line := process.stdout.readline()).startswith("step 2/"):
             assert line, "the run ended by itself"
-        raylet = child(process.pid, "raylet")
-        left = [os.pidfd_open(number) for number in descendants(raylet)]
+        raylet = named(process.pid, "raylet")[0]
+        left = handles(descendants(raylet))
         os.kill(raylet if killed == "raylet" else process.pid, signal.SIGKILL)
         rest = process.stdout.read() if killed == "raylet" else ""
     if killed == "raylet":
         assert process.returncode == 1
         assert f"because Ray's raylet (process {raylet}) is gone" in rest
     deadline_s = time.monotonic() + 10
-    for number in left:
-        assert select.select([number], [], [], max(0.0, deadline_s - time.monotonic()))[0], "a process of Ray is left"
-        os.close(number)
+    assert all_gone(left, within_s=10), "a process of Ray is left"
+    for handle in left:
+        os.close(handle)
     while folders := list(Path("/dev/shm").glob(f"interlace-{process.pid}-*")):
         assert time.monotonic() < deadline_s, folders
         time.sleep(0.05)
-
-
-def descendants(process: int) -> list[int]:
-    lists = Path(f"/proc/{process}/task").glob("*/children")
-    children = [int(number) for found in lists for number in found.read_text().split()]
-    return [process, *children, *(number for each in children for number in descendants(each))]

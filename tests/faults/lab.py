@@ -72,11 +72,11 @@ class Lab:
     folder: Path
     shared: Shared
 
-    def cli(self, *arguments: str, text: str | None = None) -> Ended:
+    def cli(self, *arguments: str, text: str | None = None, threads: str | None = None) -> Ended:
         """Runs `interlace` with these arguments to its end."""
         if text is not None:
             (self.folder / "mine.yaml").write_text(text)
-        process = self.start(*arguments)
+        process = self.start(*arguments, threads=threads)
         try:
             output, _ = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -85,19 +85,24 @@ class Lab:
             raise AssertionError(f"no end within {LIMIT_S:.0f} s") from None
         return Ended(code=process.returncode, text=output)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Starts `interlace`, stdout and stderr in one pipe."""
+    def start(self, *arguments: str, threads: str | None = None) -> subprocess.Popen[str]:
+        """Starts `interlace`, stdout and stderr in one pipe. threads: OMP_NUM_THREADS."""
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+        if threads:
+            environment["OMP_NUM_THREADS"] = threads
         pipe, both = subprocess.PIPE, subprocess.STDOUT
         return subprocess.Popen(
             [*CLI, *arguments], cwd=self.folder, env=environment, stdout=pipe, stderr=both, text=True
         )
 
-    def train(self, *arguments: str) -> Ended:
+    @property
+    def small(self) -> tuple[str, ...]:
+        """The quick start's settings at toy size."""
+        return *SMALL, f"model.cache_dir={self.shared.cache}"
+
+    def train(self, *arguments: str, threads: str | None = None) -> Ended:
         """The quick start at toy size, as `runs/x`."""
-        return self.cli(
-            "train", "quickstart", *SMALL, f"model.cache_dir={self.shared.cache}", "--name", "x", *arguments
-        )
+        return self.cli("train", "quickstart", *self.small, "--name", "x", *arguments, threads=threads)
 
     def train_on(self, content: bytes, *arguments: str) -> Ended:
         """One step on a file of prompts with this content."""

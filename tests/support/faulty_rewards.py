@@ -106,3 +106,19 @@ def names_parts_at_length(prompt: str, response: str, answer: str, metadata: Met
 def leaves_a_thread(prompt: str, response: str, answer: str, metadata: Metadata) -> float:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     return 1.0
+
+
+def gives_infinity(prompt: str, response: str, answer: str, metadata: Metadata) -> float:
+    return math.inf if is_bad(response) else 1.0
+
+
+def gives_a_word(prompt: str, response: str, answer: str, metadata: Metadata) -> object:
+    return "good" if is_bad(response) else 1.0
+
+
+def names_fifty_parts(prompt: str, response: str, answer: str, metadata: Metadata) -> dict[str, float]:
+    return {f"part {zlib.crc32(f'{response}{number}'.encode())}": 1.0 for number in range(50)}
+
+
+def always_raises(prompt: str, response: str, answer: str, metadata: Metadata) -> float:
+    return 1 / 0
