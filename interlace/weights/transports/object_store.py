@@ -30,7 +30,8 @@ class MessageEnds:
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002
         """See Sender."""
         tensors = {name: tensor.cpu() for name, tensor in own_tensors(parcel, copy=copy)}
-        return Sent(source=MessageSource(tensors=tensors), checksum=content_hash(tensors.values()))
+        # Where no message leaves the process, what is not copied is still the trainer's own.
+        return Sent(source=MessageSource(tensors=tensors), checksum=content_hash(tensors.values()), frozen=copy)
 
     def keep(self, versions: Collection[int]) -> None:
         """Does nothing: the store counts references."""

@@ -225,3 +225,13 @@ def test_the_checksum_says_whether_an_update_changed_anything(tmp_path: Path) ->
         with ends(tmp_path / transport, transport) as (writer, _):
             sums = [publish(writer, version, weights(min(version, 1))).checksum for version in range(3)]
         assert sums[0] != sums[1] == sums[2], transport
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_engine_serves_from_what_it_reads_only_where_that_never_changes(tmp_path: Path, transport: str) -> None:
+    given = weights(1)
+    with ends(tmp_path, transport) as (writer, reader), reader.open(publish(writer, 1, given, copy=False)) as read:
+        kept = {name: tensor if read.frozen else tensor.clone() for name, tensor in read.items()}
+        for tensor in given.values():
+            tensor.zero_()  # the trainer's next update
+        assert_equal(kept, weights(1))
