@@ -191,8 +191,6 @@ class NativeEngine:
         self._prefixes.clear(keeps_old=mode == "keep")
         if mode == "recompute":
             self._forget_computed()
-            for sequence in self._scheduler.running:
-                self._prefixes.announce(sequence)
 
     def onload(self) -> None:
         if self._saved is None:
@@ -211,7 +209,7 @@ class NativeEngine:
             return
         if kv == "recompute":
             self._prefixes.clear()
-            self._scheduler.forget_computed()
+            self._forget_computed()
         self._prefixes.evict_idle()
         self._saved = {row: self._pool.read(self._store.cells(row, n)) for row, n in self._held_rows().items()}
         self._pool.release()
@@ -239,6 +237,8 @@ class NativeEngine:
 
     def _forget_computed(self) -> None:
         self._scheduler.forget_computed()
+        for sequence in self._scheduler.running:  # what is computed from now on is of one version
+            self._prefixes.announce(sequence)
         if self._saved is not None:
             self._saved = {}
 

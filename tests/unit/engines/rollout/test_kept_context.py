@@ -113,6 +113,22 @@ def test_a_context_outlives_a_switch_of_the_device(make_model: ModelMaker, kv_on
     assert found.num_cached_tokens == expected and found.logprobs == drain(fresh)[0].logprobs
 
 
+@pytest.mark.parametrize("by", ["switch", "update"])
+def test_a_turn_that_was_computed_again_is_kept_like_any_other(make_model: ModelMaker, by: str) -> None:
+    engine = NativeEngine(make_model(), config=NativeConfig(steps_per_schedule=1))
+    engine.submit(turn(0, 0, SYSTEM))
+    for _ in range(4):
+        engine.step()
+    if by == "switch":
+        engine.offload("recompute")
+        engine.onload()
+    else:
+        engine.update_weights(dict(make_model(1).named_parameters()), 1, "recompute")
+    context = [*SYSTEM, *drain(engine)[0].token_ids]
+    engine.submit(turn(0, 1, [*context, *HINT]))
+    assert drain(engine)[0].num_cached_tokens == len(context) - 1
+
+
 def test_turns_side_by_side_share_their_beginning(make_model: ModelMaker) -> None:
     engine = NativeEngine(make_model())
     engine.submit(turn(0, 0, SYSTEM))
