@@ -193,7 +193,9 @@ def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: Ro
 
 def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
     """Makes the engine that serves a recipe's policy."""
+    from interlace.engines.rollout import NativeEngine
     from interlace.engines.rollout.kinds import EngineSite, create_kind
+    from interlace.weights.reader import WeightReader
     from interlace.workers.rollout import RolloutBundle
 
     recipe, loaded = source.recipe, _load(source, context)
@@ -202,9 +204,13 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         devices=tuple(map(_torch_name, context.devices or ("cpu",))),
         seed=recipe.seed,
         num_threads=num_threads(recipe, len(context.devices)),
+        mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
     )
     engine = create_kind(recipe.rollout).create(loaded, site)
-    return RolloutBundle(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=loaded.stop_token_ids)
+    bundle = RolloutBundle(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=loaded.stop_token_ids)
+    if site.mesh and isinstance(engine, NativeEngine):
+        return replace(bundle, reader=WeightReader(engine.weight_shards), decide=engine.agreement.decide)
+    return bundle
 
 
 def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":

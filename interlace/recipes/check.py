@@ -13,10 +13,10 @@ from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
 from interlace.engines.train.critic import check_value_head
 from interlace.engines.train.lora import num_lora_parameters
-from interlace.engines.train.tensor_parallel import check_plan
 from interlace.models.classifier import check_classifier
 from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
+from interlace.models.tensor_parallel import check_plan
 from interlace.recipes.check_settings import check_placement, check_settings
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
@@ -75,6 +75,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     check_engine(recipe, devices, model.config)
     if algorithm.needs.critic:
         check_value_head(model)
+    check_plan(model, create_kind(recipe.rollout).num_ranks, "rollout.tensor_parallel_size")
     for role in ("actor", "critic"):
         check_plan(model, getattr(recipe, role).tensor_parallel, f"{role}.tensor_parallel")
     tokenizer = load_tokenizer(recipe.model)

@@ -23,12 +23,14 @@ def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
     Raises UserError where the ranks that the recipe asks for do not fit them.
     """
     section = getattr(recipe, role, None)
-    wanted = section.ranks if isinstance(section, TrainedConfig) else 1
+    wanted = section.ranks if isinstance(section, TrainedConfig) else _num_serving(recipe, role)
     if wanted is None and isinstance(section, TrainedConfig):
         wanted = len(devices) if devices[0].pool == "cuda" else section.least_ranks
     if wanted is None:
         return 1
     mesh_shape(recipe, role, wanted)
+    if role == "rollout":
+        return wanted  # the engine's kind says on how many devices it is, and this is checked by itself
     if len(devices) % wanted:
         names = ", ".join(device.name for device in devices)
         fitting = [count for count in range(1, len(devices) + 1) if len(devices) % count == 0]
@@ -38,6 +40,10 @@ def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
             f"place it on {wanted} devices (schedule.placement.{role}, cluster.devices)."
         )
     return wanted
+
+
+def _num_serving(recipe: Recipe, role: str) -> int:
+    return create_kind(recipe.rollout).num_ranks if role == "rollout" else 1
 
 
 def mesh_shape(recipe: Recipe, role: str, ranks: int) -> MeshShape:

@@ -27,6 +27,8 @@ class RolloutBundle:
     """Tokens that end the model's responses."""
     reader: WeightReader = field(default_factory=WeightReader)
     """Fetcher of what the engine needs of new weights."""
+    decide: Callable[[bool], bool] = bool
+    """What the first rank of an engine says, of several that are called alike."""
 
 
 MIN_CALL_S = 0.01
@@ -47,7 +49,7 @@ class RolloutWorker(Worker):
         self._now = now
         serving = make_engine(context)
         self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
-        self._reader = serving.reader
+        self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
 
     @operation(bin="generate")
@@ -70,9 +72,9 @@ class RolloutWorker(Worker):
             num_preemptions += output.num_preemptions
             kv_use = max(kv_use, output.kv_use)
             finished += output.finished
-            if self._interrupted.is_set() or not output.num_running + output.num_waiting:
-                break
-            if (finished or refused) and self._now() - start_s >= MIN_CALL_S:
+            has_some = bool(finished or refused) and self._now() - start_s >= MIN_CALL_S
+            is_over = self._interrupted.is_set() or not output.num_running + output.num_waiting
+            if self._decide(is_over or has_some):
                 break
         self._interrupted.clear()
         return Progress(

@@ -28,6 +28,9 @@ class NativeConfig(EngineConfig):
     The switches at the end are there to measure and to test what they turn off.
     """
 
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Devices, with a process each, that one engine's layers are shared by: schedule.placement's devices_per_instance
+    is the same. For models that do not fit one device: the C++ decoder is for whole models."""
     steps_per_schedule: int = Field(default=64, ge=1)
     """Decode steps between two looks at the queue, at most: they also end after some milliseconds, and with a sequence
     whose row another waits for."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from interlace.engines.rollout import kernels
+from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.counters import Counters
 from interlace.engines.rollout.decoder import DecoderRunner, StopRule
@@ -48,8 +49,10 @@ class DecodeLoop:
         scheduler: Scheduler,
         tokenizer: "PreTrainedTokenizerBase | None",
         config: NativeConfig,
+        agreement: Agreement,
     ) -> None:
         """tokenizer: for stop strings."""
+        self._agreement = agreement
         self._runner, self._table, self._scheduler, self._tokenizer = serving.runner, table, scheduler, tokenizer
         self._embedder = InputEmbedder(serving.model, table)
         self._decoder = serving.runner if isinstance(serving.runner, DecoderRunner) else None
@@ -88,7 +91,8 @@ class DecodeLoop:
         else:
             drawn = self._run(plan)
             for _ in range(plan.steps - 1):
-                if self._ended or self.interrupted.value or time.perf_counter() - start >= MAX_LOOK_S:
+                is_due = bool(self.interrupted.value) or time.perf_counter() - start >= MAX_LOOK_S
+                if self._ended or self._agreement.decide(is_due):
                     break
                 drawn += self._run(plan)
         self._speculator.wait(drawn)

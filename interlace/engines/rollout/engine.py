@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.core.types import NO_GROUP, Completion, FinishReason, Metrics, Request, SampleKey, SamplingParams
+from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.decode_loop import DecodeLoop
 from interlace.engines.rollout.given_inputs import input_reader
@@ -29,8 +30,10 @@ from interlace.engines.rollout.saved_weights import SavedWeights
 from interlace.engines.rollout.scheduler import Scheduler
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 from interlace.models.size import context_length
+from interlace.weights.plan import Shard
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedTokenizerBase
 
 
@@ -48,29 +51,32 @@ class NativeEngine:
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         seed: int = 0,
         num_threads: int = 1,
+        mesh: "DeviceMesh | None" = None,
     ) -> None:
         """Prepares the model and checks, on it, what report() then says.
 
         tokenizer: for stop strings; loaded along where the model is a path. seed: of the sampling noise.
         num_threads: of torch, for the whole process, where two that contend make small products hundreds of times
         slower; and of the C++ decoder, where each takes whole rows and waits for no other before the end of the pass.
+        mesh: ranks that share the model's layers, each an engine like this one: all are called alike.
         """
         config = config or NativeConfig()
         torch.set_num_threads(num_threads)
         self._model, tokenizer = _load(model, tokenizer)
         context = context_length(self._model.config) or config.max_tokens
-        serving = serve(self._model, ServingConfig(engine=config, longest=context, num_threads=num_threads))
+        serving = serve(self._model, ServingConfig(engine=config, longest=context, num_threads=num_threads, mesh=mesh))
         self._runner, self._attention, self._pool = serving.runner, serving.attention, serving.pool
         self._store, self._report = serving.store, serving.report
         self._weights = LiveWeights(self._model)
+        self.agreement = Agreement(mesh)
         self._table = SequenceTable(config.max_running, seed)
         first_spare = config.max_running + 1
         spare_rows = range(first_spare, first_spare + num_retained(config)) if config.prefix_cache else ()
         self._prefixes = PrefixIndex(
-            self._table, self._store, enabled=self._attention is not None, spare_rows=spare_rows
+            self._table, self._store, enabled=self._attention is not None, spare_rows=spare_rows, now=self.agreement.now
         )
         self._scheduler = Scheduler(self._table, self._store, self._prefixes, max_batch_tokens=config.max_batch_tokens)
-        self._decode_loop = DecodeLoop(serving, self._table, self._scheduler, tokenizer, config)
+        self._decode_loop = DecodeLoop(serving, self._table, self._scheduler, tokenizer, config, self.agreement)
         self._limits = Limits(
             context=context, longest=self._store.longest, vocab_size=self._model.config.get_text_config().vocab_size,
             has_tokenizer=tokenizer is not None, reads=input_reader(self._model),
@@ -79,6 +85,11 @@ class NativeEngine:
         self._arrivals = self._version = 0
         self._paused = False
         self._saved: dict[int, list[Tensor]] | None = None
+
+    @property
+    def weight_shards(self) -> tuple[Shard, ...]:
+        """Returns what an update brings: every tensor once, or this rank's part of it."""
+        return self._weights.shards
 
     @property
     def version(self) -> int:
@@ -132,6 +143,7 @@ class NativeEngine:
         self._scheduler.add(sequence)
 
     def step(self) -> StepOutput:
+        self.agreement.tick()
         finished: list[Completion] = []
         new_tokens, preemptions = 0, self._scheduler.num_preemptions
         if self._live and not self._paused and self._saved is None:

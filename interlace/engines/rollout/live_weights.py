@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from interlace.core.errors import UserError, nearest
 from interlace.engines.rollout.saved_weights import GivenWeights, NamedWeights
 from interlace.models.residence import Move, Residence
+from interlace.weights.shards import shards_of
 
 _KEPT = "The update is refused as a whole; the old weights keep serving."
 
@@ -16,13 +17,19 @@ class LiveWeights:
     """The model's parameters and persistent buffers by their Hugging Face names, tied names joined."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._tensors: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
+        whole: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
+        with torch.no_grad():  # gives the tensor itself and no view of it
+            self._tensors = {name: local_tensor(tensor) for name, tensor in whole.items()}
+        """This rank's part of each, where ranks share layers."""
         canonical: dict[int, str] = {}
-        self._same_as = {name: canonical.setdefault(id(tensor), name) for name, tensor in self._tensors.items()}
+        self._same_as = {name: canonical.setdefault(id(tensor), name) for name, tensor in whole.items()}
         """Name -> the first name of the same tensor: an update needs one of the names that are tied."""
         parameters = {name for name, _ in model.named_parameters()}
         self._required = [name for name in dict.fromkeys(self._same_as.values()) if name in parameters]
         """Buffers may be left out: training does not change them."""
+        firsts = dict.fromkeys(self._same_as.values())
+        self.shards = shards_of({name: whole[name] for name in firsts})
+        """Description of what an update brings: this rank's part of each tensor."""
         self._borrowed: set[str] = set()
         """First names of tensors whose memory came with an update: others may serve from it: it is not written to."""
         self.residence = Residence(next(model.parameters()).device, self.relocate)
@@ -89,3 +96,10 @@ class LiveWeights:
         if missing:
             some = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             raise UserError(f"weight update: missing {some}. {_KEPT} Send every parameter of the model.")
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Returns the tensor that this rank holds of a shared one; another as it is."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,6 +1,7 @@
 """From a loaded model to something that serves it: routing, fusing, the KV store, and what was found out on the way."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,10 @@ from interlace.engines.rollout.model_setup import RoutedModel, restore_attention
 from interlace.engines.rollout.protocol import EngineReport
 from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
 from interlace.engines.rollout.verify import UNSURE, Probe, probe_prompts, reference_logits, routing_fault
+from interlace.models.tensor_parallel import gather_logits, share_layers
+
+if TYPE_CHECKING:
+    pass
 
 _SPARE_CELLS = PAD_ROWS[-1]
 """For padding tokens, and for the probe's."""
@@ -47,6 +52,8 @@ class ServingConfig:
     longest: int
     """The model's context, in tokens."""
     num_threads: int
+    mesh: "DeviceMesh | None" = None
+    """Ranks that share the model's layers; None: it is whole."""
 
 
 _KEPT_TOKENS, _MOST_KEPT = 64, 1024
@@ -64,6 +71,10 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
     prompts = probe_prompts(model.config.get_text_config().vocab_size)
     expected = reference_logits(model, prompts)
     notes: list[str] = []
+    if config.mesh:
+        share_layers(model, config.mesh)
+        gather_logits(model, config.mesh)
+        notes.append(f"layers are shared by {config.mesh.size()} ranks, with the transformers model itself")
     try:
         routed = route_attention(model)
         fault = routing_fault(model.config, routed.traits)
@@ -92,7 +103,12 @@ def _serve_routed(
     store = _store(pool, config)
     attention = _attention(pool, store, config, notes)
     runners: list[Runner] = [ModelRunner(model, routed.hub, attention, config.engine.max_running)]
-    if config.engine.compile_decoder and isinstance(attention, KernelAttention) and is_llama_shaped(model):
+    if (
+        config.engine.compile_decoder
+        and not config.mesh
+        and isinstance(attention, KernelAttention)
+        and is_llama_shaped(model)
+    ):
         longest = min(config.longest, store.longest)
         runners.insert(0, DecoderRunner(model, routed, attention, longest, config.num_threads))
     for runner in runners:

@@ -5,29 +5,22 @@ Where the ranks of a mesh compute some columns of the logits each, they exchange
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 
-from interlace.engines.train.collectives import gathered
+from interlace.models.collectives import gathered
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
+    from interlace.models.tensor_parallel import VocabularyPart
+
 CHUNK_ELEMENTS = {"cpu": 1 << 18}
 """Logits worked on at a time, by kind of device: on a CPU what its caches hold, which is two to four times as fast."""
 DEFAULT_CHUNK = 1 << 22
 """16 MiB of float32."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VocabularyPart:
-    """Columns of the logits that this rank computes, and the ranks that have the others."""
-
-    mesh: DeviceMesh
-    first: int
 
 
 def token_logprobs(

@@ -18,8 +18,8 @@ from interlace.engines.train.host_memory import keep_freed_memory
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.matmul import use_fast_products
 from interlace.engines.train.speedups import apply_liger, compile_layers
-from interlace.engines.train.tensor_parallel import share_layers
 from interlace.models.inputs import input_embedding
+from interlace.models.tensor_parallel import VocabularyPart, share_layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from interlace.engines.train.config import SpeedupConfig, TrainedConfig
-    from interlace.engines.train.logprobs import VocabularyPart
     from interlace.engines.train.packing import MicroBatch
     from interlace.engines.train.ranks import Ranks
 

@@ -13,6 +13,7 @@ from interlace.core.plugins import builtin_module, builtin_names, concrete_subcl
 from interlace.engines.rollout.config import EngineConfig
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PretrainedConfig
 
     from interlace.engines.rollout.protocol import RolloutEngine
@@ -37,6 +38,8 @@ class EngineSite:
     """Seed of the sampling noise."""
     num_threads: int
     """Threads of the host for one engine."""
+    mesh: "DeviceMesh | None" = None
+    """Ranks that make up the engine, where it has several."""
 
 
 class EngineKind(ABC):
@@ -53,6 +56,11 @@ class EngineKind(ABC):
 
     def num_devices(self, pool: str) -> int | None:  # noqa: ARG002 - some span as many of one pool as they are given
         """Counts the devices of a pool (cpu, cuda) that one instance computes on; None: as many as it has threads."""
+        return 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Returns the processes that one instance is: of several, each is made and called alike."""
         return 1
 
     def absence(self, pool: str) -> str | None:  # noqa: ARG002 - some run anywhere

@@ -18,7 +18,11 @@ class NativeKind(EngineKind):
     remark = "serves any causal language model of transformers"
 
     def num_devices(self, pool: str) -> int | None:
-        return None if pool == "cpu" else 1
+        return None if pool == "cpu" and self.num_ranks == 1 else self.num_ranks
+
+    @property
+    def num_ranks(self) -> int:
+        return self.config.tensor_parallel_size
 
     def longest_in(self, max_tokens: int) -> int:
         from interlace.engines.rollout.kv_store import STORES
@@ -34,4 +38,5 @@ class NativeKind(EngineKind):
             tokenizer=loaded.tokenizer,
             seed=site.seed,
             num_threads=site.num_threads,
+            mesh=site.mesh,
         )

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
 from interlace.core.errors import UserError
-from interlace.engines.train.collectives import add_gradients, add_up
-from interlace.engines.train.logprobs import VocabularyPart
+from interlace.models.collectives import add_gradients, add_up, gathered
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,14 @@ INSIDE_EXPERTS = ("packed_colwise", COLUMNS, ROWS)
 """Styles of the tensors within EXPERTS, which are dealt by expert here."""
 EXPERT_INPUTS = ("hidden_states", "top_k_index", "top_k_weights")
 COUNTS = ("num_attention_heads", "num_key_value_heads")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabularyPart:
+    """Columns of the logits that this rank computes, and the ranks that have the others."""
+
+    mesh: DeviceMesh
+    first: int
 
 
 def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
@@ -80,6 +88,20 @@ def share_layers(model: PreTrainedModel, mesh: DeviceMesh) -> VocabularyPart | N
             embedding.weight = head.weight
     _share_lookup(embedding, mesh, num_rows)
     return part
+
+
+def gather_logits(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Has a model of shared layers return whole logits on every rank, for who draws from them. Without gradients."""
+    head = model.get_output_embeddings()
+    num_columns = _weight(head).shape[0]
+    each = -(-num_columns // mesh.size())
+
+    def gather(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        del module, args
+        parts = gathered(nn.functional.pad(output, (0, each - output.shape[-1])), mesh)
+        return parts.movedim(0, -2).flatten(-2)[..., :num_columns]
+
+    head.register_forward_hook(gather)
 
 
 def _styles(model: PreTrainedModel) -> Mapping[str, str]:
