@@ -54,6 +54,15 @@ def test_ranks_with_compiled_layers_train_as_one_without(tmp_path: Path) -> None
     assert_same(tmp_path, "compiled", "one")
 
 
+@pytest.mark.slow  # four processes that import torch
+def test_ranks_that_share_layers_train_and_generate_as_one(tmp_path: Path) -> None:
+    """Weights go from ranks that have parts of them to ranks that need other parts."""
+    run(tmp_path, "one", ["steps=2"])
+    spans = ["rollout.tensor_parallel_size=2", "schedule.placement.rollout={devices: all, devices_per_instance: 2}"]
+    run(tmp_path, "shared", ["steps=2", "actor.tensor_parallel=2", *spans])
+    assert_same(tmp_path, "shared", "one")
+
+
 @pytest.mark.slow  # eight processes that import torch
 def test_every_trained_role_may_have_ranks(tmp_path: Path) -> None:
     """With a reference, proximal log-probs and several minibatches; weights are exported while training goes on."""

@@ -20,7 +20,8 @@ from interlace.engines.rollout.verify import UNSURE, Probe, probe_prompts, refer
 from interlace.models.tensor_parallel import gather_logits, share_layers
 
 if TYPE_CHECKING:
-    pass
+    from torch.distributed.device_mesh import DeviceMesh
+
 
 _SPARE_CELLS = PAD_ROWS[-1]
 """For padding tokens, and for the probe's."""
