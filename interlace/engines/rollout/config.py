@@ -22,15 +22,20 @@ class EngineConfig(Config):
     """Tokens of one forward pass; longer prompts are run in chunks."""
 
 
-class NativeConfig(EngineConfig):
+class SpanningConfig(EngineConfig):
+    """A further setting of engines that may span several devices."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Devices that one engine spans: schedule.placement.rollout.devices_per_instance is the same. A native engine is
+    a process on each of them; it then runs the transformers model, since the C++ decoder is for whole models."""
+
+
+class NativeConfig(SpanningConfig):
     """Finer settings, which change no sample where the engine reports that it is invariant.
 
     The switches at the end are there to measure and to test what they turn off.
     """
 
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    """Devices, with a process each, that one engine's layers are shared by: schedule.placement's devices_per_instance
-    is the same. For models that do not fit one device: the C++ decoder is for whole models."""
     steps_per_schedule: int = Field(default=64, ge=1)
     """Decode steps between two looks at the queue, at most: they also end after some milliseconds, and with a sequence
     whose row another waits for."""
@@ -49,15 +54,7 @@ class NativeConfig(EngineConfig):
     """C++ kernels where there is a compiler; else torch operations."""
 
 
-class ServedConfig(EngineConfig):
-    """Further settings for the serving engines of other projects."""
-
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    """Devices that one engine spans: schedule.placement.rollout.devices_per_instance is the same. Not run here above
-    1."""
-
-
-class VLLMConfig(ServedConfig):
+class VLLMConfig(SpanningConfig):
     """Further settings for vLLM."""
 
     engine: str = "vllm"
@@ -65,7 +62,7 @@ class VLLMConfig(ServedConfig):
     """No graphs and no compilation; None: so on a CPU alone."""
 
 
-class SGLangConfig(ServedConfig):
+class SGLangConfig(SpanningConfig):
     """Further settings for SGLang."""
 
     engine: str = "sglang"

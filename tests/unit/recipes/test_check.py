@@ -125,13 +125,16 @@ def test_ranks_that_keep_what_they_gather_need_room_for_it(check: Check) -> None
     assert kept.transient_bytes - given_up.transient_bytes == weights_and_gradient
 
 
+THREE = ["cluster.devices=cpu:3", "schedule.placement.rollout={devices: all, devices_per_instance: 3}"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["actor.ranks=3"], r"actor.ranks=3, but .* gives it 2 .*\(cpu:0, cpu:1\).* Set actor.ranks to 1 or 2"),
         (["actor.ranks=2", "schedule.placement.actor=0"], r"actor.ranks=2, but .* gives it 1 .* Set actor.ranks to 1,"),
         (["rollout.tensor_parallel_size=2"], r"computes on 2. Set devices_per_instance to 2"),
-        (["rollout.tensor_parallel_size=3"], r"rollout.tensor_parallel_size=3, but .*num_attention_heads=4"),
+        ([*THREE, "rollout.tensor_parallel_size=3"], r"rollout.tensor_parallel_size=3, but .*num_attention_heads=4"),
         (["actor.tensor_parallel=2", "schedule.placement.actor=0"], r"actor.ranks=2, but .* Set actor.ranks to 1,"),
         (["actor.tensor_parallel=2", "actor.ranks=3"], r"actor: 3 ranks cannot .* Set actor.ranks .* multiple of 2"),
         (["actor.tensor_parallel=3", "cluster.devices=cpu:3"], r"tensor_parallel=3, but .*num_attention_heads=4"),

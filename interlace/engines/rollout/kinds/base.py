@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from interlace.engines.rollout.config import ServedConfig
+from interlace.engines.rollout.config import SpanningConfig
 from interlace.engines.rollout.kinds import EngineKind, Feature
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class ServedKind(EngineKind, ABC):
     """Kind of engine that reads its model from a folder and spans as many devices as its settings say."""
 
-    config: ServedConfig
+    config: SpanningConfig
     lacks: ClassVar[Mapping[Feature, str]] = {
         "raw_logprobs": "it gives log-probs of one kind, those sampled from",
         "kv_offload": "its KV cache is given up when its device changes hands",
