@@ -28,7 +28,7 @@ class RolloutBundle:
     reader: WeightReader = field(default_factory=WeightReader)
     """Fetcher of what the engine needs of new weights."""
     decide: Callable[[bool], bool] = bool
-    """What the first rank of an engine says, of several that are called alike."""
+    """Decision of an engine's first rank, of several that are called alike."""
 
 
 MIN_CALL_S = 0.01
