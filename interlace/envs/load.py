@@ -24,7 +24,7 @@ class EnvConfig(Config):
     """Which environments a run has, and where they are simulated."""
 
     family: str
-    """A family of this folder (metaworld, gymnasium, maniskill, libero), or a user's own as `package.module:Class`."""
+    """A family of this folder (metaworld, gymnasium, maniskill, libero, imagined) or your own: package.module:Class."""
     settings: dict[str, object] = Field(default_factory=dict)
     """Settings of the family: `tasks`, `horizon`, `action_repeat` ... and its own."""
     num_envs: int = Field(default=8, ge=1)

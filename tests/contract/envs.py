@@ -1,14 +1,18 @@
 """Families of environments for the tests of every one, and environments that break on purpose."""
 
 import ctypes
+import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from interlace.envs.base import Simulator, Step, VectorEnv
 from interlace.envs.load import create_envs
 from interlace.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
+from interlace.models.world_model import WorldModel, WorldModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,19 @@ class Family:
     """Library that it needs; where it is missing the suite skips."""
 
     def make(self, num_envs: int, **changed: object) -> VectorEnv:
-        return create_envs(self.name, {**self.settings, **changed}, num_envs)
+        given = {"model": dream()} if self.name == "imagined" else {}
+        return create_envs(self.name, {**self.settings, **given, **changed}, num_envs)
+
+
+_DREAMS = tempfile.TemporaryDirectory()
+
+
+@cache
+def dream() -> str:
+    """A world model of chunks of two actions, as it is before it has learnt anything."""
+    model = WorldModel(WorldModelConfig(state_size=3, action_size=2, chunk=2, width=16))
+    model.save(Path(_DREAMS.name), np.random.default_rng(0).normal(size=(8, 3)))
+    return _DREAMS.name
 
 
 FAMILIES = [
@@ -40,6 +56,7 @@ FAMILIES = [
     Family(
         name="gymnasium", settings={"tasks": ["tests.contract.retraced:Odd-v0"], "horizon": 12}, library="gymnasium"
     ),
+    Family(name="imagined", settings={"tasks": ["dream"], "horizon": 12, "max_disagreement": 1e9}),
     Family(name="tests.contract.envs:Walk", settings={"tasks": ["left", "right"], "horizon": 12}),
 ]
 

@@ -1,0 +1,223 @@
+"""World model: a small ensemble that predicts what a chunk of actions leads to, learnt from trajectories.
+
+From a state vector and a chunk of actions each member predicts the change of the state, the reward and whether the task
+is then solved. Where members disagree, data was thin: that bounds how far one may imagine.
+
+Shapes: B = transitions, M = members, D = numbers of a state, C = numbers of a chunk (K actions of A numbers each).
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.types import FloatArray, IntArray, Sample
+
+_WEIGHTS, _CONFIG, _STARTS = "world_model.safetensors", "world_model.json", "starts.npy"
+
+
+class WorldModelConfig(Config):
+    """Size of a world model."""
+
+    state_size: int = Field(ge=1)
+    """Numbers of a state, D."""
+    action_size: int = Field(ge=1)
+    """Numbers of one action, A."""
+    chunk: int = Field(ge=1)
+    """Actions of a chunk, K."""
+    members: int = Field(default=4, ge=2)
+    """Networks that start from different random weights, and see different draws of the data."""
+    width: int = Field(default=128, ge=1)
+    """Numbers of a hidden layer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Transitions:
+    """Chunks that were carried out."""
+
+    states: FloatArray
+    """[B, D] before."""
+    chunks: FloatArray
+    """[B, C] actions, one behind another."""
+    next_states: FloatArray
+    """[B, D] after; whatever where has_next is False."""
+    has_next: FloatArray
+    """[B] 1 where the state after is known, else 0: no turn follows the last one of an episode."""
+    rewards: FloatArray
+    """[B]."""
+    successes: FloatArray
+    """[B] 1 where the task was solved by the chunk, else 0."""
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prediction:
+    """Prediction of the ensemble, its mean."""
+
+    next_states: FloatArray
+    """[B, D]."""
+    rewards: FloatArray
+    """[B]."""
+    successes: FloatArray
+    """[B] probability that the task is then solved."""
+    disagreement: FloatArray
+    """[B] standard deviation between members of the state, in units of the data's spread, as a mean over D."""
+
+
+def transitions_of(samples: Iterable[Sample], decode: Callable[[IntArray], FloatArray]) -> Transitions:
+    """Takes a robot's samples, such as those of a replay, apart.
+
+    decode: returns a turn's action tokens as actions, [K, A]. A sample whose reward is above 0 counts as solved, by its
+    last chunk. Raises UserError for samples whose turns have no `state`.
+    """
+    rows: list[tuple[FloatArray, FloatArray, FloatArray, float, float, float]] = []
+    for sample in samples:
+        turns = [each for each in sample.segments if each.sampled is None or each.sampled.any()]
+        states = [_state(sample, turn.inputs) for turn in turns]
+        for place, turn in enumerate(turns):
+            is_last = place == len(turns) - 1
+            following = states[place] if is_last else states[place + 1]
+            solved = float(is_last and (sample.reward or 0.0) > 0)
+            chunk = decode(turn.token_ids).reshape(-1)
+            rows.append((states[place], chunk, following, float(not is_last), float(turn.reward or 0.0), solved))
+    columns = [np.asarray(column, np.float32) for column in zip(*rows, strict=True)] or [
+        np.zeros((0, 0), np.float32)
+    ] * 6
+    return Transitions(
+        states=columns[0],
+        chunks=columns[1],
+        next_states=columns[2],
+        has_next=columns[3],
+        rewards=columns[4],
+        successes=columns[5],
+    )
+
+
+class WorldModel(nn.Module):
+    """The ensemble. States and chunks are scaled by the spread of the data it was first fitted to."""
+
+    def __init__(self, config: WorldModelConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        given, outputs = config.state_size + config.chunk * config.action_size, config.state_size + 2
+        sizes = [(given, config.width), (config.width, config.width), (config.width, outputs)]
+        noise = torch.Generator().manual_seed(seed)
+        self.weights = nn.ParameterList(
+            [nn.Parameter(torch.randn(config.members, *size, generator=noise) / size[0] ** 0.5) for size in sizes]
+        )
+        self.biases = nn.ParameterList([nn.Parameter(torch.zeros(config.members, 1, size[1])) for size in sizes])
+        self.register_buffer("mean", torch.zeros(given))
+        self.register_buffer("scale", torch.ones(given))
+        self.register_buffer("change_scale", torch.ones(config.state_size))
+        self.register_buffer("is_fitted", torch.zeros(()))
+        self.mean: Tensor
+        self.scale: Tensor
+        self.change_scale: Tensor
+        self.is_fitted: Tensor
+
+    def forward(self, given_BG: Tensor) -> Tensor:
+        """Returns [M, B, D + 2]: scaled change of the state, reward, logit of success. given: states, then chunks."""
+        x = ((given_BG - self.mean) / self.scale).expand(self.config.members, *given_BG.shape[-2:])
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            is_last = weight is self.weights[-1]
+            x = torch.baddbmm(bias, x, weight)
+            x = x if is_last else F.silu(x)
+        return x
+
+    def fit(self, data: Transitions, *, steps: int, batch_size: int = 256, lr: float = 1e-3, seed: int = 0) -> float:
+        """Trains all members, each on draws of its own. Returns the mean loss of the last tenth of the steps."""
+        if not len(data):
+            raise UserError("a world model was given no transitions to learn from: collect episodes first")
+        given = torch.from_numpy(np.concatenate([data.states, data.chunks], axis=1))
+        change = torch.from_numpy(data.next_states - data.states)
+        rest = torch.from_numpy(np.stack([data.has_next, data.rewards, data.successes], axis=1))
+        if not self.is_fitted:
+            self._measure(given, change[rest[:, 0] > 0])
+        optimizer = torch.optim.AdamW(self.parameters(), lr=lr, weight_decay=1e-4)
+        noise = torch.Generator().manual_seed(seed)
+        members, losses = self.config.members, []
+        for step in range(steps):
+            for group in optimizer.param_groups:
+                group["lr"] = lr * min(1.0, (step + 1) / 50) * max(0.05, 1 - step / steps)
+            draw = torch.randint(len(data), (members, batch_size), generator=noise)
+            out = self(given[draw])
+            has_next, reward, success = rest[draw].unbind(-1)
+            error = ((out[..., :-2] - change[draw] / self.change_scale) ** 2).mean(-1)
+            loss = (error * has_next).mean() + F.mse_loss(out[..., -2], reward)
+            loss = loss + F.binary_cross_entropy_with_logits(out[..., -1], success)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return float(np.mean(losses[-max(1, steps // 10) :]))
+
+    @torch.no_grad()
+    def predict(self, states: FloatArray, chunks: FloatArray) -> Prediction:
+        """Predicts what chunks, [B, C], lead to from states, [B, D]."""
+        out = self(torch.from_numpy(np.concatenate([states, chunks], axis=1)))
+        changes = out[..., :-2]
+        mean = changes.mean(0) * self.change_scale
+        return Prediction(
+            next_states=states + mean.numpy(),
+            rewards=out[..., -2].mean(0).numpy(),
+            successes=torch.sigmoid(out[..., -1]).mean(0).numpy(),
+            disagreement=changes.std(0).mean(-1).numpy(),
+        )
+
+    def save(self, folder: Path, starts: FloatArray) -> None:
+        """Writes the model and states to imagine from, [starts, D]."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(self.state_dict(), folder / _WEIGHTS)
+        (folder / _CONFIG).write_text(self.config.model_dump_json(indent=1), encoding="utf-8")
+        np.save(folder / _STARTS, np.asarray(starts, np.float32), allow_pickle=False)
+
+    def _measure(self, given: Tensor, change: Tensor) -> None:
+        self.mean.copy_(given.mean(0))
+        self.scale.copy_(given.std(0, unbiased=False).clamp(min=1e-4))
+        if len(change):
+            self.change_scale.copy_(change.std(0, unbiased=False).clamp(min=1e-4))
+        self.is_fitted.fill_(1)
+
+
+def load_world_model(folder: Path) -> tuple[WorldModel, FloatArray]:
+    """Reads a model and its starts, [starts, D]. Raises UserError where they are not there."""
+    missing = [name for name in (_WEIGHTS, _CONFIG, _STARTS) if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{folder} holds no world model: {missing[0]} is missing. WorldModel.save() writes one.")
+    config = WorldModelConfig.parse(json.loads((folder / _CONFIG).read_text(encoding="utf-8")), where=str(folder))
+    model = WorldModel(config)
+    model.load_state_dict(load_file(folder / _WEIGHTS))
+    starts: FloatArray = np.load(folder / _STARTS, allow_pickle=False)
+    return model.eval(), starts
+
+
+def error_by_horizon(model: WorldModel, states: FloatArray, chunks: FloatArray) -> FloatArray:
+    """Returns how far imagined states are from real ones after 1 ... T chunks, [T].
+
+    states: [episodes, T + 1, D] real ones. chunks: [episodes, T, C] what was done. The distance is a root mean square
+    over episodes and numbers, in units of how much one chunk changes each number.
+    """
+    found, imagined = [], states[:, 0]
+    scale = model.change_scale.numpy()
+    for step in range(chunks.shape[1]):
+        imagined = model.predict(imagined, chunks[:, step]).next_states
+        found.append(float(np.sqrt((((imagined - states[:, step + 1]) / scale) ** 2).mean())))
+    return np.asarray(found, np.float32)
+
+
+def _state(sample: Sample, inputs: object) -> FloatArray:
+    state = inputs.get("state") if isinstance(inputs, Mapping) else None
+    if state is None:
+        raise UserError(f"sample {sample.key} has a turn without a `state`: a world model learns from state vectors")
+    return np.asarray(state, np.float32).reshape(-1)
