@@ -5,10 +5,12 @@
 - `fleet`: steps a second of wall clock, environments in lock step in this process against a fleet of two processes
   that episodes await, on the same starts and actions; and which share of the simulator's own speed the fleet's
   processes reach (CPU seconds in the simulator of those that passed in both, on this machine's cores).
+- `imagined`: how far a world model's states are from real ones after 1 to 16 chunks, in units of how much a chunk
+  changes each number, on starts it has not seen; beside them a state that stays as it was. Rounds are seeds.
 
 Ratios compare neighbours in time; lowest and highest are over the rounds.
 
-    python benchmarks/embodied.py [--only swap light fleet] [--rounds 3] [--write docs/robots.md] [--json embodied.json]
+    python benchmarks/embodied.py [--only swap light fleet imagined] [--rounds 3] [--write docs/robots.md] [--json FILE]
 """
 
 import argparse
@@ -25,10 +27,14 @@ import numpy as np
 from interlace.envs.base import Start, VectorEnv
 from interlace.envs.fleet import EnvFleet
 from interlace.envs.load import EnvConfig, create_envs
+from interlace.models.world_model import Transitions, WorldModel, WorldModelConfig, error_by_horizon
 
-PARTS = ("swap", "light", "fleet")
+PARTS = ("swap", "light", "fleet", "imagined")
 TASKS = ("reach-v3", "push-v3", "pick-place-v3", "drawer-open-v3", "button-press-topdown-v3")
 NUM_ENVS, CHUNK, REPEAT, WORKERS = 16, 4, 2, 2
+SEEN = (0, 1, 2, 3, 4, 5, 6, 36, 37, 38)
+"""Numbers of MetaWorld's state that are imagined: hand, gripper, object, goal."""
+LEARNT, HELD_OUT, LENGTH = 48, 16, 16
 BEGIN, END = "<!-- benchmarks/embodied.py -->", "<!-- end -->"
 TARGETS = {"fleet against lock step": "1.6 times"}
 
@@ -147,6 +153,58 @@ async def episode(fleet: EnvFleet, index: int, actions: np.ndarray) -> None:
             await env.chunk_step(chunk)
 
 
+def imagined_rows(rounds: int, _num_chunks: int) -> list[Row]:
+    """Measures how a world model's error grows with the horizon."""
+    config = WorldModelConfig(state_size=len(SEEN), action_size=4, chunk=CHUNK)
+    found, still = [], []
+    for seed in range(rounds):
+        states, actions, rewards, successes = collected(seed)
+        rows = LEARNT * LENGTH
+        model = WorldModel(config, seed=seed)
+        data = Transitions(
+            states=states[:LEARNT, :-1].reshape(rows, -1),
+            chunks=actions[:LEARNT].reshape(rows, -1),
+            next_states=states[:LEARNT, 1:].reshape(rows, -1),
+            has_next=np.ones(rows, np.float32),
+            rewards=rewards[:LEARNT].reshape(rows),
+            successes=successes[:LEARNT].reshape(rows),
+        )
+        model.fit(data, steps=1500, seed=seed)
+        found.append(error_by_horizon(model, states[LEARNT:], actions[LEARNT:]))
+        scale = model.change_scale.numpy()
+        moved = (states[LEARNT:, 1:] - states[LEARNT:, :1]) / scale
+        still.append(np.sqrt((moved**2).mean(axis=(0, 2))))
+    return [
+        figure(
+            f"imagined, {place} chunks",
+            [float(errors[place - 1]) for errors in found],
+            "{:.2f}",
+            note=f"{statistics.median(float(one[place - 1]) for one in still):.2f} where the state stays as it was",
+        )
+        for place in (1, 2, 4, 8, 16)
+    ]
+
+
+def collected(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Plays episodes of an expert with noise. Returns states [E, T + 1, D], chunks [E, T, C], rewards and successes."""
+    num_envs = LEARNT + HELD_OUT
+    envs = create_envs("metaworld", settings("push-v3", light=True), num_envs)
+    starts = range(1000 * seed, 1000 * seed + num_envs)
+    states = [envs.reset(seeds=[0] * num_envs, task_ids=[0] * num_envs, init_state_ids=starts)["state"]]
+    noise, chunks, rewards, successes = np.random.default_rng(seed), [], [], []
+    for _ in range(LENGTH):
+        expert = np.repeat(envs.expert_actions()[:, None], CHUNK, axis=1)
+        chunk = np.clip(expert + noise.normal(0, 0.4, expert.shape), -1, 1).astype(np.float32)
+        result = envs.chunk_step(chunk)
+        chunks.append(chunk.reshape(num_envs, -1))
+        states.append(result.observation["state"])
+        rewards.append(result.reward.sum(axis=1))
+        successes.append(result.success.astype(np.float32))
+    envs.close()
+    seen = np.stack(states, axis=1)[..., list(SEEN)]
+    return seen, np.stack(chunks, axis=1), np.stack(rewards, axis=1), np.stack(successes, axis=1)
+
+
 def figure(name: str, values: Sequence[float], form: str, *, note: str = "") -> Row:
     """Returns the median with lowest and highest."""
     spread = "" if len(values) < 2 else f"{form.format(min(values))} to {form.format(max(values))}"
@@ -176,7 +234,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    measure = {"swap": swap_rows, "light": light_rows, "fleet": fleet_rows}
+    measure = {"swap": swap_rows, "light": light_rows, "fleet": fleet_rows, "imagined": imagined_rows}
     rows = [row for part in given.only for row in measure[part](given.rounds, given.chunks)]
     print(table(rows))
     if given.write:
