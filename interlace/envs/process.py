@@ -4,10 +4,10 @@ Simulators are code that a user chose to run, and no code that a model wrote, so
 """
 
 import contextlib
+import ctypes
 import os
 import socket
 import time
-from ctypes.util import find_library
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -80,7 +80,7 @@ def serve_envs(connection: socket.socket, family: str, settings: dict[str, objec
     # One thread a process: simulators side by side share the cores by being several processes.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    if "DISPLAY" not in os.environ and find_library("OSMesa"):
+    if "DISPLAY" not in os.environ and _is_there("libOSMesa.so.8"):
         os.environ.setdefault("MUJOCO_GL", "osmesa")  # without a screen MuJoCo's own choice cannot draw
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
@@ -97,6 +97,14 @@ def serve_envs(connection: socket.socket, family: str, settings: dict[str, objec
             except (UserError, SimulatorError) as error:
                 answer = SlotAnswer(error=error, busy_s=time.process_time() - began_s)
             connection.sendall(framed(number, answer))
+
+
+def _is_there(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _done(envs: VectorEnv, job: SlotJob) -> object:
