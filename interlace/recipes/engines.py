@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
+from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.kinds import EngineKind, Feature, create_kind
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.layout import num_spanned, num_used
@@ -25,6 +26,21 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "Pretrained
             raise UserError(f"rollout.engine = {recipe.rollout.engine!r} is not run here: {absence}")
         kind.check_model(model, pool)
     _check_features(recipe, kind, devices)
+    _check_correction(recipe)
+
+
+def _check_correction(recipe: Recipe) -> None:
+    """Raises UserError where weights in eight bits sample what an algorithm then takes for its own policy's."""
+    if not isinstance(recipe.rollout, NativeConfig) or recipe.rollout.weights != "int8":
+        return
+    off_policy = getattr(algorithm_of(recipe).settings, "off_policy", None)
+    if off_policy is None or off_policy.correction == "none":
+        raise UserError(
+            "rollout.weights=int8 samples from another distribution than is trained, and algorithm "
+            f"{recipe.algorithm.name!r} does not correct for it. Set algorithm.off_policy.proximal=recomputed and "
+            "algorithm.off_policy.correction=truncate (or mask, which also goes without recomputed), or "
+            "rollout.weights=model."
+        )
 
 
 def check_invariance(recipe: Recipe) -> None:

@@ -44,6 +44,9 @@ class NativeConfig(SpanningConfig):
     draft_below: int = Field(default=2, ge=0)
     """Running sequences up to which speculation is on. Few rows cost what reading the weights costs, so that guesses
     are nearly free."""
+    weights: Literal["model", "int8"] = "model"
+    """Type of the products: the model's own, or eight bits with a scale for each output. int8 samples from another
+    distribution than is trained, with its own log-probs, so the algorithm has to correct for it."""
     kv: KVKind = "slots"
     """Contiguous slots, or pages."""
     prefix_cache: bool = True

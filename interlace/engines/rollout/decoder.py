@@ -5,7 +5,7 @@ so an update in place reaches both; where parameters are replaced, rebind() foll
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from interlace.engines.rollout import kernels
 from interlace.engines.rollout.attention import AttentionTraits, KernelAttention
+from interlace.engines.rollout.eight_bits import QuantizedWeights
 from interlace.engines.rollout.kv_store import Int64Array
 from interlace.engines.rollout.model_setup import RoutedModel
 from interlace.engines.rollout.runner import Given, Logits, embedded
@@ -35,6 +36,8 @@ _WEIGHTS = {
     "down": "mlp.down_proj.weight",
 }
 """The kernel's name of a weight, and the model's."""
+PRODUCTS = ("query", "key", "value", "out", "gate", "up", "down")
+"""Matrices of a layer, in the kernel's order."""
 _OPTIONAL = {
     "query_bias": "self_attn.q_proj.bias",
     "key_bias": "self_attn.k_proj.bias",
@@ -130,6 +133,8 @@ class _Buffers:
             "turned": torch.empty((rows + 15) // 16 * 16, (deepest + 7) // 8 * 8),
             "scratch": torch.empty(group, scratch_row),
             "inverse": torch.empty(group),
+            "codes": torch.empty(rows, deepest + 4, dtype=torch.uint8),
+            "code_scale": torch.empty(rows),
         }
         self.arguments = kernels.Buffers(
             scratch_row=scratch_row, **{name: tensor.data_ptr() for name, tensor in self._held.items()}
@@ -143,10 +148,20 @@ class DecoderRunner:
     invariance = "each sum is taken in one order, for any number of rows"
 
     def __init__(
-        self, model: PreTrainedModel, routed: RoutedModel, attention: KernelAttention, longest: int, num_threads: int
+        self,
+        model: PreTrainedModel,
+        routed: RoutedModel,
+        attention: KernelAttention,
+        longest: int,
+        num_threads: int,
+        *,
+        in_eight_bits: bool = False,
     ) -> None:
-        """longest: tokens of a sequence."""
+        """longest: tokens of a sequence. in_eight_bits: the products, by copies made of the weights at each rebind."""
         self.name, self.dtype = "c++ decoder", model.dtype
+        self.in_eight_bits = in_eight_bits
+        if in_eight_bits:
+            self.name += " in eight bits"
         self._model, self._routed, self._attention, self._longest = model, routed, attention, longest
         with torch.no_grad():
             rotary, table = model.get_submodule("model.rotary_emb"), model.get_parameter("model.embed_tokens.weight")
@@ -166,6 +181,9 @@ class DecoderRunner:
         layers = list(self._model.get_submodule("model.layers").children())
         bound = zip(layers, self._routed.traits, self._attention.pool.keys, self._attention.pool.values, strict=True)
         self._layers = (kernels.Layer * len(layers))(*(_layer(*one) for one in bound))
+        self._eight = [QuantizedWeights(each) for each in self._products(layers)] if self.in_eight_bits else []
+        for layer, eight in zip(self._layers, self._eight, strict=False):  # the head comes last
+            layer.eight = eight.address
         shape, cos = self._routed.shapes[0], self._rotation[0]
         norm, first = self._model.get_submodule("model.norm"), layers[0].get_parameter
         embedding, head = (self._model.get_parameter(f"{name}.weight") for name in ("model.embed_tokens", "lm_head"))
@@ -176,7 +194,14 @@ class DecoderRunner:
             layers=ctypes.addressof(self._layers), embedding=embedding.data_ptr(), head=head.data_ptr(),
             norm=norm.get_parameter("weight").data_ptr(), epsilon=_epsilon(norm),
             cos=cos.data_ptr(), sin=self._rotation[1].data_ptr(),
+            head8=self._eight[-1].address if self._eight else None,
         )  # fmt: skip
+
+    def _products(self, layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+        """Yields the matrices of each layer, and the head."""
+        for layer in layers:
+            yield [layer.get_parameter(_WEIGHTS[name]) for name in PRODUCTS]
+        yield [self._model.get_parameter("lm_head.weight")]
 
     def start(
         self,

@@ -50,6 +50,7 @@ class Layer(ctypes.Structure):
         *((name, _PTR) for name in ("key_pool", "value_pool")),
         ("window", _I64),
         *((name, _F32) for name in ("scale", "softcap", "epsilon", "norm_epsilon")),
+        ("eight", _PTR),
     ]
 
 
@@ -61,7 +62,14 @@ class Decoder(ctypes.Structure):
         *((name, _I64) for name in ("head_dim", "inner", "vocab", "rotary_dim")),
         *((name, _PTR) for name in ("layers", "embedding", "norm", "head", "cos", "sin")),
         ("epsilon", _F32),
+        ("head8", _PTR),
     ]
+
+
+class Quantized(ctypes.Structure):
+    """Mirror of `Quantized` in eight_bits.h."""
+
+    _fields_ = [(name, _PTR) for name in ("codes", "scale", "offset")]
 
 
 class Buffers(ctypes.Structure):
@@ -71,6 +79,7 @@ class Buffers(ctypes.Structure):
         *((name, _PTR) for name in ("residual", "normed", "qkv", "attended", "gate_up", "logits", "turned", "scratch")),
         ("scratch_row", _I64),
         ("inverse", _PTR),
+        *((name, _PTR) for name in ("codes", "code_scale")),
         ("attention_s", ctypes.c_double),
         ("forward_s", ctypes.c_double),
         *((name, _I64) for name in ("num_steps", "num_drawn", "num_ended")),

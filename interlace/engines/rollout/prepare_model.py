@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from interlace.core.errors import UserError
 from interlace.engines.compiled import KernelsUnavailable
 from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
 from interlace.engines.rollout.config import NativeConfig
@@ -111,7 +112,10 @@ def _serve_routed(
         and is_llama_shaped(model)
     ):
         longest = min(config.longest, store.longest)
-        runners.insert(0, DecoderRunner(model, routed, attention, longest, config.num_threads))
+        eight = config.engine.weights == "int8"
+        decoder = DecoderRunner(model, routed, attention, longest, config.num_threads, in_eight_bits=eight)
+        runners.insert(0, decoder)
+    _check_eight_bits(model, config, runners[0])
     for runner in runners:
         probe = Probe(runner, store, config.engine.max_running)
         fault = probe.logits_fault(prompts, expected)
@@ -127,6 +131,15 @@ def _serve_routed(
             return PreparedModel(model=model, runner=runner, attention=attention, pool=pool, store=store, report=report)
         notes.append(f"{runner.name} is not used: {fault}")
     return None
+
+
+def _check_eight_bits(model: PreTrainedModel, config: ServingConfig, runner: Runner) -> None:
+    """Raises UserError where eight bits are asked for and the decoder that has them does not serve the model."""
+    if config.engine.weights == "int8" and not isinstance(runner, DecoderRunner):
+        raise UserError(
+            "rollout.weights=int8 is for the C++ decoder: float32 models of the Llama shape, on a CPU with a compiler, "
+            f"whole in one process. {type(model).__name__} is served otherwise here: set rollout.weights=model."
+        )
 
 
 def _variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | None:

@@ -252,3 +252,13 @@ def test_a_reward_that_cannot_score_the_prompts_is_refused(check: Check, tmp_pat
     rows.write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
     with pytest.raises(UserError, match="task's come from files"):
         check(f"task={rows}")
+
+
+def test_eight_bits_need_a_correction(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interlace.engines.rollout.eight_bits.check_processor", lambda: None)
+    with pytest.raises(UserError, match=r"weights=int8 samples from another .*off_policy.correction=truncate"):
+        check("rollout.weights=int8")
+    corrected = ["algorithm.off_policy.proximal=recomputed", "algorithm.off_policy.correction=truncate"]
+    check("rollout.weights=int8", *corrected)
+    with pytest.raises(UserError, match=r"weights=int8 is for the C\+\+ decoder"):
+        check("rollout.weights=int8", "rollout.compile_decoder=false", *corrected)

@@ -5,6 +5,7 @@
 #include <ctime>
 
 #include "attention.h"
+#include "eight_bits.h"
 #include "product.h"
 
 // One layer's weights, as the model stores them: [outputs, inputs], row-major.
@@ -16,6 +17,7 @@ struct Layer {
   float *key_pool, *value_pool;
   int64_t window;
   float scale, softcap, epsilon, norm_epsilon;
+  const Quantized* eight;                           // query, key, value, out, gate, up, down in eight bits; or null
 };
 
 struct Decoder {
@@ -24,6 +26,7 @@ struct Decoder {
   const float *embedding, *norm, *head;  // [vocab, hidden], [hidden], [vocab, hidden]
   const float *cos, *sin;                // [positions, rotary_dim]
   float epsilon;
+  const Quantized* head8;                // the head in eight bits, or null
 };
 
 // What one thread writes to; `rows` is at least the number of tokens.
@@ -37,6 +40,7 @@ struct Buffers {
   float* scratch;            // see Attention
   int64_t scratch_row;
   float* inverse;
+  Codes codes;               // see multiply8: for the deepest one
   // Of the last call: seconds, steps, tokens drawn, rows that ended.
   double attention_s, forward_s;
   int64_t num_steps, num_drawn, num_ended;
@@ -100,6 +104,12 @@ static void attend_layer(const Decoder& d, const Layer& layer, const Tokens& t, 
   write_and_attend(t, a);
 }
 
+// eight: the weight in eight bits, or null.
+static void multiply_by(const Product& p, const Quantized* eight, Buffers& b) {
+  if (eight) multiply8(p, *eight, b.codes);
+  else multiply(p);
+}
+
 // next: the weight that is read after the layer's.
 static void run_layer(const Decoder& d, const Layer& layer, const float* next, const Tokens& t, Buffers& b) {
   const int64_t count = t.count, query = d.heads * d.head_dim, key = d.kv_heads * d.head_dim, width = query + 2 * key;
@@ -107,23 +117,27 @@ static void run_layer(const Decoder& d, const Layer& layer, const float* next, c
     for (int64_t i = 0; i < count; ++i)
       rms_norm(b.residual + i * d.hidden, weight, b.normed + i * d.hidden, d.hidden, layer.epsilon);
   };
-  auto project = [&](const float* weight, int64_t rows, float* out, int64_t out_row, const float* after) {
-    multiply({b.normed, d.hidden, count, d.hidden, weight, rows, out, out_row, false, after, b.turned});
+  auto eight = [&](int number) { return layer.eight ? layer.eight + number : nullptr; };
+  auto project = [&](const float* weight, int number, int64_t rows, float* out, int64_t out_row, const float* after) {
+    multiply_by({b.normed, d.hidden, count, d.hidden, weight, rows, out, out_row, false, after, b.turned},
+                eight(number), b);
   };
   normalise(layer.input_norm);
-  project(layer.query, query, b.qkv, width, layer.key);
-  project(layer.key, key, b.qkv + query, width, layer.value);
-  project(layer.value, key, b.qkv + query + key, width, layer.out);
+  project(layer.query, 0, query, b.qkv, width, layer.key);
+  project(layer.key, 1, key, b.qkv + query, width, layer.value);
+  project(layer.value, 2, key, b.qkv + query + key, width, layer.out);
   const double start = seconds();
   rotate(d, layer, t, b.qkv);
   attend_layer(d, layer, t, b);
   b.attention_s += seconds() - start;
-  multiply({b.attended, query, count, query, layer.out, d.hidden, b.residual, d.hidden, true, layer.gate, b.turned});
+  multiply_by({b.attended, query, count, query, layer.out, d.hidden, b.residual, d.hidden, true, layer.gate, b.turned},
+              eight(3), b);
   normalise(layer.post_norm);
-  project(layer.gate, d.inner, b.gate_up, 2 * d.inner, layer.up);
-  project(layer.up, d.inner, b.gate_up + d.inner, 2 * d.inner, layer.down);
+  project(layer.gate, 4, d.inner, b.gate_up, 2 * d.inner, layer.up);
+  project(layer.up, 5, d.inner, b.gate_up + d.inner, 2 * d.inner, layer.down);
   gate_rows(b.gate_up, d.inner, count);
-  multiply({b.gate_up, 2 * d.inner, count, d.inner, layer.down, d.hidden, b.residual, d.hidden, true, next, b.turned});
+  multiply_by({b.gate_up, 2 * d.inner, count, d.inner, layer.down, d.hidden, b.residual, d.hidden, true, next, b.turned},
+              eight(6), b);
 }
 
 // Logits [num_wanted, vocab] of the tokens whose indices are `wanted`.
@@ -135,6 +149,7 @@ static void run_decoder(const Decoder& d, const Tokens& t, const int64_t* token_
     run_layer(d, d.layers[layer], layer + 1 < d.num_layers ? d.layers[layer + 1].query : d.head, t, b);
   for (int64_t i = 0; i < num_wanted; ++i)
     rms_norm(b.residual + wanted[i] * d.hidden, d.norm, b.normed + i * d.hidden, d.hidden, d.epsilon);
-  multiply({b.normed, d.hidden, num_wanted, d.hidden, d.head, d.vocab, b.logits, d.vocab, false, d.layers->query,
-            b.turned});
+  multiply_by({b.normed, d.hidden, num_wanted, d.hidden, d.head, d.vocab, b.logits, d.vocab, false, d.layers->query,
+               b.turned},
+              d.head8, b);
 }

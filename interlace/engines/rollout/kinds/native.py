@@ -2,10 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from interlace.core.errors import UserError
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.kinds import EngineKind, EngineSite
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.models.loading import LoadedModel
 
@@ -23,6 +26,18 @@ class NativeKind(EngineKind):
     @property
     def num_ranks(self) -> int:
         return self.config.tensor_parallel_size
+
+    def check_model(self, model: "PretrainedConfig", pool: str) -> None:
+        from interlace.engines.rollout.eight_bits import check_processor
+
+        if self.config.weights != "int8":
+            return
+        if pool != "cpu" or self.num_ranks > 1 or not self.config.compile_decoder:
+            raise UserError(
+                f"rollout.weights=int8 is for the C++ decoder, which serves {model.model_type} whole on CPU cores: "
+                "set rollout.weights=model, or place rollout on CPU cores with rollout.tensor_parallel_size=1."
+            )
+        check_processor()
 
     def longest_in(self, max_tokens: int) -> int:
         from interlace.engines.rollout.kv_store import STORES
