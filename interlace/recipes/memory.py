@@ -7,6 +7,7 @@ from functools import partial
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
+from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
 from interlace.models.loading import empty_model
@@ -123,9 +124,10 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     size, tokens = loads.size, min(recipe.tokens_per_microbatch, loads.max_tokens_per_step)
     logits = tokens * size.logit_bytes_per_token
     kv_bytes = recipe.rollout.max_tokens * size.kv_bytes_per_token
-    roles = [
-        _Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes, how="weights + KV cache of rollout.max_tokens")
-    ]
+    is_cut = isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
+    copies = size.num_parameters if is_cut else 0
+    how = "weights + KV cache of rollout.max_tokens" + (" + weights in eight bits" if is_cut else "")
+    roles = [_Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
     needed = {role.name for role in needed_roles(needs)}
     if "reference" in needed and not serves_as_reference:
