@@ -7,12 +7,17 @@ from rich.console import Console
 
 from interlace.core.errors import UserError
 
+START_S = 15.0
+"""Seconds of the search before a run starts."""
+
 if TYPE_CHECKING:
     from interlace.core.profile import Profile
+    from interlace.jobs.online import OnlinePlanner
     from interlace.jobs.plan import PlanSettings, RecipePlan
     from interlace.observe.progress import ProgressView
     from interlace.profiling.probe import Probes
     from interlace.recipes.config import Recipe
+    from interlace.schedule.plans import Planned
 
 
 def plan_here(
@@ -30,7 +35,7 @@ def plan_here(
     from interlace.recipes.load import load_recipe
     from interlace.simulate.profiles import load_profile
 
-    recipe = load_recipe(spec, overrides)
+    recipe = without_schedule(load_recipe(spec, overrides))
     check_settings(recipe)
     given = load_profile(profile) if profile else None
     from interlace.profiling.profile import PARTS
@@ -47,6 +52,53 @@ def plan_here(
 
             measured = run_probes(recipe, made.found.ranked, num_steps=settings.probe_steps, progress=progress)
     return made, measured
+
+
+def without_schedule(recipe: "Recipe") -> "Recipe":
+    """Returns the recipe under the plainest schedule, whatever its own, to be planned for."""
+    from interlace.jobs.plan import under
+    from interlace.recipes.config import DEFAULT_SCHEDULE
+    from interlace.schedule.presets import load_schedule
+
+    return under(recipe, load_schedule(DEFAULT_SCHEDULE), DEFAULT_SCHEDULE)
+
+
+def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, OnlinePlanner]":
+    """Chooses the schedule of a recipe with schedule=auto. Returns the recipe and the planner that goes on."""
+    from interlace.jobs.online import OnlinePlanner
+    from interlace.jobs.plan import PlanSettings, under
+    from interlace.observe.progress import open_progress
+    from interlace.profiling.profile import PARTS
+    from interlace.recipes.check import check_recipe
+    from interlace.recipes.config import AUTO
+    from interlace.recipes.plan import accepts_here
+    from interlace.schedule.candidates import lag_steps
+
+    plain, settings = (
+        without_schedule(recipe),
+        PlanSettings(max_lag=lag_steps(recipe.schedule.resolved), search_s=START_S),
+    )
+    check_recipe(plain)
+    with open_progress(console, num_steps=len(PARTS), quiet=console.quiet) as progress:
+        made = planned_for(plain, None, settings, progress)
+    best = made.found.best
+    devices = made.request.simulation.num_devices
+    ratio = made.found.ratio(best)
+    console.print(
+        f"schedule=auto ({settings.words}): {best.score.step_s:.3g} s a step predicted on {devices} devices"
+        + (f", {ratio:.2f}x verl-colocated" if ratio else "")
+        + f": {_fields(best)}",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    accepts = accepts_here(plain, made.request.simulation.devices)
+    return under(recipe, best.schedule, AUTO), OnlinePlanner(made.request, best.schedule, best.score.step_s, accepts)
+
+
+def _fields(plan: "Planned") -> str:
+    from interlace.core.yaml_text import to_yaml
+    from interlace.schedule.plans import differing
+
+    return to_yaml(differing(plan.schedule), flow=True, width=10**6).strip().strip("{}")
 
 
 def planned_for(

@@ -12,6 +12,7 @@ from interlace.cli.preflight import hush_libraries
 from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
 
 if TYPE_CHECKING:
+    from interlace.jobs.online import OnlinePlanner
     from interlace.jobs.train import TrainReport
     from interlace.observe.run_folder import RunFolder
     from interlace.recipes.config import Recipe
@@ -47,12 +48,13 @@ def train(
     console = Console(quiet=quiet)
     changes = overrides or []
     with ExitStack() as held:
+        planner = None
         if resume:
             settings, folder = _resumed(recipe, changes, name, held)
         else:
-            settings, folder = _fresh(recipe, changes, _Target(name, overwrite), console, held)
+            settings, folder, planner = _fresh(recipe, changes, _Target(name, overwrite), console, held)
         folder.write_config(settings)
-        report = _run(settings, folder, resume=resume, quiet=quiet, console=console)
+        report = _run(settings, folder, planner, resume=resume, quiet=quiet, console=console)
         _show(settings, report, folder, console)
 
 
@@ -65,8 +67,8 @@ class _Target(NamedTuple):
 
 def _fresh(
     spec: str, overrides: list[str], target: _Target, console: Console, held: ExitStack
-) -> "tuple[Recipe, RunFolder]":
-    """held: keeps the run's lock."""
+) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
+    """held: keeps the run's lock. The planner goes on where the schedule was left to it."""
     from interlace.cli.derived import derived_numbers
     from interlace.observe.run_folder import RunFolder, default_name
     from interlace.observe.run_lock import open_run
@@ -74,12 +76,17 @@ def _fresh(
     from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe
 
-    settings = load_recipe(spec, overrides)
+    settings, planner = load_recipe(spec, overrides), None
     check_settings(settings)
     name = default_name(ROOT, Path(spec).stem) if target.name is None else target.name
     RunFolder.named(ROOT, name)  # refuses what cannot name one
     from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
 
+    if settings.schedule.open:
+        from interlace.cli.planning import planned_at_start
+
+        settings, planner = planned_at_start(settings, console)
+        held.callback(planner.close)
     derived = check_recipe(settings)
     folder = open_run(ROOT, name, overwrite=target.overwrite, held=held)
     console.print(derived_numbers_table(derived_numbers(settings, derived)))
@@ -89,7 +96,7 @@ def _fresh(
             f"on: a step uses each about {settings.prompts_per_step / derived.num_train_prompts:.1f} times.",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
-    return settings, folder
+    return settings, folder, planner
 
 
 def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack) -> "tuple[Recipe, RunFolder]":
@@ -122,7 +129,15 @@ def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack)
     return settings, folder
 
 
-def _run(recipe: "Recipe", folder: "RunFolder", *, resume: bool, quiet: bool, console: Console) -> "TrainReport":
+def _run(
+    recipe: "Recipe",
+    folder: "RunFolder",
+    planner: "OnlinePlanner | None",
+    *,
+    resume: bool,
+    quiet: bool,
+    console: Console,
+) -> "TrainReport":
     from interlace.jobs.train import train as train_recipe
     from interlace.observe.progress import open_progress
     from interlace.observe.stop import PATIENCE_S, StopSignal
@@ -137,7 +152,7 @@ def _run(recipe: "Recipe", folder: "RunFolder", *, resume: bool, quiet: bool, co
 
         try:
             with StopSignal(announce) as stop:
-                return train_recipe(recipe, folder, resume=resume, progress=progress, stop=stop)
+                return train_recipe(recipe, folder, resume=resume, progress=progress, stop=stop, planner=planner)
         except KeyboardInterrupt:
             raise InterlaceError(f"stopped at once. {_how_to_go_on(folder)}") from None
         except Exception as error:

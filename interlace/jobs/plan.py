@@ -191,16 +191,19 @@ def recipe_for(spec: str, overrides: Sequence[str], profile: Profile) -> tuple[R
     return load_recipe(spec, [*overrides, *taken]), note if taken else ""
 
 
-def make_plan(request: PlanRequest, *, accepts: Accepts = lambda _schedule: None) -> RecipePlan:
+def make_plan(
+    request: PlanRequest, *, accepts: Accepts = lambda _schedule: None, current: Schedule | None = None
+) -> RecipePlan:
     """Searches, on fewer devices too where there is a deadline to hold.
 
-    accepts: says why a schedule cannot run, beside what the profile and the settings say. Raises UserError where no
+    accepts: says why a schedule cannot run, beside what the profile and the settings say. current: the schedule that is
+    followed now, looked at closely beside the best. Raises UserError where no
     plan fits, or the limits contradict each other.
     """
     check_sizes(request.recipe, algorithm_of(request.recipe))
     settings, num_devices = request.settings, request.simulation.num_devices
     if settings.deadline_h is None:
-        return _searched(request, math.inf, settings.search_s, accepts)
+        return _searched(request, math.inf, settings.search_s, accepts, current)
     max_step_s = settings.deadline_h * 3600 / request.recipe.steps
     sizes = [size for size in (num_devices, num_devices // 2, num_devices // 4) if size]
     plans: list[RecipePlan] = []
@@ -216,7 +219,9 @@ def make_plan(request: PlanRequest, *, accepts: Accepts = lambda _schedule: None
     return min(plans, key=lambda plan: plan.request.simulation.num_devices / plan.found.best.score.tokens_per_s)
 
 
-def _searched(request: PlanRequest, max_step_s: float, search_s: float, accepts: Accepts) -> RecipePlan:
+def _searched(
+    request: PlanRequest, max_step_s: float, search_s: float, accepts: Accepts, current: Schedule | None = None
+) -> RecipePlan:
     recipe, simulation, settings = request.recipe, request.simulation, request.settings
     limits = PlanLimits(max_lag=settings.max_lag, max_length_shift=settings.max_length_shift, max_step_s=max_step_s)
 
@@ -237,6 +242,7 @@ def _searched(request: PlanRequest, max_step_s: float, search_s: float, accepts:
             score,
             effort=effort,
             accepts=accepted,
+            current=current,
         )
     return RecipePlan(request=request, found=found)
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from interlace.flows.policy import policy_optimization
 from interlace.flows.run import Ended, PolicyRun, RoleGroups, StepResult, shares_base
 from interlace.jobs.assemble import assemble
 from interlace.jobs.evaluation import Evaluation, Evaluator
-from interlace.jobs.failed_updates import IN_A_ROW, FailedUpdates
+from interlace.jobs.failed_updates import FailedUpdates
 from interlace.jobs.films import keep_films
 from interlace.jobs.launch import ModelSources, launch_roles
+from interlace.jobs.online import OnlinePlanner
+from interlace.jobs.plan import under
 from interlace.jobs.saving import CRITIC_FOLDER, Saver
 from interlace.jobs.state import RunState
+from interlace.jobs.step_notes import StepNotes
 from interlace.jobs.step_trace import StepTrace
 from interlace.jobs.warmup import warmed_model
 from interlace.jobs.weights import join_weights
@@ -31,7 +35,6 @@ from interlace.observe.loggers.base import RunInfo
 from interlace.observe.progress import ProgressView
 from interlace.observe.quiet import LOOK_EVERY_S, QuietWatch
 from interlace.observe.run_folder import RunFolder
-from interlace.observe.step_line import brief
 from interlace.observe.stop import PATIENCE_S, StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.recipes.clusters.base import back_end
@@ -64,20 +67,44 @@ class TrainReport:
         return self.done_steps < self.num_steps
 
 
-def train(recipe: Recipe, folder: RunFolder, *, resume: bool, progress: ProgressView, stop: StopSignal) -> TrainReport:
+def train(
+    recipe: Recipe,
+    folder: RunFolder,
+    *,
+    resume: bool,
+    progress: ProgressView,
+    stop: StopSignal,
+    planner: OnlinePlanner | None = None,
+) -> TrainReport:
     """Runs a recipe to its last step, or until `stop` is requested. The recipe was checked before.
 
     folder: the caller holds its RunLock. resume: goes on from the folder's newest checkpoint that is whole; where it
-    has none at all, from the start.
+    has none at all, from the start. planner: may change the schedule, with which the run goes on from a checkpoint.
     """
-    return asyncio.run(_Session(recipe, folder, progress, stop).train(resume=resume))
+    ledger = Ledger()
+    while True:
+        report = asyncio.run(_Session(recipe, folder, progress, stop, planner).train(resume=resume))
+        ledger = ledger.plus(report.ledger)
+        schedule = planner.take_change() if planner and report.was_stopped and not stop.requested else None
+        if schedule is None:
+            return replace(report, ledger=ledger)
+        recipe, resume = under(recipe, schedule, recipe.schedule.preset), True
+        folder.write_config(recipe)
 
 
 class _Session:
     """Observes the flow: each step is logged, and may be checkpointed and evaluated."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, progress: ProgressView, stop: StopSignal) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        progress: ProgressView,
+        stop: StopSignal,
+        planner: OnlinePlanner | None,
+    ) -> None:
         self._recipe, self._folder, self._progress, self._stop = recipe, folder, progress, stop
+        self._planner, self._began_s = planner, time.monotonic()
         self._checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints)
         self._prompts = recipe_prompts(recipe)
         self._stream = PromptStream(self._prompts.train, recipe.seed)
@@ -87,9 +114,7 @@ class _Session:
         self._before: Evaluation | None = None
         self._after: Evaluation | None = None
         self._ledger = Ledger()
-        self._told: set[str] = set()
-        self._has_scored = False
-        """Any sample, in this process."""
+        self._notes = StepNotes(recipe, folder, progress)
         self._boundary: Callable[[], RunState] | None = None
         """The state at the end of the last step of this process."""
         self._num_updates = 0
@@ -222,6 +247,8 @@ class _Session:
         if self._evaluator.has_prompts and newest is None:
             self._before = await self._evaluate("evaluation before")
         await self._trace.at(self._done_steps + 1)
+        if self._planner:
+            self._planner.started(time.monotonic() - self._began_s)
         await policy_optimization(self._run)
         self._ledger = self._run.ledger()
         # Before what is in flight is given up: a resumed run with more steps starts with these prompts.
@@ -230,7 +257,7 @@ class _Session:
         if self._done_steps:  # first: nothing that is asked of the model now may cost it
             await self._saver.save(self._state_later(unfinished)())
         self._failed_updates.refuse_a_run_without_updates()
-        if self._evaluator.has_prompts and self._after is None:
+        if self._evaluator.has_prompts and self._after is None and not self._is_to_change:
             await self._run.install_weights()
             self._after = await self._evaluate("evaluation after")
 
@@ -279,17 +306,17 @@ class _Session:
         recipe = self._recipe
         self._done_steps = result.step
         write_transcripts(self._folder.samples, result.step, result.ended)
-        self._say_failures(result)
-        self._has_scored = self._has_scored or any(entry.sample.reward is not None for entry in result.ended)
-        self._say_lost_minibatches(result)
-        self._say_idle_weights(result)
-        self._say_unchanged_weights(result)
+        self._notes.say(result, is_unchanged=self._run.publisher.is_unchanged)
         evaluation: Metrics = {}
         self._after = None
         if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:
             self._after = await self._evaluate(f"evaluation after step {result.step}")
             evaluation = self._after.metrics()
-        metrics = {**result.metrics, **evaluation}
+        metrics = {
+            **result.metrics,
+            **evaluation,
+            **(self._planner.on_step(result, self._progress) if self._planner else {}),
+        }
         self._boundary = self._state_later(self._run.unconsumed_prompts())
         self._num_updates = self._run.num_updates
         state = None
@@ -299,76 +326,18 @@ class _Session:
         self._logger.log(result.step, metrics)
         self._progress.step(result.step, metrics)
         self._quiet.heard(f"step {result.step + 1}")
-        self._refuse_failures(result)
+        self._notes.refuse_failures(result)
         if state:
             self._saver.write(state)
         if failing := self._failed_updates.failing(result.metrics):
             await self._saver.save(self._boundary())  # no update since the last good one changed anything
             self._failed_updates.refuse(failing, result.step)
         await self._trace.at(result.step + 1)
-        return not self._stop.requested
+        return not self._stop.requested and not self._is_to_change
 
-    def _say_failures(self, result: StepResult) -> None:
-        """Reports the first step with failed samples: when all rewards fail, a run seems only to learn nothing."""
-        if failed := _failures(result):
-            self._say_once(
-                "failures",
-                f"step {result.step}: {len(failed)} of {len(result.ended)} samples failed, the first by "
-                f"{brief(failed[0])}; all reasons, of later steps too, are in {self._folder.samples}",
-            )
-
-    def _refuse_failures(self, result: StepResult) -> None:
-        """Refuses a first step without any sample: hours of such steps would end as if something had been learned."""
-        if not self._has_scored and (failed := _failures(result)):
-            raise InterlaceError(
-                f"step {result.step}: all {len(failed)} samples failed, so there is nothing to train on. The first "
-                f"failed by {brief(failed[0])}; all reasons are in {self._folder.samples}."
-            )
-
-    def _say_lost_minibatches(self, result: StepResult) -> None:
-        """Reports the first step that lost minibatches in a row: those that the settings drop are no accident."""
-        for role in ("actor", "critic", "process_reward"):
-            if result.metrics.get(f"{role}/{IN_A_ROW}"):
-                lost = result.metrics[f"{role}/skipped_minibatches"]
-                self._say_once(
-                    role,
-                    f"step {result.step}: {lost:.0f} of the {role}'s minibatches had a loss or a gradient that is not "
-                    f"a finite number, or a learning rate beyond all bounds, and were dropped; "
-                    f"{role}/skipped_minibatches counts them",
-                )
-
-    def _say_idle_weights(self, result: StepResult) -> None:
-        """Reports idle weights at the first scored step: only a run shows which parts a user's function returns."""
-        if "weights" in self._told or not self._has_scored:
-            return
-        self._told.add("weights")
-        parts = {name for entry in result.ended for name in entry.sample.reward_parts}
-        weights = self._recipe.reward.shaping.weights if self._recipe.reward else {}
-        if idle := [name for name in weights if name not in parts]:
-            self._progress.say(
-                f"step {result.step}: reward.shaping.weights names {', '.join(idle)}, and no reward has a part "
-                f"of that name: its weight changes nothing. Parts are: {', '.join(sorted(parts)) or 'none'}"
-            )
-
-    def _say_unchanged_weights(self, result: StepResult) -> None:
-        """Reports the first publication that brings engines nothing new though the actor was updated."""
-        metrics = result.metrics
-        if (
-            self._run.publisher.is_unchanged
-            and metrics.get("actor/grad_norm")
-            and not metrics.get("actor/skipped_minibatches")
-        ):
-            self._say_once(
-                "unchanged",
-                f"step {result.step}: the actor was updated (gradient norm {metrics['actor/grad_norm']:.2g}, learning "
-                f"rate {metrics['actor/lr']:.2g}), and the version that was published is to the bit the one before: "
-                "each change was lost in rounding, or is not in what is published",
-            )
-
-    def _say_once(self, kind: str, text: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
-            self._progress.say(text)
+    @property
+    def _is_to_change(self) -> bool:
+        return self._planner is not None and self._planner.change is not None and self._done_steps < self._recipe.steps
 
     async def _evaluate(self, title: str) -> Evaluation:
         self._progress.stage(title, 0, 1)
@@ -390,8 +359,3 @@ class _Session:
         stream = self._stream.state_later(unfinished)
         done_steps, num_groups, before = self._done_steps, self._run.num_groups, self._before
         return lambda: RunState(done_steps=done_steps, num_groups=num_groups, stream=stream(), before=before)
-
-
-def _failures(result: StepResult) -> list[str]:
-    """Returns why samples failed, one reason each."""
-    return [entry.reason for entry in result.ended if entry.event == TerminalEvent.FAILED]

@@ -36,6 +36,11 @@ def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
 
 def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
     """Raises UserError where a role's placement names devices that the cluster has not, or its ranks do not fit."""
+    if recipe.schedule.open:
+        raise UserError(
+            "schedule=auto is chosen when `interlace train` starts. Elsewhere name a preset, or have one planned: "
+            "`interlace plan` writes a file that schedule=plan.yaml reads."
+        )
     for role in placed_roles():
         for instance in recipe.schedule.resolved.instances(role.name, devices):
             num_ranks(recipe, role.name, instance)

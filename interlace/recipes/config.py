@@ -28,6 +28,7 @@ from interlace.weights.config import WeightsConfig
 
 DEFAULT_ALGORITHM = "grpo"
 DEFAULT_SCHEDULE = "verl-colocated"
+AUTO = "auto"
 
 
 class AlgorithmChoice(Config):
@@ -56,7 +57,9 @@ class ScheduleChoice(Config):
     """A schedule: a preset by name, some fields changed. Written as the name, or `{preset: ..., field: value, ...}`."""
 
     preset: str
-    """A shipped one, or the path of your own YAML file."""
+    """A shipped one, the path of your own YAML file, or `auto`: the planner chooses."""
+    open: bool = False
+    """True until the planner has chosen; `resolved` then only bounds the staleness."""
     resolved: Schedule
     """Handed on whole: what is in it is the runtime's business."""
 
@@ -68,6 +71,13 @@ class ScheduleChoice(Config):
         if "resolved" in flat:
             return flat
         preset = _text("schedule.preset", flat.pop("preset", DEFAULT_SCHEDULE))
+        if preset == AUTO and not set(Schedule.model_fields) <= set(flat):
+            if other := sorted(set(flat) - {"max_staleness"}):
+                raise UserError(
+                    f"schedule auto chooses every field; {', '.join(other)} cannot be given beside it. max_staleness "
+                    "bounds what it may choose; for the rest name a preset, or a file of `interlace plan`."
+                )
+            return {"preset": preset, "open": True, "resolved": Schedule.parse(flat, where="schedule auto")}
         # With every field given, as in the config.yaml of a run, the preset's file may have changed or gone since.
         if set(Schedule.model_fields) <= set(flat):
             return {"preset": preset, "resolved": Schedule.parse(flat, where=f"schedule {preset}")}
@@ -75,7 +85,8 @@ class ScheduleChoice(Config):
 
     @model_serializer
     def _flatten(self) -> Mapping[str, object]:
-        return {"preset": self.preset, **self.resolved.model_dump(mode="json")}
+        fields = self.resolved.model_dump(mode="json")
+        return {"preset": self.preset, **({"max_staleness": fields["max_staleness"]} if self.open else fields)}
 
 
 class ClusterConfig(Config):

@@ -85,24 +85,29 @@ class Candidate:
         return replace(self, rest=rest) if rest else None
 
     @classmethod
-    def of(cls, schedule: Schedule, name: str = "") -> "Candidate":
-        """Makes a candidate of a schedule, its placement read as shares."""
-        counted = {role: _indices(schedule, role) for role in ("rollout", "reference", "actor")}
+    def of(cls, schedule: Schedule, name: str = "", devices: tuple[Device, ...] = ()) -> "Candidate":
+        """Makes a candidate of a schedule, its placement read as shares. devices: those that it names by number."""
+        devices = devices or _MEASURE
+        counted = {role: _indices(schedule, role, devices) for role in ("rollout", "reference", "actor")}
         inference: Literal["training", "rollout", "apart"] = "training"
         if counted["reference"] == counted["rollout"] != counted["actor"]:
             inference = "rollout"
+        elif not counted["reference"] & (counted["rollout"] | counted["actor"]):
+            inference = "apart"
         span = schedule.placement.of("rollout").devices_per_instance
         layout = Layout(
-            rollout=Fraction(len(counted["rollout"]), len(_MEASURE)),
-            training=Fraction(len(counted["actor"]), len(_MEASURE)),
+            rollout=Fraction(len(counted["rollout"]), len(devices)),
+            training=Fraction(
+                len(counted["actor"] | (counted["reference"] if inference == "apart" else set())), len(devices)
+            ),
             inference=inference,
             span=span if isinstance(span, int) else 1,
         )
         return cls(layout=layout, rest=schedule.model_copy(update={"placement": Schedule().placement}), name=name)
 
 
-def _indices(schedule: Schedule, role: str) -> frozenset[int]:
-    return frozenset(device.index for instance in schedule.instances(role, _MEASURE) for device in instance)
+def _indices(schedule: Schedule, role: str, devices: tuple[Device, ...]) -> frozenset[int]:
+    return frozenset(device.index for instance in schedule.instances(role, devices) for device in instance)
 
 
 def _parsed(rest: Schedule, fields: tuple[tuple[str, object], ...]) -> Schedule | None:

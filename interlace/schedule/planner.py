@@ -30,6 +30,10 @@ from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 
 BASELINE = "verl-colocated"
+CURRENT = "current"
+"""Name of the plan that a run follows now."""
+FRONT = 5
+"""Plans that are looked at closely for being less stale or less biased than faster ones."""
 BEAM = 3
 """Candidates whose neighbours are tried in a round of the search."""
 SMALLEST = 32
@@ -46,9 +50,14 @@ def search(
     *,
     effort: int,
     accepts: Accepts = lambda _schedule: None,
+    current: Schedule | None = None,
 ) -> SearchResult:
-    """Finds schedules. effort: simulated samples, about. Raises UserError where nothing fits or limits contradict."""
-    return _Search(profile, workload, devices, limits, score, accepts, effort).run()
+    """Finds schedules. effort: simulated samples, about. current: looked at closely beside the best.
+
+    Raises UserError where nothing fits or limits contradict each other.
+    """
+    found = _Search(profile, workload, devices, limits, score, accepts, effort)
+    return found.run(Candidate.of(current, CURRENT, devices) if current else None)
 
 
 class _Search:
@@ -78,7 +87,7 @@ class _Search:
         self._num_pruned = self._num_scored = 0
         self._effort = effort
 
-    def run(self) -> SearchResult:
+    def run(self, current: Candidate | None) -> SearchResult:
         """Searches coarsely, then halves."""
         presets = {name: Candidate.of(load_schedule(name), name) for name in preset_names()}
         self._try([*presets.values(), *self._respanned([*plain(), *presets.values()])])
@@ -89,7 +98,10 @@ class _Search:
         middle = self._scored(chosen, self._middle)
         inside = [candidate for candidate in _ranked(middle) if self._is_inside(candidate, middle[candidate])]
         num_fine = max(2, min(6, round(self._effort / 3 / self._cost(inside[0], self._fine)))) if inside else 0
-        fine = self._scored([*inside[:num_fine], presets[BASELINE]], self._fine)
+        front = pareto([self._plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
+        asked = [*inside[:num_fine], *(plan.candidate for plan in front[:FRONT])]
+        asked += [*([current] if current else []), presets[BASELINE]]
+        fine = self._scored(asked, self._fine)
         plans = {each: self._plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
         ranked = [plans[each] for each in _ranked(fine) if self._is_inside(each, fine[each])]
         if not ranked:
@@ -97,7 +109,8 @@ class _Search:
         return SearchResult(
             ranked=ranked,
             baseline=plans.get(presets[BASELINE]),
-            front=pareto([*ranked, *self._rest_of_front(middle, fine)]),
+            current=plans.get(current) if current else None,
+            front=pareto(ranked),
             why_not=self._why_not(presets, ranked[0]),
             num_scored=self._num_scored,
             num_pruned=self._num_pruned,
@@ -217,22 +230,6 @@ class _Search:
         return Planned(
             name=candidate.name, schedule=schedule, score=score, lag_steps=lag_steps(schedule), candidate=candidate
         )
-
-    def _rest_of_front(
-        self, middle: Mapping[Candidate, Score | Refused], fine: Mapping[Candidate, Score | Refused]
-    ) -> list[Planned]:
-        """Returns plans that only the middle fidelity has seen, their speed carried over by what both have seen."""
-        both = [
-            (one.tokens_per_s, two.tokens_per_s)
-            for each in fine
-            if isinstance(one := fine[each], Score) and isinstance(two := middle.get(each), Score)
-        ]
-        factor = sum(one for one, _ in both) / max(sum(two for _, two in both), 1e-9) if both else 1.0
-        return [
-            self._plan(each, replace(score, tokens_per_s=score.tokens_per_s * factor))
-            for each, score in middle.items()
-            if isinstance(score, Score) and each not in fine and self._is_inside(each, score)
-        ]
 
     def _why_not(self, presets: Mapping[str, Candidate], best: Planned) -> list[WhyNot]:
         """Tells of each preset what it loses to the best, both looked at coarsely; of those out of bounds too."""

@@ -114,8 +114,10 @@ class SearchResult:
     """Plans at full fidelity, the best first."""
     baseline: Planned | None
     """`verl-colocated`; None where it cannot run."""
+    current: Planned | None
+    """The schedule that is followed now; None where none was given or it cannot run."""
     front: Sequence[Planned]
-    """Plans of all full or half fidelities that no other beats in speed, staleness and length bias at once."""
+    """Plans that no other of them beats in speed, staleness and length bias at once."""
     why_not: Sequence[WhyNot]
     num_scored: int
     num_pruned: int
