@@ -22,6 +22,7 @@ from interlace.episodes.experts import ExpertConfig
 from interlace.models.config import ModelConfig, by_path
 from interlace.recipes import clusters
 from interlace.rewards.base import RewardConfig
+from interlace.schedule.open import bounding, bounds_of
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
 from interlace.weights.config import WeightsConfig
@@ -72,12 +73,7 @@ class ScheduleChoice(Config):
             return flat
         preset = _text("schedule.preset", flat.pop("preset", DEFAULT_SCHEDULE))
         if preset == AUTO and not set(Schedule.model_fields) <= set(flat):
-            if other := sorted(set(flat) - {"max_staleness"}):
-                raise UserError(
-                    f"schedule auto chooses every field; {', '.join(other)} cannot be given beside it. max_staleness "
-                    "bounds what it may choose; for the rest name a preset, or a file of `interlace plan`."
-                )
-            return {"preset": preset, "open": True, "resolved": Schedule.parse(flat, where="schedule auto")}
+            return {"preset": preset, "open": True, "resolved": bounding(flat)}
         # With every field given, as in the config.yaml of a run, the preset's file may have changed or gone since.
         if set(Schedule.model_fields) <= set(flat):
             return {"preset": preset, "resolved": Schedule.parse(flat, where=f"schedule {preset}")}
@@ -85,8 +81,8 @@ class ScheduleChoice(Config):
 
     @model_serializer
     def _flatten(self) -> Mapping[str, object]:
-        fields = self.resolved.model_dump(mode="json")
-        return {"preset": self.preset, **({"max_staleness": fields["max_staleness"]} if self.open else fields)}
+        fields = bounds_of(self.resolved) if self.open else self.resolved.model_dump(mode="json")
+        return {"preset": self.preset, **fields}
 
 
 class ClusterConfig(Config):

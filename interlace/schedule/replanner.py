@@ -56,7 +56,7 @@ class Replanner:
     def planned(self, predicted_s: float, best_s: float, *, steps_left: int) -> bool:
         """Takes in a new plan. Returns whether to change to it.
 
-        predicted_s: seconds of a step of the current schedule, by the profile as it was fitted anew. best_s: of the
+        predicted_s: seconds of a step of the current schedule, by the profile with its lengths fitted again. best_s: of the
         new one.
         """
         saved_s = (predicted_s - best_s) * self.ratio * self.predicted_s / predicted_s
