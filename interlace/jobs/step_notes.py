@@ -39,7 +39,7 @@ class StepNotes:
     def _say_failures(self, result: StepResult) -> None:
         """Reports the first step with failed samples: when all rewards fail, a run seems only to learn nothing."""
         if failed := _failures(result):
-            self._say_once(
+            self.say_once(
                 "failures",
                 f"step {result.step}: {len(failed)} of {len(result.ended)} samples failed, the first by "
                 f"{brief(failed[0])}; all reasons, of later steps too, are in {self._folder.samples}",
@@ -50,7 +50,7 @@ class StepNotes:
         for role in ("actor", "critic", "process_reward"):
             if result.metrics.get(f"{role}/{IN_A_ROW}"):
                 lost = result.metrics[f"{role}/skipped_minibatches"]
-                self._say_once(
+                self.say_once(
                     role,
                     f"step {result.step}: {lost:.0f} of the {role}'s minibatches had a loss or a gradient that is not "
                     f"a finite number, or a learning rate beyond all bounds, and were dropped; "
@@ -74,14 +74,15 @@ class StepNotes:
         """Reports the first publication that brings engines nothing new though the actor was updated."""
         metrics = result.metrics
         if metrics.get("actor/grad_norm") and not metrics.get("actor/skipped_minibatches"):
-            self._say_once(
+            self.say_once(
                 "unchanged",
                 f"step {result.step}: the actor was updated (gradient norm {metrics['actor/grad_norm']:.2g}, learning "
                 f"rate {metrics['actor/lr']:.2g}), and the version that was published is to the bit the one before: "
                 "each change was lost in rounding, or is not in what is published",
             )
 
-    def _say_once(self, kind: str, text: str) -> None:
+    def say_once(self, kind: str, text: str) -> None:
+        """Reports one sentence of a kind, the first time."""
         if kind not in self._told:
             self._told.add(kind)
             self._progress.say(text)

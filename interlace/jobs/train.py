@@ -347,7 +347,7 @@ class _Session:
         if evaluation.warning:
             self._progress.say(f"{title}: {evaluation.warning}")
         if missing := keep_films(self._filming, self._folder, self._done_steps, self._recipe.logging.loggers):
-            self._say_once("films", missing)
+            self._notes.say_once("films", missing)
         self._quiet.heard(f"step {self._done_steps + 1}")
         truncate_after(self._folder.evaluations, self._done_steps - 1)  # a resumed run may repeat the last one
         with self._folder.evaluations.open("a", encoding="utf-8") as file:

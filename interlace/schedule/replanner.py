@@ -56,8 +56,8 @@ class Replanner:
     def planned(self, predicted_s: float, best_s: float, *, steps_left: int) -> bool:
         """Takes in a new plan. Returns whether to change to it.
 
-        predicted_s: seconds of a step of the current schedule, by the profile with its lengths fitted again. best_s: of the
-        new one.
+        predicted_s: seconds of a step of the current schedule, by the profile with its lengths fitted again.
+        best_s: of the new one.
         """
         saved_s = (predicted_s - best_s) * self.ratio * self.predicted_s / predicted_s
         pays = saved_s * steps_left > PAYS_BACK * self.switch_s
