@@ -5,7 +5,7 @@
 Each recipe is profiled on each cluster, once at the start; then every schedule is simulated and really trained for
 some steps with a learning rate next to nothing, so that lengths stay what they were. `tau` is Kendall's, over the
 schedules of one recipe on one cluster; `regret` is the measured time a trained token of the schedule with the best
-prediction against the best measured one. --write puts the table and the picture into docs/planner.md and docs/planner.svg.
+prediction against the best measured one. --write puts the table into docs/planner.md and the picture beside the page.
 """
 
 import argparse
