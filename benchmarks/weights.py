@@ -5,7 +5,7 @@ way weights went before (all of them through messages, and copied by each engine
 Pairs are measured one after the other, round by round; a ratio is the median of the rounds' ratios, with the smallest
 and the largest.
 
-    python benchmarks/weights.py [--scale 1.0] [--rounds 7] [--awex FOLDER] [--json FILE] [--write docs/weights.md]
+    python benchmarks/weights.py [--scale 1.0] [--rounds 7] [--only PART ...] [--awex FOLDER] [--json F] [--write F]
 """
 
 import argparse
@@ -56,19 +56,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="of a model of 135M parameters")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="*", help="planning, writing, stopping, deltas, late; all without this")
     parser.add_argument("--awex", type=Path, help="folder of an unpacked wheel of awex")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path, help="a page whose table is replaced")
     given = parser.parse_args()
     torch.set_num_threads(1)
     model = _model(given.scale)
-    lines = [
-        *_planning(given.rounds, given.awex, max(9, int(TENSORS * min(1.0, given.scale)))),
-        *_writing(model, given.rounds),
-        *_stopping(model, given.rounds),
-        *_deltas(model, given.rounds),
-        *_late_joiner(model, given.rounds),
-    ]
+    parts: dict[str, Callable[[], Iterator[Line]]] = {
+        "planning": lambda: _planning(given.rounds, given.awex, max(9, int(TENSORS * min(1.0, given.scale)))),
+        "writing": lambda: _writing(model, given.rounds),
+        "stopping": lambda: _stopping(model, given.rounds),
+        "deltas": lambda: _deltas(model, given.rounds),
+        "late": lambda: _late_joiner(model, given.rounds),
+    }
+    lines = [line for name in given.only or parts for line in parts[name]()]
     table = _table(lines)
     print(table)
     if given.json:
