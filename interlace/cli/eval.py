@@ -55,7 +55,7 @@ def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "R
             "answered (--recipe)."
         )
     settings = load_recipe(recipe or str(run.config if run else ""), overrides)
-    model = _checkpoint(run, settings) if run else settings.model.model_copy(update={"path": run_or_model})
+    model = checkpoint_of(run, settings) if run else settings.model.model_copy(update={"path": run_or_model})
     settings = settings.model_copy(update={"model": model})
     check_settings(settings)
     from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
@@ -66,7 +66,8 @@ def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "R
     return settings
 
 
-def _checkpoint(run: "RunFolder", settings: "Recipe") -> "ModelConfig":
+def checkpoint_of(run: "RunFolder", settings: "Recipe") -> "ModelConfig":
+    """Returns the model of a run's newest whole checkpoint. UserError where it has none."""
     from interlace.observe.checkpoints import Checkpoints
 
     found = Checkpoints(run.checkpoints, keep=settings.keep_checkpoints).newest_whole()

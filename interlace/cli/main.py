@@ -17,6 +17,7 @@ from interlace.cli.presets import presets
 from interlace.cli.profile import profile
 from interlace.cli.recipes import recipes
 from interlace.cli.report import report
+from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
 from interlace.cli.train import train
 from interlace.core.errors import InterlaceError, UserError, is_full_disk
@@ -81,6 +82,7 @@ app = typer.Typer(
 app.command("train", cls=_WithSettings)(_reporting(train))
 app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))
+app.command("serve")(_reporting(serve))
 app.command("simulate")(_reporting(simulate))
 app.command("report")(_reporting(report))
 app.command("profile")(_reporting(profile))

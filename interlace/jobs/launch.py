@@ -20,7 +20,7 @@ from interlace.runtime.group import WorkerGroup
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES, Role, place_in_flow, role_named
-from interlace.stages.role_groups import ActorGroup
+from interlace.stages.role_groups import ActorGroup, RolloutGroup
 from interlace.workers.reward import RewardModelWorker, RewardWorker
 
 if TYPE_CHECKING:
@@ -140,6 +140,12 @@ def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
         return replace(_around(RewardModelWorker, make_engine), whole_on_each=True)
     factory = partial(RewardWorker, make_scorer=partial(Scorer, reward))
     return RoleWorker(worker_class=RewardWorker, factory=factory, on_host=True)
+
+
+async def launch_engines(cluster: Cluster, recipe: Recipe) -> list[RolloutGroup]:
+    """Starts the rollout engines alone, to serve the recipe's model."""
+    worker = _engine_workers(ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model))["rollout"]
+    return cast("list[RolloutGroup]", await _launch_all(cluster, recipe, role_named("rollout"), worker, 0))
 
 
 async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:

@@ -1,8 +1,8 @@
 """Tools as a recipe names them."""
 
 import inspect
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self, cast
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -54,11 +54,9 @@ def tool_source(config: ToolConfig) -> ToolSource:
     if config.mcp is not None:
         return McpSource(config.mcp, config.env, config.only)
     name = config.name or ""
-    found = (
-        load_object("tool", name)
-        if ":" in name
-        else getattr(builtin_module("tool", builtin, name, hidden=HIDDEN), name)
-    )
+    found = load_object("tool", name) if ":" in name else _builtin(name)
+    if inspect.isclass(found) and issubclass(found, ToolSource):
+        return cast(Callable[..., ToolSource], found)(config.options)
     if inspect.isclass(found):
         return StatefulSource(found, config.options)
     if not callable(found):
@@ -66,6 +64,13 @@ def tool_source(config: ToolConfig) -> ToolSource:
     if config.options:
         raise UserError(f"tool {name!r} is a function, which takes no options ({', '.join(config.options)}).")
     return FunctionSource(found, found.__name__)
+
+
+def _builtin(name: str) -> Any:
+    """Finds a built-in: the function of its module that has its name, or the module's source of tools."""
+    module = builtin_module("tool", builtin, name, hidden=HIDDEN)
+    own = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
+    return getattr(module, name, None) or next(each for each in own if issubclass(each, ToolSource))
 
 
 def all_specs(sources: Sequence[ToolSource]) -> tuple[ToolSpec, ...]:

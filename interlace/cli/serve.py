@@ -1,0 +1,79 @@
+"""`interlace serve`: a model, or what a run has trained, behind an OpenAI-compatible address."""
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from interlace.cli.eval import checkpoint_of
+from interlace.cli.preflight import hush_libraries
+from interlace.cli.report import find_run
+from interlace.core.errors import UserError
+
+if TYPE_CHECKING:
+    from interlace.jobs.serve import Serving
+    from interlace.recipes.config import Recipe
+
+_NEVER_S = 1e12
+"""Seconds: a server that has no client does not hang."""
+
+
+def serve(
+    model_or_run: Annotated[str, typer.Argument(help="Any model, a checkpoint, or a run's name (its newest one).")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings: rollout, sampling, renderer."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    api_key: Annotated[str | None, typer.Option(help="Key of clients. Default: one is drawn and printed.")] = None,
+    admin_key: Annotated[str | None, typer.Option(help="Key of the control verbs. Default: one is drawn.")] = None,
+) -> None:
+    """Serve a model over HTTP: chat completions, completions, responses, messages, and token ids."""
+    hush_libraries()
+    recipe = _recipe(model_or_run, overrides or [])
+    if api_key is not None and api_key == admin_key:
+        raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")
+    from interlace.jobs.serve import ServeOptions  # loads torch: a bad recipe has been refused
+    from interlace.jobs.serve import serve as serve_model
+
+    stop = asyncio.Event()
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    options = ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key)
+    try:
+        serve_model(recipe, options, on_ready=_announce, stop=stop)
+    except KeyboardInterrupt:
+        Console().print("stopped")
+
+
+def _announce(serving: "Serving") -> None:
+    console = Console()
+    console.print(f"serving on {serving.url}", highlight=False, soft_wrap=True)
+    console.print(f"export OPENAI_BASE_URL={serving.url}/v1", highlight=False, soft_wrap=True)
+    console.print(f"export OPENAI_API_KEY={serving.api_key}", highlight=False, soft_wrap=True)
+    console.print(f"control key: {serving.admin_key}", highlight=False, soft_wrap=True)
+
+
+def _recipe(model_or_run: str, overrides: list[str]) -> "Recipe":
+    """Returns the settings: the run's, or those of a recipe of which nothing but the model and the engine counts."""
+    from interlace.recipes.load import load_recipe
+
+    run = find_run(model_or_run)
+    if run:
+        settings = load_recipe(str(run.config), overrides)
+        model = checkpoint_of(run, settings)
+    else:
+        # Of the quick start nothing counts but that it is whole: what is served takes no task and no algorithm.
+        whole = (
+            "warmup=null",
+            "reward=exact",
+            "sampling.max_new_tokens=1024",
+            "rollout=native",
+            f"model={model_or_run}",
+        )
+        settings = load_recipe("quickstart", [*whole, *overrides])
+        model = settings.model
+    cluster = settings.cluster.model_copy(update={"hang_after_s": _NEVER_S})
+    return settings.model_copy(update={"model": model, "cluster": cluster})

@@ -1,0 +1,159 @@
+"""Serving a model, or what a run has trained, over HTTP, without training."""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from interlace.core.types import JSON, Prompt, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.data.rendering.load import create_renderer
+from interlace.engines.rollout.kinds import create_kind
+from interlace.episodes.base import Session
+from interlace.episodes.server.app import SessionServer, serving
+from interlace.episodes.server.body import Body
+from interlace.episodes.server.errors import ApiError
+from interlace.jobs.assemble import sampling_of
+from interlace.jobs.launch import launch_engines
+from interlace.models.loading import load_tokenizer
+from interlace.recipes.clusters.base import run_on
+from interlace.recipes.config import Recipe
+from interlace.runtime.cluster import Cluster
+from interlace.schedule.schedule import Schedule
+from interlace.stages.pool import EnginePool
+from interlace.stages.session import EpisodeSession, SessionLimits
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client may try again while the server is paused."""
+_FIRST_VISIT = -2
+"""Group of the first session from outside, counted down: no group of a run has a number below NO_GROUP."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeOptions:
+    """Options of a server."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    """None draws one."""
+    admin_key: str | None = None
+    """None draws one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serving:
+    """Facts of a server that listens."""
+
+    url: str
+    api_key: str
+    admin_key: str
+
+
+def serve(recipe: Recipe, options: ServeOptions, *, on_ready: Callable[[Serving], None], stop: asyncio.Event) -> None:
+    """Serves the recipe's model until `stop` is set. The recipe's sampling holds where a request says nothing.
+
+    on_ready: called once it listens.
+    """
+
+    async def run(cluster: Cluster) -> None:
+        await _serve(cluster, recipe, options, on_ready, stop)
+
+    asyncio.run(run_on(recipe.cluster, Schedule(), run))
+
+
+async def _serve(
+    cluster: Cluster, recipe: Recipe, options: ServeOptions, on_ready: Callable[[Serving], None], stop: asyncio.Event
+) -> None:
+    engines = await launch_engines(cluster, recipe)
+    sampling = await sampling_of(recipe, engines[0])
+    pool = EnginePool(
+        cluster,
+        engines,
+        Schedule(),
+        samples_per_step=1,
+        expected_tokens=sampling.max_new_tokens,
+        on_suspended=lambda: None,
+    )
+    pool.start()
+    tokenizer = load_tokenizer(recipe.model)
+    renderer = create_renderer(tokenizer, recipe.renderer, sampling.stop_token_ids) if tokenizer.chat_template else None
+    limits = SessionLimits(
+        renderer=renderer, max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.max_tokens)
+    )
+    visitors = PoolVisitors(cluster, pool, sampling, limits)
+    server = SessionServer(
+        codec=TokenizerCodec(tokenizer),
+        visitors=visitors,
+        control=visitors,
+        api_key=options.api_key,
+        admin_key=options.admin_key,
+    )
+    # An idle server is no stall: it waits for clients.
+    with cluster.waits.operation(who="server", what="clients"):
+        async with serving(server, options.host, options.port) as url:
+            on_ready(Serving(url=url, api_key=server.api_key, admin_key=server.admin_key))
+            await stop.wait()
+
+
+class TokenizerCodec:
+    """A tokenizer, as the server asks it."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the tokens of a text."""
+        return list(self._tokenizer.encode(text))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+
+class PoolVisitors:
+    """Sessions over an engine pool for clients from outside, and the pause between two of them."""
+
+    def __init__(self, cluster: Cluster, pool: EnginePool, sampling: SamplingParams, limits: SessionLimits) -> None:
+        self._cluster, self._pool, self._sampling, self._limits = cluster, pool, sampling, limits
+        self._numbers = itertools.count()
+        self._is_paused = False
+
+    @asynccontextmanager
+    async def session(self, seed: int | None) -> AsyncIterator[Session]:
+        """Opens a session. seed: of its noise; two sessions of one seed draw the same."""
+        noise = secrets.token_hex(8) if seed is None else f"seed {seed}"
+        key = SampleKey(_FIRST_VISIT - next(self._numbers), 0)
+        prompt = Prompt(uid=f"serve/{noise}", token_ids=np.zeros(0, np.int32), text="", answer="")
+        sample = Sample(key=key, prompt=prompt)
+        session = EpisodeSession(self._cluster, self._ask, sample, self._sampling, self._limits)
+        session.begin()
+        try:
+            yield session
+        finally:
+            session.close()
+
+    async def _ask(self, request: Request, *, who: str, what: str) -> Response:
+        del what
+        [response] = await self._pool.complete([request], who=who)
+        return response
+
+    def busy_s(self) -> float | None:
+        """Returns when a client may try again, while the server is paused."""
+        return RETRY_AFTER_S if self._is_paused else None
+
+    async def command(self, verb: str, arguments: Body) -> dict[str, JSON]:
+        """Takes pause, resume and is_paused: a paused server ends what it began, and takes nothing new."""
+        del arguments
+        if verb in ("pause", "resume"):
+            self._is_paused = verb == "pause"
+        elif verb != "is_paused":
+            raise ApiError(404, f"there is no verb {verb!r}: pause, resume, is_paused.")
+        return {"is_paused": self._is_paused}

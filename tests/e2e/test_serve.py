@@ -1,0 +1,33 @@
+"""`interlace serve` as a user starts it, asked by OpenAI's own client."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+openai = pytest.importorskip("openai")
+
+
+def test_a_model_is_served_until_it_is_stopped() -> None:
+    program = "from interlace.cli.main import app; app()"
+    command = [sys.executable, "-c", program, "serve", "tiny:micro", "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
+    assert server.stdout is not None
+    try:
+        said = "".join(server.stdout.readline() for _ in range(4))
+        url, key = re.findall(r"OPENAI_BASE_URL=(\S+)|OPENAI_API_KEY=(\S+)", said)
+        client = openai.OpenAI(base_url=url[0], api_key=key[1])
+        same = [client.completions.create(model="any", prompt="hello", max_tokens=5, seed=1) for _ in range(2)]
+        assert same[0].choices[0].text == same[1].choices[0].text
+        assert same[0].usage.completion_tokens == 5
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=url[0], api_key="other").models.list()
+        with pytest.raises(openai.BadRequestError, match="tokens, and an engine holds"):
+            client.completions.create(model="any", prompt=[5] * 100_000)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=60) == 0
