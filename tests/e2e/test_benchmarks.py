@@ -13,8 +13,10 @@ ON_RAY = pytest.mark.ray
 SMALLEST = {
     "calibration": ("--clusters", "local", "--schedules", "one-step-off", "--steps", "6", "--budget", "2"),
     "channel": ("--lengths", "64", "--batches", "64"),
+    "control": ("--task", "cartpole", "--seeds", "0", "--steps", "300"),
     "checkpoint": ("--hidden", "32", "--layers", "1", "--rounds", "1"),
     "embodied": ("--only", "swap", "fleet", "--rounds", "1", "--chunks", "1"),
+    "embodied_loop": ("--only", "batches", "--rounds", "1"),
     "end_to_end": ("--case", "one-core", "--lengths", "uniform", "--rounds", "1"),
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),
     "rollout": ("--median", "8", "--rounds", "1", "--rows", "4"),
