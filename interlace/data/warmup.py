@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from pydantic import Field
@@ -10,9 +10,10 @@ from pydantic import Field
 import interlace.data.demonstrations as builtin
 from interlace.core.config import Config
 from interlace.core.errors import UserError
+from interlace.core.messages import Message
 from interlace.core.plugins import builtin_module, concrete_subclass, load_object
 from interlace.core.random import keyed_random, permutation
-from interlace.core.types import IntArray, Prompt
+from interlace.core.types import BoolArray, IntArray, Prompt
 from interlace.data.config import Parameter
 from interlace.data.demonstrations.base import Demonstrator
 
@@ -35,7 +36,17 @@ class Demonstration:
 
     prompt: Prompt
     response_ids: IntArray
-    """[L] with the end-of-sequence token."""
+    """[L] with the end-of-sequence token; of a conversation, all tokens behind the prompt."""
+    imitated: BoolArray | None = None
+    """[L] False on tokens that are shown only, such as a tool's answer; None imitates all."""
+
+
+class MessageWriter(Protocol):
+    """Writer of example conversations."""
+
+    def write(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Returns the tokens behind a prompt, and which of them the assistant says."""
+        ...
 
 
 class Demonstrations:
@@ -47,8 +58,13 @@ class Demonstrations:
         prompts: Sequence[Prompt],
         tokenizer: "PreTrainedTokenizerBase",
         seed: int,
+        writer: MessageWriter | None = None,
     ) -> None:
-        """Raises UserError for an unknown style or setting, and ValueError without prompts."""
+        """Raises UserError for an unknown style or setting, and ValueError without prompts.
+
+        writer: writes examples that are messages; None where the run's episodes have none.
+        """
+        self._writer = writer
         if not prompts:
             raise ValueError("demonstrations need at least one prompt")
         self._demonstrator = load_demonstrator(config)
@@ -60,21 +76,39 @@ class Demonstrations:
     def batch(self, step: int, size: int) -> list[Demonstration]:
         """Returns the `size` examples of a step; steps count from 0 and follow on each other where `size` stays."""
         prompts = [self._draw(step * size + offset) for offset in range(size)]
-        texts = [self._write(prompt) for prompt in prompts]
-        encoded = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        written = [self._write(prompt) for prompt in prompts]
+        texts = [text for text in written if isinstance(text, str)]
+        encoded = iter(self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else ())
         end = self._tokenizer.eos_token_id
         return [
-            Demonstration(prompt=prompt, response_ids=np.array([*ids, end], np.int32))
-            for prompt, ids in zip(prompts, encoded, strict=True)
+            Demonstration(prompt=prompt, response_ids=np.array([*next(encoded), end], np.int32))
+            if isinstance(example, str)
+            else self._conversation(prompt, example)
+            for prompt, example in zip(prompts, written, strict=True)
         ]
 
-    def _write(self, prompt: Prompt) -> str:
+    def _write(self, prompt: Prompt) -> str | Sequence[Message]:
         rng = keyed_random("demonstration", self._seed, prompt.uid, prompt.attempt)
-        text: object = self._demonstrator.write(prompt, rng)  # a user's own may return anything
-        if not isinstance(text, str):
+        found: object = self._demonstrator.write(prompt, rng)  # a user's own may return anything
+        if isinstance(found, str):
+            return found
+        messages = [message for message in found if isinstance(message, Message)] if isinstance(found, Sequence) else []
+        if not messages or len(messages) != len(cast(Sequence[object], found)) or messages[-1].role != "assistant":
             style = type(self._demonstrator).__name__
-            raise UserError(f"demonstration style {style} wrote {text!r} for {prompt.uid}, which is no text.")
-        return text
+            raise UserError(
+                f"demonstration style {style} wrote {found!r} for {prompt.uid}, which is no text, nor messages of "
+                "which the assistant has the last."
+            )
+        return messages
+
+    def _conversation(self, prompt: Prompt, messages: Sequence[Message]) -> Demonstration:
+        if self._writer is None:
+            raise UserError(
+                f"demonstration style {type(self._demonstrator).__name__} writes messages, which an episode with tools "
+                "takes and single turns do not. Set episode, or a style that writes text."
+            )
+        ids, imitated = self._writer.write(prompt, messages)
+        return Demonstration(prompt=prompt, response_ids=np.array(ids, np.int32), imitated=np.array(imitated, np.bool_))
 
     def _draw(self, number: int) -> Prompt:
         epoch, position = divmod(number, len(self._prompts))

@@ -69,7 +69,7 @@ class Evaluator:
     ) -> None:
         """sampling: as in training, but for the temperature. prompts: held-out.
 
-        Without prompts, or without a reward to score answers by, there is no evaluation.
+        Without prompts, or where single turns have no reward to be scored by, there is no evaluation.
         """
         self._settings, self._sampling, self._scoring = recipe.evaluation, sampling, recipe.reward
         self._plays = not recipe.episode.is_single_turn

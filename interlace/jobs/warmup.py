@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import interlace
+from interlace.core.config import Config
 from interlace.core.random import stable_hash
 from interlace.core.types import Prompt, Sample
 from interlace.data.warmup import Demonstrations
@@ -15,6 +16,7 @@ from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
 from interlace.observe.progress import ProgressView
 from interlace.recipes.config import Recipe
+from interlace.recipes.prompts import message_writer
 from interlace.runtime.cluster import Cluster
 
 
@@ -26,24 +28,27 @@ class _Examples:
             raise ValueError("the recipe has no warm-up")
         self._size = recipe.warmup.batch_size
         self._demonstrations = Demonstrations(
-            recipe.warmup.demonstrations, prompts, load_tokenizer(recipe.model), recipe.seed
+            recipe.warmup.demonstrations,
+            prompts,
+            load_tokenizer(recipe.model),
+            recipe.seed,
+            message_writer(recipe),
         )
 
     def batch(self, step: int) -> Sequence[Sample]:
         from interlace.engines.train import supervised_sample
 
         shown = self._demonstrations.batch(step, self._size)
-        return [supervised_sample(example.prompt.token_ids, example.response_ids) for example in shown]
+        return [
+            supervised_sample(example.prompt.token_ids, example.response_ids, example.imitated) for example in shown
+        ]
 
 
 def warmup_folder(recipe: Recipe) -> Path:
     """Returns the folder of the warmed-up model, named by everything that the model depends on."""
-    parts = (
-        recipe.model,
-        recipe.task,
-        recipe.warmup,
-        recipe.episode if recipe.warmup and recipe.warmup.experts else None,
-    )
+    parts: tuple[Config | None, ...] = (recipe.model, recipe.task, recipe.warmup)
+    if not recipe.episode.is_single_turn:
+        parts = (*parts, recipe.episode, recipe.renderer)
     content = [part.model_dump_json() for part in parts if part is not None]
     key = stable_hash(interlace.__version__, recipe.seed, recipe.tokens_per_microbatch, *content)
     return Path(recipe.model.cache_dir).expanduser() / "warmup" / f"{key:016x}"

@@ -22,7 +22,7 @@ from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.engines import check_engine
 from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory
-from interlace.recipes.prompts import recipe_prompts
+from interlace.recipes.prompts import message_writer, recipe_prompts
 from interlace.runtime.local.cluster import host_memory_bytes
 
 if TYPE_CHECKING:
@@ -159,7 +159,10 @@ def _heldout_size(recipe: Recipe) -> str:
 def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedTokenizerBase") -> None:
     if recipe.warmup is not None and recipe.warmup.experts is None:
         # One example is written: a style knows only from a prompt whether it can serve it.
-        Demonstrations(recipe.warmup.demonstrations, prompts.train, tokenizer, recipe.seed).batch(0, 1)
+        demonstrations = recipe.warmup.demonstrations
+        Demonstrations(demonstrations, prompts.train, tokenizer, recipe.seed, message_writer(recipe, tokenizer)).batch(
+            0, 1
+        )
 
 
 def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:

@@ -1,13 +1,15 @@
 """A recipe's prompts, as its episodes need them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
-from interlace.core.messages import Messages
+from interlace.core.messages import Messages, ToolSpec
 from interlace.core.types import JSON
 from interlace.data.loading import PromptSet, load_prompts
+from interlace.data.rendering.examples import ExampleWriter
 from interlace.data.rendering.load import create_renderer
+from interlace.data.warmup import MessageWriter
 from interlace.episodes.by_row import check_rows, config_of
 from interlace.episodes.config import create_kind
 from interlace.models.loading import load_tokenizer
@@ -37,15 +39,30 @@ def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" =
     if renderer is None:
         prompts = load_prompts(recipe.task, tokenizer)
     else:
-        configs = (recipe.episode, *recipe.episode.others.values())
-        shown = {id(config): create_kind(config).tools() for config in configs}
+        tools_of = _tools_by_row(recipe)
 
         def write(messages: Messages, row: Mapping[str, JSON]) -> list[int]:
-            return renderer.render(messages, shown[id(config_of(recipe.episode, row, "a row"))])
+            return renderer.render(messages, tools_of(row))
 
         prompts = load_prompts(recipe.task, tokenizer, write)
     check_rows(recipe.episode, [*prompts.train, *prompts.heldout])
     return prompts
+
+
+def message_writer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> MessageWriter | None:
+    """Returns what writes a recipe's warm-up examples that are messages; None where nothing can."""
+    renderer = renderer_of(recipe, tokenizer)
+    if renderer is None:
+        return None
+    tools_of = _tools_by_row(recipe)
+    return ExampleWriter(renderer, lambda prompt: tools_of(prompt.metadata))
+
+
+def _tools_by_row(recipe: Recipe) -> Callable[[Mapping[str, JSON]], tuple[ToolSpec, ...]]:
+    """Returns a function from a row's metadata to the tools of its episode."""
+    configs = (recipe.episode, *recipe.episode.others.values())
+    shown = {id(config): create_kind(config).tools() for config in configs}
+    return lambda row: shown[id(config_of(recipe.episode, row, "a row"))]
 
 
 def _check_chat(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", renderer: "ChatTemplateRenderer | None") -> None:

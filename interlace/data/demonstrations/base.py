@@ -2,9 +2,11 @@
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from interlace.core.config import Config
+from interlace.core.messages import Message
 from interlace.core.types import Prompt
 
 
@@ -21,5 +23,9 @@ class Demonstrator(ABC):
         self.settings = settings
 
     @abstractmethod
-    def write(self, prompt: Prompt, rng: random.Random) -> str:
-        """Writes the response's text; the end-of-sequence token is added later. All randomness comes from rng."""
+    def write(self, prompt: Prompt, rng: random.Random) -> str | Sequence[Message]:
+        """Writes a response: its text, to which the end-of-sequence token is added, or messages.
+
+        Messages follow those of the prompt and end with one of the assistant; those of the assistant are imitated,
+        tools' and users' are what the model is shown in between. All randomness comes from rng.
+        """

@@ -18,6 +18,10 @@ class Renderer(Protocol):
         """Writes a whole conversation, up to where the model goes on. UserError for what the template refuses."""
         ...
 
+    def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """Writes an answer behind `messages`, as the model would draw it, its end included: an example."""
+        ...
+
     def parse(
         self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
     ) -> Message:

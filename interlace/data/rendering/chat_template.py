@@ -92,6 +92,21 @@ class ChatTemplateRenderer:
         """Writes a whole conversation; see Renderer."""
         return self._text.encode(self.text(messages, tools))
 
+    def answer(self, messages: Sequence[Message], answer: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """Writes an answer behind `messages`, as the model would draw it, its end included; see Renderer."""
+        begin = self.text(messages, tools)
+        whole = self.text([*messages, answer], tools, prompts=False)
+        if not whole.startswith(begin):
+            raise UserError(
+                "the chat template writes a conversation in another way once it is answered, so that no example can be "
+                "written with it. Take another model, or examples that are text."
+            )
+        said, closing, _ = (
+            whole[len(begin) :].partition(self._closing) if self._closing else (whole[len(begin) :], "", "")
+        )
+        end = [] if closing else [int(self._tokenizer.eos_token_id)]
+        return [*self._text.encode(said + closing), *end]
+
     def parse(
         self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
     ) -> Message:

@@ -11,7 +11,7 @@ from interlace.core.training import LossInputs, LossOutputs
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 
 if TYPE_CHECKING:
-    from interlace.core.types import IntArray
+    from interlace.core.types import BoolArray, IntArray
 
 
 def sft_loss(inputs: LossInputs) -> LossOutputs:
@@ -19,9 +19,14 @@ def sft_loss(inputs: LossInputs) -> LossOutputs:
     return LossOutputs(loss_T=-inputs.logprobs_T, metrics_T={})
 
 
-def supervised_sample(prompt_ids: Sequence[int] | IntArray, answer_ids: Sequence[int] | IntArray) -> Sample:
-    """Makes a sample to accumulate of a prompt/answer pair. No policy sampled the pair: no behaviour log-probs."""
+def supervised_sample(
+    prompt_ids: Sequence[int] | IntArray, answer_ids: Sequence[int] | IntArray, imitated: BoolArray | None = None
+) -> Sample:
+    """Makes a sample to accumulate of a prompt/answer pair. No policy sampled the pair: no behaviour log-probs.
+
+    imitated: [L] False on tokens of the answer that are not trained; None trains all.
+    """
     answer = np.asarray(answer_ids, np.int32)
     prompt = Prompt(uid="supervised", token_ids=np.asarray(prompt_ids, np.int32), text="", answer="")
-    segments = (Segment(token_ids=answer),)
+    segments = (Segment(token_ids=answer, sampled=imitated),)
     return Sample(key=SampleKey(0, 0), prompt=prompt, segments=segments, advantages=np.ones(len(answer), np.float32))
