@@ -48,21 +48,34 @@ def generalized(
     """Computes GAE (arXiv 1506.02438, eq. 16): sum over k of (gamma lam)^k delta_(t+k).
 
     delta_t = r_t + gamma V_(t+1) - V_t. values_L: before each token; value_after: after the last one, 0 where the
-    episode ended there. Returns [L].
+    episode ended there. gamma: [L], from each token to the next, where it is not the same for all. Returns [L].
     """
     next_values_L = np.append(values_L[1:], np.float32(value_after))
     return discounted_sum(rewards_L + gamma * next_values_L - values_L, gamma * lam)
 
 
-def discounted_sum(values_L: FloatArray, discount: float) -> FloatArray:
-    """Computes [L] each entry plus the discounted ones after it; with discount 1, the return to go."""
-    if discount == 1.0:
+def discounted_sum(values_L: FloatArray, discount: float | FloatArray) -> FloatArray:
+    """Computes [L] each entry plus the discounted ones after it; with discount 1, the return to go.
+
+    discount: [L], from each entry to the next, where it is not the same for all.
+    """
+    if isinstance(discount, float) and discount == 1.0:
         return np.cumsum(values_L[::-1], dtype=np.float64)[::-1].astype(np.float32)
     sums_L, total = np.empty_like(values_L), 0.0
+    steps_L = np.broadcast_to(np.asarray(discount, np.float64), values_L.shape)
     for index in range(len(values_L) - 1, -1, -1):
-        total = float(values_L[index]) + discount * total
+        total = float(values_L[index]) + float(steps_L[index]) * total
         sums_L[index] = total
     return sums_L
+
+
+def turn_discounts(sample: Sample, gamma: float, turn_gamma: float) -> float | FloatArray:
+    """Returns the discount from each trained token to the next, [trained tokens]; one number where turns add none."""
+    if turn_gamma == 1.0:
+        return gamma
+    found = np.full(sample.num_sampled, gamma, np.float32)
+    found[[turn.end - 1 for turn in trained_turns(sample)]] *= np.float32(turn_gamma)
+    return found
 
 
 def whitened(columns: Sequence[FloatArray], masks: Sequence[BoolArray | None]) -> list[FloatArray]:
@@ -94,10 +107,10 @@ def implicit_process(process_G: Sequence[FloatArray], outcomes_G: FloatArray, *,
 
 
 def token_rewards(sample: Sample, kl_coefficient: float) -> FloatArray:
-    """Returns [trained tokens]: a turn's reward on its last trained token, the rest of the sample's on the last of all,
-    less the KL to the reference on each.
+    """Returns [trained tokens]: a turn's reward on its last trained token, the rest of the sample's on the last of all.
 
-    The KL is estimated by k1. Raises ValueError where the reward, or the reference's log-probs for a KL, are missing.
+    Less the KL to the reference on each, estimated by k1. Raises ValueError where the reward, or the reference's
+    log-probs for a KL, are missing.
     """
     if sample.reward is None:
         raise ValueError(f"sample {sample.key} has no reward")

@@ -16,6 +16,7 @@ from interlace.algorithms.advantages import (
     token_rewards,
     trained_only,
     trained_turns,
+    turn_discounts,
     turn_rewards,
     value_after,
     whitened,
@@ -32,6 +33,8 @@ class PPOSettings(PolicySettings):
 
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount of later rewards."""
+    turn_gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount, beside `gamma`, of what comes after a turn of an episode."""
     lam: float = Field(default=1.0, ge=0, le=1)
     """Lambda of GAE: 0 trusts the critic's next value, 1 the observed return."""
     advantage_of: Literal["token", "turn"] = "token"
@@ -66,7 +69,8 @@ class PPO(PolicyAlgorithm):
             return self._estimate_turns(sample, trained_only(sample.values, sample))
         values = trained_only(sample.values, sample)
         rewards = token_rewards(sample, self.settings.kl_reward_coefficient)
-        advantages = self._generalized(rewards, values, sample)
+        gamma = turn_discounts(sample, self.settings.gamma, self.settings.turn_gamma)
+        advantages = self._generalized(rewards, values, gamma, sample)
         return at_trained_tokens(advantages, sample), at_trained_tokens(advantages + values, sample)
 
     def _estimate_turns(self, sample: Sample, values: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -76,11 +80,12 @@ class PPO(PolicyAlgorithm):
         rewards = turn_rewards(sample, turns)
         rewards -= np.array([penalties[turn.begin : turn.end].sum() for turn in turns], np.float32)
         first = values[[turn.begin for turn in turns]]
-        advantages = self._generalized(rewards, first, sample)
+        advantages = self._generalized(rewards, first, self.settings.gamma * self.settings.turn_gamma, sample)
         sizes = [turn.end - turn.begin for turn in turns]
         spread = [at_trained_tokens(np.repeat(each, sizes), sample) for each in (advantages, advantages + first)]
         return spread[0], spread[1]
 
-    def _generalized(self, rewards: FloatArray, values: FloatArray, sample: Sample) -> FloatArray:
-        after, settings = value_after(sample), self.settings
-        return generalized(rewards, values, gamma=settings.gamma, lam=settings.lam, value_after=after)
+    def _generalized(
+        self, rewards: FloatArray, values: FloatArray, gamma: float | FloatArray, sample: Sample
+    ) -> FloatArray:
+        return generalized(rewards, values, gamma=gamma, lam=self.settings.lam, value_after=value_after(sample))

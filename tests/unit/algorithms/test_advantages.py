@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.algorithms import Algorithm, create_algorithm
-from interlace.algorithms.advantages import discounted_sum, generalized, group_normalized, leave_one_out, whitened
+from interlace.algorithms.advantages import (
+    discounted_sum,
+    generalized,
+    group_normalized,
+    leave_one_out,
+    token_rewards,
+    whitened,
+)
 from interlace.algorithms.base import Advantages
 from interlace.algorithms.policy import GroupAlgorithm
 from interlace.core.errors import UserError
@@ -236,3 +243,52 @@ def test_what_is_missing_is_named(name: str, column: str) -> None:
 
 def test_lengths_are_covered() -> None:
     assert len(set(LENGTHS)) == len(LENGTHS) and 1 in LENGTHS
+
+
+def two_turns(first_reward: float | None, second_reward: float | None) -> Sample:
+    """Two tokens, a tool's answer of one, two tokens."""
+    sample = scored_group().samples[2]
+    whole = sample.segments[0]
+
+    def part(cut: slice, parent: int, reward: float | None, sampled: bool = True) -> Segment:
+        ids, logprobs = whole.token_ids[cut], whole.logprobs[cut]
+        mask = None if sampled else np.zeros(len(ids), np.bool_)
+        return Segment(parent=parent, token_ids=ids, logprobs=logprobs, sampled=mask, reward=reward)
+
+    segments = (
+        part(slice(0, 2), -1, first_reward),
+        part(slice(2, 3), 0, None, sampled=False),
+        part(slice(3, 5), 1, second_reward),
+    )
+    return replace(sample, segments=segments, reward=1.0)
+
+
+def test_a_reward_of_a_turn_is_credited_at_its_end_and_the_rest_at_the_samples() -> None:
+    assert token_rewards(two_turns(None, None), 0.0).tolist() == [0, 0, 0, 1]
+    assert token_rewards(two_turns(0.25, None), 0.0).tolist() == [0, 0.25, 0, 0.75]
+    assert token_rewards(two_turns(0.25, 0.5), 0.0).tolist() == [0, 0.25, 0, 0.75], "0.5 of the turn, 0.25 beside it"
+    assert token_rewards(two_turns(-1.0, 2.0), 0.0).tolist() == [0, -1, 0, 2]
+
+
+def test_a_later_turn_is_discounted_where_ppo_says_so() -> None:
+    group = scored_group()
+    sample = replace(two_turns(0.25, 0.75), values=np.zeros(5, np.float32))
+    settings = {"whiten": False, "gamma": 1.0, "lam": 1.0}
+
+    def returns(turn_gamma: float) -> list[float]:
+        algorithm = create_algorithm("ppo", {**settings, "turn_gamma": turn_gamma})
+        found = algorithm.advantages(replace(group, samples=(sample,))).returns
+        assert found is not None
+        return found[0].tolist()
+
+    assert returns(1.0) == [1.0, 1.0, 0.0, 0.75, 0.75]
+    assert returns(0.5) == [0.25 + 0.5 * 0.75] * 2 + [0.0, 0.75, 0.75]
+
+
+def test_grpo_compares_the_sums_of_samples_whatever_their_turns() -> None:
+    group = scored_group()
+    plain = [replace(sample, reward=reward) for sample, reward in zip(group.samples, (1.0, 0.0, 1.0, 0.0), strict=True)]
+    turns = [*plain[:2], replace(two_turns(0.25, 0.75), key=plain[2].key), plain[3]]
+    found = [create_algorithm("grpo", {}).advantages(replace(group, samples=tuple(each))) for each in (plain, turns)]
+    for one, other in zip(found[0].advantages, found[1].advantages, strict=True):
+        assert one.tolist() == other.tolist()
