@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -12,7 +13,10 @@ from interlace.data.config import DataConfig
 from interlace.data.demonstrations.base import Demonstrator
 from interlace.data.loading import load_prompts
 from interlace.data.warmup import DemonstrationConfig, Demonstrations
+from interlace.models.loading import load_tokenizer
 from interlace.models.tiny import build_tokenizer
+from interlace.recipes.load import load_recipe
+from interlace.recipes.prompts import message_writer, recipe_prompts
 
 DIGITS = {"min_numbers": 3, "max_numbers": 6, "max_decimals": 0, "min_value": 0, "max_value": 9}
 HABITS = DemonstrationConfig(style="sorting_habits", settings={"work_share": 0.5})
@@ -109,3 +113,35 @@ def test_sorting_habits_refuse_other_prompts(tokenizer: PreTrainedTokenizerBase)
         prompts = load_prompts(DataConfig.parse({"reasoning_gym": source}), tokenizer).train
         with pytest.raises(UserError, match="demonstrations sorting_habits"):
             Demonstrations(HABITS, prompts, tokenizer, 0).batch(0, 5)
+
+
+def test_a_conversation_is_an_example_whose_answers_alone_are_imitated() -> None:
+    recipe = load_recipe("calculator", ["warmup.demonstrations.settings.tool_share=1"])
+    assert recipe.warmup is not None
+    tokenizer = load_tokenizer(recipe.model)
+    prompts = recipe_prompts(recipe, tokenizer).train[:4]
+    source = Demonstrations(recipe.warmup.demonstrations, prompts, tokenizer, 0, message_writer(recipe, tokenizer))
+    for example in source.batch(0, 4):
+        expression, answer = example.prompt.text, example.prompt.answer
+        assert tokenizer.decode(example.prompt.token_ids).startswith(
+            "<|im_start|>s\ncalculator(expression)<|im_end|>\n"
+        )
+        whole = tokenizer.decode([*example.prompt.token_ids, *example.response_ids])
+        call = f'<tool_call>{{"name": "calculator", "arguments": {{"expression": "{expression}"}}}}</tool_call>'
+        assert whole.endswith(
+            f"<|im_start|>a\n{call}<|im_end|>\n<|im_start|>t\n<tool_response>{answer}</tool_response><|im_end|>\n"
+            f"<|im_start|>a\n{answer}<|im_end|>"
+        )
+        assert example.imitated is not None
+        assert tokenizer.decode(example.response_ids[example.imitated]) == f"{call}<|im_end|>{answer}<|im_end|>"
+
+
+def test_messages_are_refused_where_single_turns_are_trained(
+    tokenizer: PreTrainedTokenizerBase, prompts: tuple[Prompt, ...]
+) -> None:
+    config = DemonstrationConfig(style="second_guess_habits")
+    number = replace(prompts[0], answer="12")
+    with pytest.raises(UserError, match="writes messages, which an episode with tools takes and single turns do not"):
+        Demonstrations(config, [number], tokenizer, 0).batch(0, 1)
+    with pytest.raises(UserError, match=r"the answer of .* is .*, no whole number"):
+        Demonstrations(config, prompts[:1], tokenizer, 0).batch(0, 1)
