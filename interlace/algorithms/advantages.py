@@ -43,7 +43,7 @@ def mean_scaled(rewards_G: FloatArray) -> FloatArray:
 
 
 def generalized(
-    rewards_L: FloatArray, values_L: FloatArray, *, gamma: float, lam: float, value_after: float = 0.0
+    rewards_L: FloatArray, values_L: FloatArray, *, gamma: float | FloatArray, lam: float, value_after: float = 0.0
 ) -> FloatArray:
     """Computes GAE (arXiv 1506.02438, eq. 16): sum over k of (gamma lam)^k delta_(t+k).
 
