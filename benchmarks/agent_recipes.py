@@ -1,0 +1,73 @@
+"""Held-out accuracy of the agents' recipes, seed by seed, as training goes on.
+
+    python benchmarks/agent_recipes.py [--recipes calculator second_guess] [--seeds 0 1 2] [--runs FOLDER] [--read-only]
+        [--write docs/agents.md]
+
+Each run takes some minutes on two quiet cores, most of them for the warm-up, which is kept. --read-only takes the runs
+that are there.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BEGIN, END = "<!-- benchmarks/agent_recipes.py -->", "<!-- end -->"
+RECIPES = ("calculator", "second_guess")
+
+
+def run(recipe: str, seed: int, runs: Path) -> None:
+    """Trains one recipe from one seed, which also draws the model."""
+    settings = [f"seed={seed}", f"model.seed={seed}"]
+    command = ["train", recipe, "--name", f"{recipe}-{seed}", "--overwrite", *settings]
+    runs.mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, "-c", "from interlace.cli.main import app; app()", *command], check=True, cwd=runs)
+
+
+def curve(recipe: str, seed: int, runs: Path) -> dict[int, float]:
+    """Accuracy at temperature 1 by step."""
+    lines = (runs / "runs" / f"{recipe}-{seed}" / "evaluations.jsonl").read_text(encoding="utf-8").splitlines()
+    return {row["step"]: row["eval/accuracy_sampled"] for row in map(json.loads, lines)}
+
+
+def table(recipe: str, seeds: list[int], runs: Path) -> str:
+    """One row a seed."""
+    curves = {seed: curve(recipe, seed, runs) for seed in seeds if (runs / "runs" / f"{recipe}-{seed}").is_dir()}
+    steps = sorted({step for found in curves.values() for step in found})
+    head = f"| `{recipe}`, seed | " + " | ".join(f"step {step}" for step in steps) + " |"
+    rows = [
+        f"| {seed} | " + " | ".join(f"{found[step]:.2f}" if step in found else "" for step in steps) + " |"
+        for seed, found in curves.items()
+    ]
+    return "\n".join([head, "|---" * (len(steps) + 1) + "|", *rows])
+
+
+def write_into(page: Path, text: str) -> None:
+    """Replaces what stands between the marks."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Trains, then prints and writes the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "agent_recipes")
+    parser.add_argument("--read-only", action="store_true", help="train nothing, read the runs that are there")
+    parser.add_argument("--write", type=Path, help="page whose tables are replaced")
+    given = parser.parse_args()
+    for recipe in given.recipes if not given.read_only else ():
+        for seed in given.seeds:
+            run(recipe, seed, given.runs)
+    text = "\n\n".join(table(recipe, given.seeds, given.runs) for recipe in given.recipes)
+    print(text)
+    if given.write:
+        write_into(given.write, text)
+
+
+if __name__ == "__main__":
+    main()

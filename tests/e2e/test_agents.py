@@ -1,0 +1,53 @@
+"""Runs of agents: the same samples and weights under every synchronous schedule, and after a stop."""
+
+from pathlib import Path
+
+import pytest
+
+from interlace.jobs.equivalence import certify, toy, variants
+from interlace.observe.stop import StopSignal
+from interlace.recipes.load import load_recipe
+from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
+
+SMALL = (
+    "steps=3",
+    "prompts_per_step=4",
+    "samples_per_prompt=2",
+    "warmup.steps=4",
+    "warmup.batch_size=8",
+    "task.reasoning_gym.train_size=32",
+    "task.reasoning_gym.heldout_size=4",
+    "logging.loggers=[]",
+    "cluster.devices=cpu:2",
+    "eval_every=0",
+)
+
+
+def test_samples_of_two_turns_are_the_same_under_every_synchronous_schedule(tmp_path: Path) -> None:
+    recipe = toy(load_recipe("second_guess", [*SMALL, "minibatches=1", f"model.cache_dir={tmp_path / 'cache'}"]))
+    every = variants(recipe)
+    chosen = {name: every[name] for name in ("as given", "disaggregated", "streaming", "dispatch", "partial")}
+    for trial in certify(chosen, tmp_path / "runs", StopSignal(lambda: None)):
+        assert trial.same_samples and trial.holds and trial.moved > 1e-5, trial
+
+
+def test_a_stopped_run_of_an_agent_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    settings = [*SMALL, f"model.cache_dir={tmp_path / 'cache'}"]
+    run_recipe("second_guess", tmp_path, "whole", settings)
+    run_recipe("second_guess", tmp_path, "stopped", settings, stop_after=1)
+    run_recipe("second_guess", tmp_path, "stopped", settings, resume=True)
+    assert metrics(tmp_path, "stopped") == metrics(tmp_path, "whole")
+    assert samples(tmp_path, "stopped") == samples(tmp_path, "whole")
+    assert equal_weights(final_weights(tmp_path, "stopped"), final_weights(tmp_path, "whole"))
+    for line in metrics(tmp_path, "whole"):
+        assert line["episode/turns_mean"] == 2 and line["episode/reused_share"] == line["episode/branches_mean"] == 1
+        assert {"reward/first", "reward/second"} <= set(line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "gain"), [("calculator", 0.2), ("second_guess", 0.2)])
+def test_a_recipe_of_an_agent_learns(tmp_path: Path, recipe: str, gain: float) -> None:
+    report = run_recipe(recipe, tmp_path, recipe, ["eval_every=0", f"model.cache_dir={tmp_path / 'cache'}"])
+    assert report.before and report.after and report.before.sampled_accuracy is not None
+    assert report.after.sampled_accuracy is not None
+    assert report.after.sampled_accuracy >= report.before.sampled_accuracy + gain
