@@ -17,10 +17,12 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "areal": (MIXED, INTERRUPTED),
     "async-colocated": (MIXED,),
     "kimi-partial-rollout": (MIXED, SUSPENDED),
+    "laminar": (MIGRATED,),
     "magistral": (MIXED,),
     "pipelinerl": (MIXED,),
     "rlhfuse": (MIGRATED,),
     "rollpacker": (SURPLUS,),
+    "verl-colocate-async": (MIXED, INTERRUPTED),
     "verl-fully-async-d": (MIXED, INTERRUPTED),
 }
 
