@@ -1,7 +1,6 @@
 """The batcher: which finished groups may be trained on now."""
 
 import heapq
-from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,50 +16,100 @@ class Ticket:
     deadline: int
 
 
+class Window:
+    """Places, in order of admission, that may be taken in any order: `size` of them, from the oldest outstanding on.
+
+    A place taken out of order stays in it until all older ones are taken, so at most size - 1 younger groups overtake
+    any group; a dropped one leaves it at once.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        """size: None for no limit."""
+        self._size = size
+        self._places: list[int] = []
+        """Gids from the oldest outstanding on, without those that were dropped."""
+        self._taken: set[int] = set()
+
+    def admit(self, gid: int) -> None:
+        """Adds the next group."""
+        if self._size is not None:
+            self._places.append(gid)
+
+    def take(self, gid: int) -> None:
+        """Notes that a group was taken."""
+        if self._size is not None:
+            self._taken.add(gid)
+            self._move()
+
+    def drop(self, gid: int) -> None:
+        """Removes a group that was not taken."""
+        if self._size is not None:
+            self._places.remove(gid)
+            self._move()
+
+    def holds(self, gid: int) -> bool:
+        """Says whether an outstanding group is near enough to the oldest."""
+        return self._size is None or len(self._places) <= self._size or gid <= self._places[self._size - 1]
+
+    def _move(self) -> None:
+        num_over = next((i for i, gid in enumerate(self._places) if gid not in self._taken), len(self._places))
+        self._taken.difference_update(self._places[:num_over])
+        del self._places[:num_over]
+
+
 class Batcher:
-    """Keeper of the hard staleness bound.
+    """Keeper of the hard staleness bound, and of how far a group may overtake.
 
     slack(u) = slots left through version u - outstanding groups with deadline <= u. A group may be taken only if slack
-    stays >= 0 for every version before its own deadline; else the trainer waits for the groups that are due.
+    stays >= 0 for every version before its own deadline; else the trainer waits for the groups that are due. And only
+    from the window: the oldest group has both the earliest deadline and a place in it, so it may always be taken.
     """
 
     def __init__(self, gate: Gate, mode: Literal["step", "arrival"]) -> None:
         self._gate, self._mode = gate, mode
         self._outstanding: dict[int, int] = {}
         self._of_step: dict[int, int] = {}
-        self._ready: dict[int, deque[tuple[int, Ticket]]] = {}
-        """Step or deadline -> (number of its arrival, group) in order; none is empty."""
+        self._ready: dict[int, list[tuple[int, Ticket]]] = {}
+        """Step or deadline -> heap of (number of its arrival, group) within the window; none is empty."""
+        self._window = Window(gate.window)
+        self._beyond: list[tuple[int, int, Ticket]] = []
+        """Heap of (gid, number of its arrival, group): finished groups that the window does not hold yet."""
         self._num_ready = self._arrivals = 0
 
     @property
     def num_ready(self) -> int:
-        """Finished groups that were not taken yet."""
+        """Finished groups within the window that were not taken yet: only deadlines keep them back."""
         return self._num_ready
 
     def admit(self, ticket: Ticket) -> None:
         """Notes that a group passed the gate."""
         self._outstanding[ticket.deadline] = self._outstanding.get(ticket.deadline, 0) + 1
         self._of_step[ticket.step] = self._of_step.get(ticket.step, 0) + 1
+        self._window.admit(ticket.gid)
 
     def drop(self, ticket: Ticket) -> None:
         """Removes an admitted group that is not ready and ended untrained."""
         self._leave(ticket)
+        self._window.drop(ticket.gid)
+        self._let_in()
 
     def ready(self, ticket: Ticket) -> None:
         """Notes that a group is complete and may be taken."""
         self._arrivals += 1
-        self._num_ready += 1
-        self._ready.setdefault(self._queue_of(ticket), deque()).append((self._arrivals, ticket))
+        heapq.heappush(self._beyond, (ticket.gid, self._arrivals, ticket))
+        self._let_in()
 
     def take(self, need: int, step: int) -> list[Ticket]:
         """Takes up to `need` groups for `step`, counted as consumed."""
         taken: list[Ticket] = []
         while len(taken) < need and (place := self._allowed_queue(step)) is not None:
-            ticket = self._ready[place].popleft()[1]
+            ticket = heapq.heappop(self._ready[place])[1]
             if not self._ready[place]:
                 del self._ready[place]
             self._num_ready -= 1
             self._leave(ticket)
+            self._window.take(ticket.gid)
+            self._let_in()
             self._gate.consumed += 1
             taken.append(ticket)
         return taken
@@ -73,6 +122,12 @@ class Batcher:
     def urgent(self) -> int | None:
         """Returns the earliest deadline without slack: what is due by then must not be held back any longer."""
         return next((due for due in sorted(self._outstanding) if self.slack(due) <= 0), None)
+
+    def _let_in(self) -> None:
+        while self._beyond and self._window.holds(self._beyond[0][0]):
+            _, arrival, ticket = heapq.heappop(self._beyond)
+            self._num_ready += 1
+            heapq.heappush(self._ready.setdefault(self._queue_of(ticket), []), (arrival, ticket))
 
     def _queue_of(self, ticket: Ticket) -> int:
         return ticket.step if self._mode == "step" else ticket.deadline

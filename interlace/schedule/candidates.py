@@ -199,7 +199,10 @@ def _moved(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) ->
 
 def _decisions(rest: Schedule, has_reference: bool) -> Iterator[Mapping[str, object]]:
     """Yields the fields of each decision but the place."""
-    waits = {"max_staleness": 0, "pipeline_depth": None, "sync_every": 1, "batching": "step", "on_straggler": "hold"}
+    waits = {
+        "max_staleness": 0, "pipeline_depth": None, "sync_every": 1, "batching": "step", "on_straggler": "hold",
+        "overtake": None,
+    }  # fmt: skip
     yield waits
     for bound, depth, every in _AHEAD:
         yield {

@@ -18,6 +18,9 @@ class Gate:
         self.groups_per_version = prompts_per_step * schedule.sync_every
         self.staleness_bound = schedule.staleness_bound
         self.capacity = math.floor((1 + schedule.depth) * self.groups_per_version + 1e-9)
+        share = schedule.overtake
+        self.window = None if share is None else max(1, math.floor(share * self.capacity + 1e-9))
+        """Groups, from the oldest on, that may be taken in any order; None for all."""
         self.total = prompts_per_step * num_steps
         self.version = done_steps // schedule.sync_every
         self.consumed = self.admitted = prompts_per_step * done_steps

@@ -114,6 +114,9 @@ class Schedule(Config):
     """S, steps a version."""
     batching: Literal["step", "arrival"] = "step"
     """A batch is its own step's prompts, or the first groups that finished, within their deadlines."""
+    overtake: Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(none_as_null)] = None
+    """Share of the groups that may be admitted at once: the oldest group and so many after it may go in any order; None
+    for all."""
     on_straggler: Literal["hold", "drop", "requeue"] = "hold"
     """When waiting for a group is all that keeps its deadline: wait, drop it as stale, or start its prompt again."""
     publish: Literal["blocking", "background"] = "blocking"
@@ -156,6 +159,11 @@ class Schedule(Config):
             raise ValueError(
                 f"tail {self.tail.kind!r} works by rounds, a step each, and needs max_staleness 0 and sync_every 1 "
                 f"(they are {self.max_staleness:g} and {self.sync_every}). Change them, or take tail none or migrate"
+            )
+        if self.overtake is not None and self.batching == "step":
+            raise ValueError(
+                f"overtake {self.overtake:g} says how far finished groups may go before older ones, which batching "
+                "'step' forbids. Use batching 'arrival', or overtake none"
             )
         if self.on_straggler != "hold" and self.batching == "step":
             raise ValueError(

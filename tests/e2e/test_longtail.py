@@ -16,6 +16,7 @@ SUSPENDED, MIGRATED, SURPLUS = "rollout/num_suspended", "rollout/num_migrated", 
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "areal": (MIXED, INTERRUPTED),
     "async-colocated": (MIXED,),
+    "forge": (MIXED,),
     "kimi-partial-rollout": (MIXED, SUSPENDED),
     "laminar": (MIGRATED,),
     "magistral": (MIXED,),
@@ -24,6 +25,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "rollpacker": (SURPLUS,),
     "verl-colocate-async": (MIXED, INTERRUPTED),
     "verl-fully-async-d": (MIXED, INTERRUPTED),
+    "verl-separate-async-switch": (MIXED, INTERRUPTED),
 }
 
 

@@ -47,6 +47,8 @@ def random_schedule(rng: random.Random, num_devices: int, *, synchronous: bool =
         shares = {"prompts": rng.choice([1.0, 1.25, 2]), "responses": rng.choice([1.0, 1.25, 2])}
         kind = rng.choice(["oversample", "tail_batching"])
         fields |= {"max_staleness": 0, "pipeline_depth": None, "sync_every": 1, "tail": {"kind": kind, **shares}}
+    if fields["batching"] == "arrival":
+        fields["overtake"] = rng.choice([None, None, 0, 0.3, 1])
     return Schedule.parse(fields)
 
 

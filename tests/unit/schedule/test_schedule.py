@@ -16,6 +16,7 @@ from interlace.schedule.tail import Oversample, TailBatching
         ({"pipeline_depth": 2, "max_staleness": 1}, "further ahead than any sample may be stale"),
         ({"tail": "oversample", "max_staleness": 1}, "needs max_staleness 0 and sync_every 1"),
         ({"tail": "tail_batching", "sync_every": 2}, "needs max_staleness 0 and sync_every 1"),
+        ({"overtake": 0.3}, "which batching 'step' forbids"),
         ({"on_straggler": "drop"}, "which batching 'step' forbids"),
         ({"on_update": "keep", "kv_on_switch": "recompute"}, "whether it was kept would be chance"),
         ({"dispatch": "fastest"}, "unknown dispatch policy 'fastest'"),

@@ -20,7 +20,7 @@ LONG = Workload(
 )
 
 
-def run(name: str, recorder: KeepAll | None = None, **changes: object) -> Record:
+def run(name: str, recorder: KeepAll | None = None, /, **changes: object) -> Record:
     schedule = load_schedule(name, changes)
     record = simulate(schedule, LONG, recorder=recorder)
     check(record, LONG, schedule.staleness_bound)
@@ -42,7 +42,7 @@ def swaps(recorder: KeepAll) -> dict[int, list[float]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["laminar"])
+@pytest.mark.parametrize("name", ["laminar", "dora"])
 def test_engines_swap_one_by_one_and_their_sequences_end_first(name: str) -> None:
     recorder = KeepAll()
     record = run(name, recorder, tail="none")
@@ -63,3 +63,38 @@ def test_verl_colocate_async_takes_devices_in_mid_sequence_and_resumes_after_the
     assert mixed(record), "what was aborted goes on under new weights"
     assert any(span.operation == "onload" for span in recorder.spans)
     assert run("verl-colocate-async").seconds < run("verl-colocated").seconds / 1.2
+
+
+def overtaken(record: Record) -> int:
+    """Returns how many younger groups were trained before one that they had overtaken, at most."""
+    order = [gid for gids in record.minibatches for gid in dict.fromkeys(gids)]
+    return max(sum(other > gid for other in order[:place]) for place, gid in enumerate(order))
+
+
+def test_forge_bounds_how_many_younger_groups_overtake_one() -> None:
+    window = 7  # 0.3 of the 24 groups that may be admitted at once
+    assert overtaken(run("forge", overtake=None)) > window
+    assert 0 < overtaken(run("forge")) <= window - 1
+    assert overtaken(run("forge", overtake=0)) == 0
+
+
+def test_dora_serves_several_versions_side_by_side() -> None:
+    recorder = KeepAll()
+    run("dora", recorder)
+    serving = [(span.start_s, span.end_s, span.version) for span in recorder.spans if span.operation == "serve"]
+    beside = [{version for begin, end, version in serving if begin <= start < end} for start, _, _ in serving]
+    assert max(map(len, beside)) >= 3
+
+
+def test_the_trainers_devices_generate_while_it_waits_for_its_batch() -> None:
+    recorder = KeepAll()
+    record = run("verl-separate-async-switch", recorder)
+    serving = [span for span in recorder.spans if span.operation == "serve"]
+    training = [span for span in recorder.spans if span.operation == "accumulate"]
+    lent = {device for span in training for device in span.devices}
+    assert lent == {4, 5, 6, 7} and {device for span in serving for device in span.devices} == set(range(8))
+    on_lent = [span for span in serving if lent & {*span.devices}]
+    assert all(one.end_s <= other.start_s or other.end_s <= one.start_s for one in on_lent for other in training)
+    during = [one for one in serving for other in training if one.start_s < other.end_s and other.start_s < one.end_s]
+    assert during, "the others go on meanwhile"
+    assert mixed(record), "what waited goes on under new weights"
