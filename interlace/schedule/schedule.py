@@ -115,8 +115,8 @@ class Schedule(Config):
     batching: Literal["step", "arrival"] = "step"
     """A batch is its own step's prompts, or the first groups that finished, within their deadlines."""
     overtake: Annotated[Annotated[float, Field(ge=0, le=1)] | None, BeforeValidator(none_as_null)] = None
-    """Share of the groups that may be admitted at once: the oldest group and so many after it may go in any order; None
-    for all."""
+    """Window from the oldest group on within which groups may be taken in any order, as a share of the groups that may
+    be admitted at once; None for all."""
     on_straggler: Literal["hold", "drop", "requeue"] = "hold"
     """When waiting for a group is all that keeps its deadline: wait, drop it as stale, or start its prompt again."""
     publish: Literal["blocking", "background"] = "blocking"
