@@ -39,6 +39,8 @@ BEAM = 3
 SMALLEST = 32
 """Devices of the smallest model of a cluster that is simulated in its place."""
 ROUNDS_WITHOUT_GAIN = 2
+ALIKE = 0.005
+"""Share of speed by which plans of the same length bias differ where they are taken for the same."""
 
 
 def search(
@@ -120,7 +122,7 @@ class _Search:
         """Returns the fastest candidates, and those of the coarse front that are less stale or less biased."""
         inside = {each: score for each, score in self._seen.items() if self._is_inside(each, score)}
         plans = [self._plan(each, score) for each, score in inside.items() if isinstance(score, Score)]
-        return list(dict.fromkeys([*_ranked(inside)[:8], *(plan.candidate for plan in pareto(plans)[:8])]))
+        return list(dict.fromkeys([*_unlike(inside)[:8], *(plan.candidate for plan in pareto(plans)[:8])]))
 
     def _climb(self) -> None:
         """Tries the neighbours of the best until nothing better comes, or half of the effort is used."""
@@ -219,7 +221,7 @@ class _Search:
 
     def _best(self, count: int) -> list[Candidate]:
         inside = {each: score for each, score in self._seen.items() if self._is_inside(each, score)}
-        return _ranked(inside)[:count]
+        return _unlike(inside)[:count]
 
     def _rate(self, candidate: Candidate) -> float:
         score = self._seen[candidate]
@@ -279,6 +281,24 @@ class _Search:
 def _ranked(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
     rates = {each: score.tokens_per_s for each, score in scores.items() if isinstance(score, Score)}
     return sorted(rates, key=lambda each: -rates[each])
+
+
+def _unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+    """Returns the fastest first, one of those that do the same: a change without effect is no step forward."""
+    found: list[Candidate] = []
+    last: Score | None = None
+    for each in _ranked(scores):
+        score = scores[each]
+        if not isinstance(score, Score):
+            continue
+        if (
+            last is None
+            or score.tokens_per_s < (1 - ALIKE) * last.tokens_per_s
+            or score.length_shift != last.length_shift
+        ):
+            found.append(each)
+            last = score
+    return found
 
 
 def coarser(workload: Workload) -> tuple[int, int]:
