@@ -34,7 +34,7 @@ class EpisodeFailedError(InterlaceError):
 
 
 class EpisodeLostError(InterlaceError):
-    """The process that ran an episode is gone; the sample may begin again."""
+    """The process or simulator that an episode ran in is gone or broke; the sample may begin again."""
 
 
 class RemoteError(InterlaceError):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from interlace.core.config import Config
-from interlace.core.errors import InterlaceError, UserError
+from interlace.core.errors import EpisodeLostError, UserError
 from interlace.core.types import FloatArray
 
 Array: TypeAlias = NDArray[np.generic]
@@ -21,7 +21,7 @@ Observation: TypeAlias = Mapping[str, Array]
 """Named arrays: `state` is [D] float32, an image [H, W, 3] uint8, upright; [n, ...] where a call is about n."""
 
 
-class SimulatorError(InterlaceError):
+class SimulatorError(EpisodeLostError):
     """A simulator failed in the middle of an episode: it raised, gave NaN, hung, or its process died."""
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias
 
-from interlace.core.errors import UserError
+from interlace.core.errors import EpisodeLostError, UserError
 from interlace.core.runs import Runs
 from interlace.core.types import (
     Completion,
@@ -110,6 +110,8 @@ class EpisodeEnd:
     rewards: Mapping[int, float] = field(default_factory=dict)
     """By turn."""
     tool_uses: Sequence[ToolUse] = ()
+    lost: bool = False
+    """True where the sample may begin again: what the episode ran in broke."""
     blocked: bool = False
     """True where the process is of no more use: the episode keeps all others from going on."""
 
@@ -252,6 +254,8 @@ class _EpisodeServer:
             end = EpisodeEnd(outcome=outcome, rewards=session.rewards, tool_uses=session.tool_uses)
         except asyncio.CancelledError:
             end = EpisodeEnd(failure="it was cancelled")
+        except EpisodeLostError as error:
+            end = EpisodeEnd(failure=str(error), lost=True)
         except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
             end = EpisodeEnd(failure=failure(error))
         session.close()

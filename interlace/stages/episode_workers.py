@@ -10,7 +10,7 @@ from typing import cast
 
 from interlace.core.errors import EpisodeFailedError, EpisodeLostError, InterlaceError, UserError
 from interlace.core.runs import Runs
-from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SampleKey, SamplingParams
+from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
 from interlace.episodes.base import Outcome, Session, Turn
 from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import Child, Children, Place
@@ -33,10 +33,6 @@ from interlace.stages.session import EpisodeSession
 
 LEAVE_S = 5.0
 """How long a cancelled episode may take to end before its process counts as stuck."""
-LOSSES = 2
-"""Processes that an episode may lose beside others; in the next one it runs alone, and is to blame for what happens."""
-
-
 RETRY_S = 0.1
 """After a process could not be started."""
 SHARE = 64
@@ -218,7 +214,8 @@ class WorkerEpisodes:
     """Episode that runs in other processes: here are its turns, its time and its end, so that all is as without them.
 
     An exception, a time limit and a blocked event loop end the one sample. A process that dies takes its episodes with
-    it: EpisodeLostError, after which the sample begins again; one that loses process after process is to blame.
+    it: EpisodeLostError, after which the sample begins again. The last time that it may it runs alone in a process, and is
+    to blame for what happens.
     """
 
     def __init__(
@@ -228,8 +225,6 @@ class WorkerEpisodes:
         self._params = params
         self._processes = _Processes(make, params, num_workers, place)
         self._num_begun = 0
-        self._losses: dict[SampleKey, int] = {}
-        """Samples that lost a process, and how many."""
 
     def close(self) -> None:
         """Ends the processes."""
@@ -249,23 +244,19 @@ class WorkerEpisodes:
         """Runs one episode to its end."""
         here = cast(EpisodeSession, session)
         number, self._num_begun = self._num_begun, (self._num_begun + 1) % NO_EPISODE
-        losses = self._losses.get(here.key, 0)
         start = framed(number, EpisodeStart(key=here.key, prompt=prompt))
-        job = _Job(number=number, start=start, alone=losses >= LOSSES)
+        job = _Job(number=number, start=start, alone=not here.may_begin_again)
         self._processes.begin(job)
         try:
             async with _Exchange(self._processes, job, here, self._params) as exchange:
                 outcome = await exchange.until_end()
         except EpisodeLostError as error:
-            if losses >= LOSSES:
-                del self._losses[here.key]
-                raise EpisodeFailedError(f"{error}, {losses + 1} times, the last time alone there") from None
-            self._losses[here.key] = losses + 1
+            if job.alone:
+                raise EpisodeFailedError(f"{error}, {here.num_begun} times, the last time alone there") from None
             raise
         except asyncio.CancelledError:
             self._processes.tell(job, EpisodeCancel())
             raise
-        self._losses.pop(here.key, None)
         return outcome
 
 
@@ -338,6 +329,8 @@ class _Exchange:
         await stack.enter_async_context(self._session.waiting(note.what))
 
     def _ended(self, end: EpisodeEnd) -> Outcome:
+        if end.lost:
+            raise EpisodeLostError(end.failure)
         if end.outcome is None:
             raise EpisodeFailedError(end.failure)
         for number, value in end.rewards.items():

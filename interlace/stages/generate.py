@@ -22,7 +22,8 @@ class GenerateStage:
     """Stage that runs an episode for each admitted row.
 
     Consumes waves of admitted rows (`generate`). Produces the columns GENERATED, and `outcome` where the episode brings
-    a reward of its own; a row whose episode raises ends as `failed`.
+    a reward of its own; a row whose episode raises ends as `failed`, and one whose episode is lost begins again, up to
+    LOSSES times.
     Waits for the pool, and for what episodes wait for.
     Unblocked by the pool alone: it holds no row back.
     """
@@ -93,15 +94,18 @@ class GenerateStage:
             self._on_generated(key)
         self._pool.finish(key)
 
-    async def _run(self, sample: Sample) -> None:
+    async def _run(self, sample: Sample, num_losses: int = 0) -> None:
         ask = FromPool(self._cluster, self._pool)
-        session = EpisodeSession(self._cluster, ask, sample, self._params, self._limits)
+        session = EpisodeSession(self._cluster, ask, sample, self._params, self._limits, num_losses=num_losses)
         try:
             columns, reason = await played(self._episode, session, sample.prompt), ""
-        except EpisodeLostError:
+        except EpisodeLostError as error:
             self._cluster.timeline.drop_tokens(sum(len(turn.token_ids) for turn in session.turns))
-            await self._run(replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1)))
-            return
+            if session.may_begin_again:
+                again = replace(sample, prompt=replace(sample.prompt, attempt=sample.prompt.attempt + 1))
+                await self._run(again, session.num_begun)
+                return
+            columns, reason = {}, f"{error}, {session.num_begun} times"
         except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
             columns, reason = {}, failure(error)
         if self._running.pop(sample.key, None) is None:

@@ -43,6 +43,8 @@ class SessionLimits:
 
 
 NO_LIMITS = SessionLimits()
+LOSSES = 2
+"""Times that a sample begins again after its episode was lost; after one loss more it has failed."""
 
 
 class Asker(Protocol):
@@ -98,10 +100,16 @@ class EpisodeSession:
         sample: Sample,
         params: SamplingParams,
         limits: SessionLimits = NO_LIMITS,
+        *,
+        num_losses: int = 0,
     ) -> None:
-        """params: the run's."""
+        """params: the run's. num_losses: of earlier sessions of the sample."""
         self.params = params
         """The run's sampling parameters, the model's stop tokens included."""
+        self.may_begin_again = num_losses < LOSSES
+        """True where the sample gets another session after an EpisodeLostError."""
+        self.num_begun = num_losses + 1
+        """Sessions of the sample, this one included."""
         self.name = f"episode {sample.key.gid}.{sample.key.index}"
         """Name of the episode in the wait-for graph."""
         self._around, self._ask, self._sample, self._limits = around, ask, sample, limits

@@ -111,6 +111,16 @@ DOT = (
 )
 
 
+def test_episodes_whose_simulator_broke_begin_again_and_end_once(tmp_path: Path) -> None:
+    faults = f"episode.env.settings={{tasks: [near, far], horizon: 12, faults: [raise, exit], folder: {tmp_path}}}"
+    run(tmp_path, "faults", [*DOT, faults, "steps=1", "warmup=null", "task.starts.heldout_size=0"])
+    [line] = metrics(tmp_path, "faults")
+    assert line["env/broken"] == 2 and {"raise", "exit"} <= {path.name for path in tmp_path.iterdir()}
+    assert line["samples/trained"] == 16 and line["samples/failed"] == 0
+    keys = {(shown["group"], shown["index"]) for shown in samples(tmp_path, "faults")}
+    assert len(keys) == len(samples(tmp_path, "faults")) == 16
+
+
 @pytest.mark.parametrize("decoding", ["parallel", "tokens"])
 def test_imitation_of_an_expert_already_solves_both_tasks_by_their_instructions(tmp_path: Path, decoding: str) -> None:
     report = run(tmp_path, "dot", [*DOT, f"model.robot.decoding={decoding}"])

@@ -1,5 +1,8 @@
 """A simulator of one's own, with a camera and an expert: a dot goes left or right to a mark."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 
 from interlace.envs.base import Simulator, Step
@@ -12,12 +15,17 @@ class DotSettings(EnvSettings):
     """Tasks of the dot."""
 
     tasks: tuple[str, ...] = ("near", "far")
+    faults: tuple[str, ...] = ()
+    """raise, exit: each happens once, at the first action there is."""
+    folder: str = ""
+    """Where the faults that happened are noted, for all processes."""
 
 
 class Dot(Simulator):
     """Place and mark are numbers from -1 to 1; the task `far` has marks further out."""
 
     Settings = DotSettings
+    settings: DotSettings
     swaps = True
 
     @property
@@ -41,9 +49,20 @@ class Dot(Simulator):
         self._at, self._mark = 0.0, float(draw.choice([-1, 1]) * draw.uniform(reach / 2, reach))
 
     def step(self, action: Array, *, is_read: bool) -> Step:
+        for fault in self.settings.faults:
+            self._fail_once(fault)
         self._at = float(np.clip(self._at + 0.2 * float(action[0]), -1, 1))
         gap = abs(self._at - self._mark)
         return Step(reward=-gap, success=gap < 0.08)
+
+    def _fail_once(self, fault: str) -> None:
+        note = Path(self.settings.folder) / fault
+        if note.exists():
+            return
+        note.touch()
+        if fault == "exit":
+            os._exit(3)
+        raise RuntimeError("the track is broken")
 
     def observe(self) -> Observation:
         image = np.zeros((SIDE, SIDE, 3), np.uint8)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from interlace.core.types import Prompt
+from interlace.envs.spec import SimulatorError
 from interlace.episodes.base import Episode, Outcome, Session
 from interlace.stages.session import SessionLimits
 
@@ -50,6 +51,8 @@ class Misbehaves(ThreeTurns):
             (Path(self.folder) / str(prompt.attempt)).touch()
         if self.deed == "raise":
             raise KeyError("page")
+        if self.deed == "break" or (self.deed == "break once" and not prompt.attempt):
+            raise SimulatorError("the simulator gave NaN")
         if self.deed == "hang":
             await asyncio.sleep(1e6)
         if self.deed == "block":

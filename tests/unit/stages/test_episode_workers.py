@@ -78,6 +78,22 @@ def test_the_samples_of_a_killed_process_begin_again_and_end_once(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}, "the second time as another attempt"
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_whose_simulator_breaks_begins_again_twice_and_ends_once(num_workers: int, tmp_path: Path) -> None:
+    def run(deed: str) -> tuple[list[SampleKey], dict[SampleKey, str], set[str]]:
+        folder, failures = tmp_path / deed, {}
+        folder.mkdir()
+        make = partial(make_misbehaving, deed, str(folder), 60.0)
+        samples = samples_of(in_workers(make, num_workers, []) if num_workers else make()[0], failures)
+        return [sample.key for sample in samples], failures, {path.name for path in folder.iterdir()}
+
+    every = [SampleKey(gid, index) for gid in range(3) for index in range(2)]
+    assert run("break once") == (every, {}, {"0", "1"})
+    keys, failures, attempts = run("break")
+    assert keys == [key for key in every if key != FIRST] and attempts == {"0", "1", "2"}
+    assert list(failures) == [FIRST] and failures[FIRST].startswith("the simulator gave NaN, 3 times")
+
+
 def test_processes_that_cannot_start_fail_the_samples_with_the_reason() -> None:
     failures: dict[SampleKey, str] = {}
     assert samples_of(in_workers(partial(int, "no number"), 1, []), failures) == []
