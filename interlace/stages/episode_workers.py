@@ -214,8 +214,8 @@ class WorkerEpisodes:
     """Episode that runs in other processes: here are its turns, its time and its end, so that all is as without them.
 
     An exception, a time limit and a blocked event loop end the one sample. A process that dies takes its episodes with
-    it: EpisodeLostError, after which the sample begins again. The last time that it may it runs alone in a process, and is
-    to blame for what happens.
+    it: EpisodeLostError, after which the sample begins again. The last time that it may it runs alone in a process, and
+    is to blame for what happens.
     """
 
     def __init__(
