@@ -63,6 +63,7 @@ class Settings(TypedDict, total=False):
     sampling: Section
     optimizer: Section
     actor: Section
+    weights: Section
     reference: Section
     critic: Section
     warmup: Section

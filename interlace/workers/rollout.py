@@ -72,9 +72,9 @@ class RolloutWorker(Worker):
             num_preemptions += output.num_preemptions
             kv_use = max(kv_use, output.kv_use)
             finished += output.finished
-            has_some = bool(finished or refused) and self._now() - start_s >= MIN_CALL_S
             is_over = self._interrupted.is_set() or not output.num_running + output.num_waiting
-            if self._decide(is_over or has_some):
+            has_some = bool(finished or refused)
+            if self._decide(is_over or (has_some and self._now() - start_s >= MIN_CALL_S)):
                 break
         self._interrupted.clear()
         return Progress(

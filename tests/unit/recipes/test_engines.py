@@ -63,7 +63,7 @@ def test_a_name_brings_its_own_settings_and_config_yaml_keeps_them() -> None:
         ("rollout.engine=vlm", "unknown rollout engine 'vlm'. Did you mean 'vllm'"),
         ("rollout.engine=3", "rollout.engine = 3: write a name"),
         ("rollout={engine: vllm, kv: pages}", "rollout, with engine vllm: unknown key 'kv'"),
-        ("rollout={engine: native, tensor_parallel_size: 2}", "rollout, with engine native: unknown key"),
+        ("rollout={engine: native, gpu_memory_utilization: 0.5}", "rollout, with engine native: unknown key"),
         ("rollout.max_running=0", "max_running = 0: Input should be greater than or equal to 1"),
         ("rollout.engine=tests.unit.recipes.test_engines:recipe", "not a subclass of EngineKind"),
     ],
