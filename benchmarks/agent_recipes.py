@@ -1,7 +1,7 @@
 """Held-out accuracy of the agents' recipes, seed by seed, as training goes on.
 
-    python benchmarks/agent_recipes.py [--recipes calculator second_guess] [--seeds 0 1 2] [--runs FOLDER] [--read-only]
-        [--write docs/agents.md]
+    python benchmarks/agent_recipes.py [--recipes calculator react ...] [--seeds 0 1 2] [--runs FOLDER] [--read-only]
+        [--write docs/agents.md] [--json curves.json] [--set KEY=VALUE ...]
 
 Each run takes some minutes on two quiet cores, most of them for the warm-up, which is kept. --read-only takes the runs
 that are there.
@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 
 BEGIN, END = "<!-- benchmarks/agent_recipes.py -->", "<!-- end -->"
-RECIPES = ("calculator", "second_guess")
+RECIPES = ("calculator", "second_guess", "react", "program")
 
 
-def run(recipe: str, seed: int, runs: Path) -> None:
+def run(recipe: str, seed: int, runs: Path, changes: list[str]) -> None:
     """Trains one recipe from one seed, which also draws the model."""
-    settings = [f"seed={seed}", f"model.seed={seed}"]
+    settings = [f"seed={seed}", f"model.seed={seed}", *changes]
     command = ["train", recipe, "--name", f"{recipe}-{seed}", "--overwrite", *settings]
     runs.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-c", "from interlace.cli.main import app; app()", *command], check=True, cwd=runs)
@@ -32,9 +32,14 @@ def curve(recipe: str, seed: int, runs: Path) -> dict[int, float]:
     return {row["step"]: row["eval/accuracy_sampled"] for row in map(json.loads, lines)}
 
 
+def curves_of(recipe: str, seeds: list[int], runs: Path) -> dict[int, dict[int, float]]:
+    """Curves by seed, of the runs that are there."""
+    return {seed: curve(recipe, seed, runs) for seed in seeds if (runs / "runs" / f"{recipe}-{seed}").is_dir()}
+
+
 def table(recipe: str, seeds: list[int], runs: Path) -> str:
     """One row a seed."""
-    curves = {seed: curve(recipe, seed, runs) for seed in seeds if (runs / "runs" / f"{recipe}-{seed}").is_dir()}
+    curves = curves_of(recipe, seeds, runs)
     steps = sorted({step for found in curves.values() for step in found})
     head = f"| `{recipe}`, seed | " + " | ".join(f"step {step}" for step in steps) + " |"
     rows = [
@@ -59,12 +64,17 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path(tempfile.gettempdir()) / "agent_recipes")
     parser.add_argument("--read-only", action="store_true", help="train nothing, read the runs that are there")
     parser.add_argument("--write", type=Path, help="page whose tables are replaced")
+    parser.add_argument("--json", type=Path, help="also write the curves there")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="changes to each recipe")
     given = parser.parse_args()
     for recipe in given.recipes if not given.read_only else ():
         for seed in given.seeds:
-            run(recipe, seed, given.runs)
+            run(recipe, seed, given.runs, given.set)
     text = "\n\n".join(table(recipe, given.seeds, given.runs) for recipe in given.recipes)
     print(text)
+    if given.json:
+        found = {recipe: curves_of(recipe, given.seeds, given.runs) for recipe in given.recipes}
+        given.json.write_text(json.dumps(found) + "\n", encoding="utf-8")
     if given.write:
         write_into(given.write, text)
 

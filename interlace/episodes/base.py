@@ -52,6 +52,8 @@ class Turn:
     has none, the text as content."""
     inputs: Inputs | None = None
     """Arrays that stood in the places of the context's placeholder tokens."""
+    num_cached_tokens: int = 0
+    """Tokens of the context whose keys and values were there already; 0 where the engine does not say."""
     query_ids: IntArray | None = None
     """[L] tokens that the drawn ones were drawn from, all at once; None: one after another."""
 

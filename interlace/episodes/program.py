@@ -12,17 +12,18 @@ import sys
 from collections.abc import Awaitable, Mapping
 from typing import Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
-from interlace.core.errors import InterlaceError
-from interlace.core.messages import to_mapping
-from interlace.core.plugins import load_callable
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.messages import ToolSpec, as_tool, to_mapping
+from interlace.core.plugins import load_callable, load_object
 from interlace.core.types import JSON, Prompt
 from interlace.episodes.base import Episode, Outcome, Session
 from interlace.episodes.config import EpisodeConfig, EpisodeKind
 from interlace.episodes.server.app import SessionAddress
 from interlace.episodes.server.conversation import Conversation
 from interlace.episodes.server.host import SessionHost
+from interlace.tools.function import on_thread
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 _ERROR_CHARACTERS = 400
@@ -45,6 +46,9 @@ class ProgramConfig(EpisodeConfig):
     it must ask for what the recipe trains with."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Further variables of a command's environment. It inherits the run's, but for names that look like secrets."""
+    tools: tuple[str | dict[str, JsonValue], ...] = ()
+    """Tools that the program's requests carry, each package.module:Name of a mapping in OpenAI's form, or the mapping
+    itself. Warm-up examples are written with them, so that the model knows them when the program asks."""
     stdout_bytes: int = Field(default=1 << 20, ge=1)
     """Bytes kept of a command's output; the rest is read and dropped."""
 
@@ -63,9 +67,14 @@ class ProgramKind(EpisodeKind):
     config: ProgramConfig
 
     def check(self) -> None:
-        """Refuses a function that is not there."""
+        """Refuses a function, or a tool, that is not there."""
         if self.config.function:
             load_callable("function", self.config.function)
+        self.tools()
+
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Returns the tools that the recipe says its requests carry."""
+        return tuple(map(_tool, self.config.tools))
 
     def create(self) -> Episode:
         """Makes the object that runs programs."""
@@ -96,7 +105,7 @@ class Program:
         if inspect.iscoroutinefunction(self._function):
             returned = await cast(Awaitable[object], call())
         else:
-            returned = await asyncio.to_thread(call)
+            returned = await on_thread(call)
         if returned is None or isinstance(returned, Outcome):
             return returned or Outcome()
         if isinstance(returned, str):
@@ -149,6 +158,13 @@ def row_of(prompt: Prompt) -> dict[str, JSON]:
 def question_of(prompt: Prompt) -> str:
     """Returns the text of the last message of a prompt, or its text where it has no messages."""
     return prompt.messages[-1].content if prompt.messages else prompt.text
+
+
+def _tool(given: str | dict[str, JsonValue]) -> ToolSpec:
+    found = load_object("tool", given) if isinstance(given, str) else given
+    if not isinstance(found, Mapping):
+        raise UserError(f"tool {given!r} is a {type(found).__name__}, no mapping in OpenAI's form.")
+    return as_tool(found)
 
 
 def _rewarded(outcome: Outcome, conversation: Conversation) -> Outcome:

@@ -80,6 +80,7 @@ class TurnAnswer:
     versions: Runs[int]
     finish_reason: FinishReason = FinishReason.ABORTED
     text: str = ""
+    num_cached_tokens: int = 0
     refusal: str = ""
     """Message of a UserError."""
 
@@ -189,6 +190,7 @@ class _Running:
             logprobs=found.logprobs.tolist(),
             versions=found.versions,
             finish_reason=found.finish_reason,
+            num_cached_tokens=found.num_cached_tokens,
         )
         return Response(completion=done, text=found.text)
 

@@ -318,6 +318,7 @@ class _Exchange:
             versions=turn.versions,
             finish_reason=turn.finish_reason,
             text=turn.text,
+            num_cached_tokens=turn.num_cached_tokens,
         )
         self._processes.tell(self._job, answer)
 

@@ -330,5 +330,6 @@ def _turn(number: int, response: Response, message: Message) -> Turn:
         text=response.text,
         message=message,
         inputs=done.request.inputs,
+        num_cached_tokens=done.num_cached_tokens,
         query_ids=np.asarray(done.request.query_ids, np.int32) if done.request.query_ids else None,
     )

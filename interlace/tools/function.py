@@ -54,14 +54,14 @@ async def on_thread(call: Callable[[], object]) -> object:
             value = context.run(call)
         except Exception as raised:  # noqa: BLE001 - it is the caller's to see
             error = raised
-        except BaseException as raised:  # noqa: BLE001 - a tool that exits, or raises Ctrl-C's, ends its call alone
+        except BaseException as raised:  # noqa: BLE001 - what exits, or raises Ctrl-C's, ends its call alone
             error = RuntimeError(f"{type(raised).__name__}: {raised}")
         try:
             loop.call_soon_threadsafe(settle, value, error)
         except RuntimeError:  # the loop has ended meanwhile
             return
 
-    threading.Thread(target=run, name="tool", daemon=True).start()
+    threading.Thread(target=run, name="call", daemon=True).start()
     return await future
 
 

@@ -17,7 +17,7 @@ HINT = [40, 41, 42]
 
 @dataclass
 class ThreeTurns:
-    """Three turns, of which the last two are side by side; a reward of the first turn's own."""
+    """Three turns, of which the last two are side by side; a reward of the first turn's own, and what was cached."""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         first = await session.generate(prompt.token_ids.tolist())
@@ -27,8 +27,9 @@ class ThreeTurns:
         session.tool_called("search", seconds=0.01)
         so_far = [*prompt.token_ids.tolist(), *first.token_ids.tolist(), *HINT]
         params = session.params.model_copy(update={"max_new_tokens": 5})
-        await asyncio.gather(*(session.generate([*so_far, n], params=params, number=n) for n in (1, 2)))
-        return Outcome(reward=float(session.seed % 7), parts={"pid": float(os.getpid())})
+        later = await asyncio.gather(*(session.generate([*so_far, n], params=params, number=n) for n in (1, 2)))
+        cached = float(max(turn.num_cached_tokens for turn in later))
+        return Outcome(reward=float(session.seed % 7), parts={"pid": float(os.getpid()), "cached": cached})
 
 
 @dataclass

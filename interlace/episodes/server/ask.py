@@ -215,7 +215,7 @@ def usage_of(answer: Answers) -> dict[str, JSON]:
 
 def cached_tokens(answer: Answers) -> int:
     """Returns how many tokens of the context were in an engine's cache."""
-    return max((getattr(turn, "num_cached_tokens", 0) for turn in answer.turns), default=0)
+    return max((turn.num_cached_tokens for turn in answer.turns), default=0)
 
 
 def runs_of(turn: Turn) -> list[JSON]:

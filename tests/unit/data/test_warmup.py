@@ -115,8 +115,10 @@ def test_sorting_habits_refuse_other_prompts(tokenizer: PreTrainedTokenizerBase)
             Demonstrations(HABITS, prompts, tokenizer, 0).batch(0, 5)
 
 
-def test_a_conversation_is_an_example_whose_answers_alone_are_imitated() -> None:
-    recipe = load_recipe("calculator", ["warmup.demonstrations.settings.tool_share=1"])
+@pytest.mark.parametrize(("name", "package"), [("calculator", "numpy"), ("react", "langgraph"), ("program", "openai")])
+def test_a_conversation_is_an_example_whose_answers_alone_are_imitated(name: str, package: str) -> None:
+    pytest.importorskip(package)
+    recipe = load_recipe(name, ["warmup.demonstrations.settings.tool_share=1"])
     assert recipe.warmup is not None
     tokenizer = load_tokenizer(recipe.model)
     prompts = recipe_prompts(recipe, tokenizer).train[:4]

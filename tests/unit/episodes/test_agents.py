@@ -1,4 +1,4 @@
-"""The agents in examples/: what they ask the policy, over a session whose answers are written beforehand."""
+"""Agents that come with the package: what they ask the policy, in a session whose answers are written beforehand."""
 
 import asyncio
 from pathlib import Path
@@ -22,9 +22,9 @@ ANSWERS = [Message(role="assistant", content="", tool_calls=(CALL,)), Message(ro
 @pytest.mark.parametrize(
     ("package", "settings"),
     [
-        ("langgraph", {"name": "langgraph", "graph": "examples.react_graph:graph"}),
-        ("openai", {"name": "program", "function": "examples.program_agent:solve"}),
-        ("openai", {"name": "program", "command": ["python", "examples/program_agent.py", "{prompt}"]}),
+        ("langgraph", {"name": "langgraph", "graph": "interlace.agents.react_graph:graph"}),
+        ("openai", {"name": "program", "function": "interlace.agents.program_agent:solve"}),
+        ("openai", {"name": "program", "command": ["python", "-m", "interlace.agents.program_agent", "{prompt}"]}),
     ],
     ids=["react", "function", "command"],
 )
@@ -39,3 +39,21 @@ def test_agents_call_the_calculator_and_answer(
     (first, tools, _), (second, _, _) = session.asked
     assert first == [Message(role="user", content="12+34")] and [tool.name for tool in tools] == ["calculator"]
     assert second[1].tool_calls == (CALL,) and (second[2].role, second[2].content) == ("tool", "46")
+
+
+@pytest.mark.parametrize(
+    ("package", "settings"),
+    [
+        ("langgraph", {"name": "langgraph", "graph": "interlace.agents.react_graph:graph"}),
+        ("openai", {"name": "program", "function": "interlace.agents.program_agent:solve"}),
+    ],
+    ids=["react", "function"],
+)
+def test_an_agent_is_told_why_its_call_failed(package: str, settings: dict[str, object]) -> None:
+    pytest.importorskip(package)
+    broken = ToolCall(id="000000001", name="calculator", arguments={"expression": "12+"})
+    session = ScriptedSession([Message(role="assistant", content="", tool_calls=(broken,)), ANSWERS[1]])
+    outcome = asyncio.run(create_kind(parse_episode(settings)).create().run(ROW, session))
+    assert outcome.text == "46"
+    _, (second, _, _) = session.asked
+    assert second[2].role == "tool" and "that is no arithmetic expression" in second[2].content

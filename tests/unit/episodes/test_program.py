@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -151,6 +152,36 @@ def test_sessions_have_a_key_each_and_the_server_ends_with_the_last() -> None:
 def test_bad_settings_are_refused(settings: dict[str, object], says: str) -> None:
     with pytest.raises(UserError, match=says):
         parse_episode({"name": "program", **settings})
+
+
+def test_tools_are_those_that_the_recipe_names_in_openais_form() -> None:
+    pytest.importorskip("openai")
+    mapping = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    given = ["interlace.agents.program_agent:TOOL", mapping]
+    kind = create_kind(parse_episode({"name": "program", "command": ["true"], "tools": given}))
+    kind.check()
+    assert [tool.name for tool in kind.tools()] == ["calculator", "look"]
+    wrong = create_kind(parse_episode({"name": "program", "command": ["true"], "tools": [f"{__name__}:HELLO"]}))
+    with pytest.raises(UserError, match="is a Message, no mapping in OpenAI's form"):
+        wrong.check()
+
+
+MANY = 24
+TOGETHER = threading.Barrier(MANY)
+
+
+def meets_the_others(row: Mapping[str, JSON], base_url: str, api_key: str) -> float:
+    TOGETHER.wait(timeout=10)
+    return 1.0
+
+
+def test_functions_run_side_by_side_however_many_cores_there_are() -> None:
+    episode = create_kind(parse_episode({"name": "program", "function": f"{__name__}:meets_the_others"})).create()
+
+    async def run() -> list[Outcome]:
+        return await asyncio.gather(*(episode.run(ROW, ScriptedSession([])) for _ in range(MANY)))
+
+    assert [found.reward for found in asyncio.run(run())] == [1.0] * MANY
 
 
 def test_a_function_that_is_not_there_is_refused_before_the_run() -> None:

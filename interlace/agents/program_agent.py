@@ -1,6 +1,7 @@
-"""An agent on the `openai` package that knows nothing of training: python examples/program_agent.py "12+34"
+"""An agent on the `openai` package that knows nothing of training: python -m interlace.agents.program_agent "12+34"
 
-It asks the server that OPENAI_BASE_URL and OPENAI_API_KEY name, and prints its answer.
+It asks the server that OPENAI_BASE_URL and OPENAI_API_KEY name, and prints its answer. `interlace train program` trains
+it by changing that address.
 """
 
 import json
@@ -50,4 +51,4 @@ def solve(row: Mapping[str, Any], base_url: str, api_key: str) -> str:
 
 
 if __name__ == "__main__":
-    print(answer(sys.argv[1]))
+    print(answer(sys.argv[1]))  # noqa: T201 - that is its answer

@@ -1,6 +1,7 @@
 """A ReAct agent in LangGraph: it thinks, calls the calculator, and thinks again.
 
-A recipe names it: `episode: {name: langgraph, graph: "examples.react_graph:graph"}`.
+A recipe names it: `episode: {name: langgraph, graph: "interlace.agents.react_graph:graph"}`; `interlace train react`
+trains it. Needs interlace[langgraph].
 """
 
 from typing import Any
@@ -27,7 +28,7 @@ def graph(model: Any) -> Any:
 
     agent = StateGraph(MessagesState)
     agent.add_node("think", think)
-    agent.add_node("tools", ToolNode([calculator]))
+    agent.add_node("tools", ToolNode([calculator], handle_tool_errors=True))  # the model reads what its call did
     agent.add_edge(START, "think")
     agent.add_conditional_edges("think", tools_condition)
     agent.add_edge("tools", "think")
