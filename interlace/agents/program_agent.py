@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from openai import OpenAI
+from openai.types.chat import ChatCompletionFunctionToolParam
 
 from interlace.tools.calculator import calculator
 
-TOOL = {
+TOOL: ChatCompletionFunctionToolParam = {
     "type": "function",
     "function": {
         "name": "calculator",
@@ -27,9 +28,9 @@ TOOL = {
 }
 
 
-def answer(question: str, **address: str) -> str:
+def answer(question: str, base_url: str | None = None, api_key: str | None = None) -> str:
     """Asks until the model answers without a call."""
-    client = OpenAI(**address)
+    client = OpenAI(base_url=base_url, api_key=api_key)
     messages: list[Any] = [{"role": "user", "content": question}]
     for _ in range(3):
         message = client.chat.completions.create(model="policy", messages=messages, tools=[TOOL]).choices[0].message
@@ -37,6 +38,7 @@ def answer(question: str, **address: str) -> str:
             return message.content or ""
         messages.append(message.model_dump(exclude_none=True))
         for call in message.tool_calls:
+            assert call.type == "function"
             try:
                 result = calculator(**json.loads(call.function.arguments))
             except Exception as error:  # noqa: BLE001 - the model reads what its call did
