@@ -47,9 +47,9 @@ def answer(question: str, base_url: str | None = None, api_key: str | None = Non
     return ""
 
 
-def solve(row: Mapping[str, Any], base_url: str, api_key: str) -> str:
+def solve(row: Mapping[str, object], base_url: str, api_key: str) -> str:
     """Answers a row of a run: the script as it is, at the address of the row's session."""
-    return answer(row["prompt"], base_url=base_url, api_key=api_key)
+    return answer(str(row["prompt"]), base_url=base_url, api_key=api_key)
 
 
 if __name__ == "__main__":

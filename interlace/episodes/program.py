@@ -46,7 +46,7 @@ class ProgramConfig(EpisodeConfig):
     it must ask for what the recipe trains with."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Further variables of a command's environment. It inherits the run's, but for names that look like secrets."""
-    tools: tuple[str | dict[str, JsonValue], ...] = ()
+    shown_tools: tuple[str | dict[str, JsonValue], ...] = ()
     """Tools that the program's requests carry, each package.module:Name of a mapping in OpenAI's form, or the mapping
     itself. Warm-up examples are written with them, so that the model knows them when the program asks."""
     stdout_bytes: int = Field(default=1 << 20, ge=1)
@@ -74,7 +74,7 @@ class ProgramKind(EpisodeKind):
 
     def tools(self) -> tuple[ToolSpec, ...]:
         """Returns the tools that the recipe says its requests carry."""
-        return tuple(map(_tool, self.config.tools))
+        return tuple(map(_tool, self.config.shown_tools))
 
     def create(self) -> Episode:
         """Makes the object that runs programs."""

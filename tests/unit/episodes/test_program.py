@@ -158,10 +158,10 @@ def test_tools_are_those_that_the_recipe_names_in_openais_form() -> None:
     pytest.importorskip("openai")
     mapping = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     given = ["interlace.agents.program_agent:TOOL", mapping]
-    kind = create_kind(parse_episode({"name": "program", "command": ["true"], "tools": given}))
+    kind = create_kind(parse_episode({"name": "program", "command": ["true"], "shown_tools": given}))
     kind.check()
     assert [tool.name for tool in kind.tools()] == ["calculator", "look"]
-    wrong = create_kind(parse_episode({"name": "program", "command": ["true"], "tools": [f"{__name__}:HELLO"]}))
+    wrong = create_kind(parse_episode({"name": "program", "command": ["true"], "shown_tools": [f"{__name__}:HELLO"]}))
     with pytest.raises(UserError, match="is a Message, no mapping in OpenAI's form"):
         wrong.check()
 
