@@ -1,4 +1,6 @@
-"""Decoding with weights in eight bits beside the model's own: python benchmarks/eight_bits.py [--model smollm2].
+"""Decoding with weights in eight bits beside the model's own.
+
+    python benchmarks/eight_bits.py [--model smollm2] [--write docs/rollout-engine.md]
 
 Both engines take turns on one thread; ratios are of tokens per CPU second, the median over the rounds and their range.
 """
@@ -6,6 +8,7 @@ Both engines take turns on one thread; ratios are of tokens per CPU second, the 
 import argparse
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +17,8 @@ from interlace.core.types import SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
+
+BEGIN, END = "<!-- benchmarks/eight_bits.py -->", "<!-- end of eight bits -->"
 
 
 def make_engine(model: str, weights: str, sequences: int) -> NativeEngine:
@@ -29,16 +34,24 @@ def rate(engine: NativeEngine, prompts: list[list[int]], params: SamplingParams)
     return sum(len(one.token_ids) for one in done) / (time.process_time() - start)
 
 
+def write_into(page: Path, text: str) -> None:
+    """Replaces what stands between the marks."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
 def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Prints the table, and writes it where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--sequences", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", type=Path, help="a page whose table is replaced")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| sequences | int8 / model | model, tokens per CPU second |\n|---|---|---|")
+    lines = ["| sequences | int8 / model | model, tokens per CPU second |", "|---|---|---|"]
     for count in given.sequences:
         prompts = [[int(token) for token in np.random.default_rng(i).integers(10, 250, 5)] for i in range(count)]
         params = SamplingParams(max_new_tokens=given.tokens)
@@ -46,7 +59,11 @@ def main() -> None:
         pairs = [{name: rate(engine, prompts, params) for name, engine in engines.items()} for _ in range(given.rounds)]
         ratios = sorted(pair["int8"] / pair["model"] for pair in pairs)
         own = statistics.median(pair["model"] for pair in pairs)
-        print(f"| {count} | {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}) | {own:.0f} |")
+        lines.append(f"| {count} | {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}) | {own:.0f} |")
+    table = "\n".join([*lines, "", f"{given.rounds} rounds of {given.tokens} tokens."])
+    print(table)
+    if given.write:
+        write_into(given.write, table)
 
 
 if __name__ == "__main__":

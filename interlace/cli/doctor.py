@@ -85,7 +85,7 @@ def _findings() -> Iterator[Finding]:
     if any(finding.remedy for finding in packages):
         return  # the rest would fail for the same reason
     hush_libraries()
-    for check in (_devices, _compiler, _disk, _real_model, _smoke_run):
+    for check in (_devices, _compiler, _disk, _sandbox, _real_model, _smoke_run):
         yield _guarded(check)
     yield from _engines()
 
@@ -160,6 +160,24 @@ def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
     remedy = None if free >= DISK_BYTES else f"Make room under {Path.cwd()}: checkpoints go to runs/ there."
     return Finding(what=f"disk: {free / 2**30:.1f} GiB free", remedy=remedy)
+
+
+def _sandbox() -> Finding:
+    """Says which guards a sandbox keeps here; only tools that run a model's code need any, so nothing fails."""
+    import asyncio
+
+    from interlace.sandbox.client import Sandbox
+    from interlace.sandbox.config import SandboxConfig
+
+    async def probe() -> str:
+        sandbox = await Sandbox.start(SandboxConfig(sandbox="available"))
+        sandbox.close()
+        return sandbox.report.describe()
+
+    try:
+        return Finding(what=asyncio.run(probe()))
+    except UserError as error:
+        return Finding(what=f"sandbox: not run here: {error}")
 
 
 def _real_model() -> Finding:

@@ -3,8 +3,10 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -133,6 +135,27 @@ class EnvFleet:
                 turn.set_result(slot)
                 return
         self._free[slot % len(self._free)].append(slot)
+
+
+def read_spec(config: EnvConfig) -> EnvSpec:
+    """Returns what a family's environments are like, asked of one in a process of its own that ends at once.
+
+    Callable beside a running event loop. Raises UserError for a family, settings or a task that cannot work.
+    """
+    return _spec_of(config.model_copy(update={"num_envs": 1, "workers": 1}).model_dump_json())
+
+
+@cache
+def _spec_of(config: str) -> EnvSpec:
+    async def ask() -> EnvSpec:
+        fleet = EnvFleet(EnvConfig.model_validate_json(config))
+        try:
+            return await fleet.start()
+        finally:
+            fleet.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, ask()).result()
 
 
 async def _done(pool: EnvPool, work: SlotJob) -> Any:

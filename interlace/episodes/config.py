@@ -12,6 +12,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import ToolSpec
 from interlace.core.plugins import builtin_module, builtin_names, load_object
 from interlace.episodes.base import Episode
+from interlace.models.actions import ActionTokens
 
 HIDDEN = ("base", "by_row", "config", "chat_model", "experts", "history", "server")
 """Modules of this folder that are no episodes."""
@@ -75,6 +76,13 @@ class EpisodeKind(ABC):
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
         """Refuses (UserError) what cannot work, as far as it shows before anything starts."""
+
+    def check_policy(self, actions: ActionTokens | None) -> None:  # noqa: B027 - most take any policy
+        """Refuses (UserError) a policy that cannot serve. actions: see Session."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Returns what a run says of its episodes once, at its start."""
+        return ()
 
     def tools(self) -> tuple[ToolSpec, ...]:
         """Returns the tools that its prompts are written with."""

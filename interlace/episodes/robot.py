@@ -15,7 +15,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import BoolArray, FinishReason, FloatArray, Inputs, Metrics, Prompt
 from interlace.envs.base import Start
 from interlace.envs.film import FilmRecorder
-from interlace.envs.fleet import EnvEpisode, EnvFleet
+from interlace.envs.fleet import EnvEpisode, EnvFleet, read_spec
 from interlace.envs.load import EnvConfig, find_family
 from interlace.envs.process import SlotChunk
 from interlace.envs.spec import EnvSpec, Observation
@@ -76,6 +76,10 @@ class RobotKind(EpisodeKind):
     def check(self) -> None:
         """Refuses a family or settings that are not there."""
         find_family(self.config.env.family, self.config.env.settings)
+
+    def check_policy(self, actions: ActionTokens | None) -> None:
+        """Refuses a policy whose actions or senses are not the simulator's, and chunks longer than an episode."""
+        check_spaces(self.config, read_spec(self.config.env), policy_actions(actions))
 
     def create(self) -> "RobotEpisode":
         return RobotEpisode(self.config)

@@ -47,6 +47,9 @@ class ToolsKind(EpisodeKind):
     def tools(self) -> tuple[ToolSpec, ...]:
         return all_specs([tool_source(entry) for entry in self.config.tools])
 
+    def notes(self) -> tuple[str, ...]:
+        return tuple(note for entry in self.config.tools for note in tool_source(entry).notes())
+
     def create(self) -> "ToolsEpisode":
         return ToolsEpisode(self.config)
 

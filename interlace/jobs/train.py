@@ -12,6 +12,7 @@ from interlace.core.errors import InterlaceError, StoppedError, UserError
 from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.stream import PromptStream
 from interlace.engines.train.export import ADAPTER_FOLDER
+from interlace.episodes.config import create_kind
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import Ended, PolicyRun, RoleGroups, StepResult, shares_base
 from interlace.jobs.assemble import assemble
@@ -295,6 +296,9 @@ class _Session:
         renderer = renderer_of(self._recipe)
         for note in renderer.notes if renderer else ():
             self._progress.say(f"renderer: {note}")
+        episodes = (self._recipe.episode, *self._recipe.episode.others.values())
+        for note in dict.fromkeys(note for episode in episodes for note in create_kind(episode).notes()):
+            self._progress.say(note)
         groups = self._groups
         reference = None if shares_base(groups) or not groups.reference else groups.reference[0]
         for name, group in (("actor", groups.actor), ("critic", groups.critic), ("reference", reference)):

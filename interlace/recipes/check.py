@@ -13,6 +13,8 @@ from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
 from interlace.engines.train.critic import check_value_head
 from interlace.engines.train.lora import num_lora_parameters
+from interlace.episodes.config import create_kind as create_episode_kind
+from interlace.models.actions import action_tokens
 from interlace.models.classifier import check_classifier
 from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
@@ -73,6 +75,8 @@ def check_recipe(recipe: Recipe) -> Derived:
     check_model(recipe.model)
     model = empty_model(recipe.model)
     check_engine(recipe, devices, model.config)
+    for episode in (recipe.episode, *recipe.episode.others.values()):
+        create_episode_kind(episode).check_policy(action_tokens(model.config))
     if algorithm.needs.critic:
         check_value_head(model)
     check_plan(model, create_kind(recipe.rollout).num_ranks, "rollout.tensor_parallel_size")

@@ -40,6 +40,10 @@ class ToolSource(ABC):
     def specs(self) -> tuple[ToolSpec, ...]:
         """Returns what the model is shown. UserError where a tool cannot be described, or its server be reached."""
 
+    def notes(self) -> tuple[str, ...]:
+        """Returns what a run says of its tools once, at its start."""
+        return ()
+
     @abstractmethod
     def open(self, visit: Visit) -> Sequence[Tool]:
         """Returns the tools of one episode."""

@@ -10,6 +10,7 @@ from interlace.core.types import JSON
 from interlace.sandbox.client import Sandbox
 from interlace.sandbox.config import SandboxConfig
 from interlace.sandbox.limits import CodeResult
+from interlace.sandbox.probe import SandboxReport
 from interlace.tools.base import Tool, ToolError, ToolSource, Visit
 
 _SPEC = ToolSpec(
@@ -37,6 +38,10 @@ class PythonSource(ToolSource):
         _check_guards(self._config)
         return (_SPEC,)
 
+    def notes(self) -> tuple[str, ...]:
+        """Returns which guards this machine keeps."""
+        return (_check_guards(self._config).describe(),)
+
     def open(self, visit: Visit) -> Sequence[Tool]:
         """Returns the tool."""
         del visit  # no call leaves anything behind
@@ -51,14 +56,16 @@ class PythonSource(ToolSource):
 
 
 @cache
-def _check_guards(config: SandboxConfig) -> None:
+def _check_guards(config: SandboxConfig) -> SandboxReport:
     """Starts a sandbox once, on a thread since the caller's loop may run, so that it refuses before work starts."""
 
-    async def start() -> None:
-        (await Sandbox.start(config)).close()
+    async def start() -> SandboxReport:
+        sandbox = await Sandbox.start(config)
+        sandbox.close()
+        return sandbox.report
 
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, start()).result()
+        return thread.submit(asyncio.run, start()).result()
 
 
 class _PythonTool:

@@ -19,7 +19,15 @@ def test_a_healthy_machine_is_ok_line_by_line_and_nothing_is_left(tmp_path: Path
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0, done.output
     assert all(line.startswith("ok ") for line in done.stdout.splitlines())
-    for checked in ("Python 3", "torch ", "devices: ", "disk: ", "weights of smollm2", "smoke run: 2 steps"):
+    for checked in (
+        "Python 3",
+        "torch ",
+        "devices: ",
+        "disk: ",
+        "sandbox: ",
+        "weights of smollm2",
+        "smoke run: 2 steps",
+    ):
         assert checked in done.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -7,6 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON, Prompt
+from interlace.episodes.tools import ToolsConfig, ToolsKind
 from interlace.tools.base import ToolError, Visit
 from interlace.tools.config import ToolConfig, tool_source
 
@@ -32,3 +33,10 @@ def test_the_model_reads_output_errors_and_how_a_run_was_ended() -> None:
 def test_a_setting_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match="tool python: "):
         tool_source(ToolConfig(name="python", options={"sandox": "strict"}))
+
+
+def test_a_run_says_once_which_guards_this_machine_keeps() -> None:
+    entry = ToolConfig(name="python", options={"sandbox": "available"})
+    [note] = ToolsKind(ToolsConfig(name="tools", tools=(entry,))).notes()
+    assert note.startswith("sandbox: ") and " kept" in note
+    assert ToolsKind(ToolsConfig(name="tools", tools=(ToolConfig(name="calculator"),))).notes() == ()

@@ -1,0 +1,39 @@
+"""A robot's policy that cannot serve its simulator is refused before work starts."""
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.recipes.check import check_recipe
+from interlace.recipes.load import load_recipe
+
+DOT = (
+    "episode.env.family=tests.support.dot_simulator:Dot",
+    "episode.env.settings={tasks: [near, far], horizon: 12}",
+    "episode.features=[]",
+    "cluster.devices=cpu:1",
+    "task.starts.train_size=16",
+)
+
+
+def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
+    sizes = f"state_size: {state_size}, action_size: {action_size}, chunk: {chunk}"
+    return f"model.robot={{{sizes}, state_tokens: 1, bins: 8, layers: 1}}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ((robot(action_size=3),), r"take actions of 1 numbers, and the policy gives 3.*action_size=1"),
+        ((robot(state_size=5),), r"reads state of shape \[5\], and the episode gives \[2\]"),
+        ((robot(chunk=13),), r"a chunk has 13 actions, and an episode at most 12"),
+        (("model={path: tiny:micro}",), r"needs a policy that answers in action tokens"),
+        ((robot(), "task.starts.instructions=[' ']"), r"an instruction is missing"),
+    ],
+)
+def test_a_policy_that_cannot_serve_is_refused_before_work_starts(settings: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_recipe(load_recipe("robot-cartpole", [*DOT, *settings]))
+
+
+def test_one_that_can_is_not() -> None:
+    assert check_recipe(load_recipe("robot-cartpole", [*DOT, robot()])).num_train_prompts == 16
