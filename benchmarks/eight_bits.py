@@ -6,6 +6,7 @@ Both engines take turns on one thread; ratios are of tokens per CPU second, the 
 """
 
 import argparse
+import json
 import statistics
 import time
 from pathlib import Path
@@ -49,7 +50,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", type=Path, help="a page whose table is replaced")
+    parser.add_argument("--json", type=Path, help="also write the ratios there, by number of sequences")
     given = parser.parse_args()
+    found = {}
     torch.set_num_threads(1)
     lines = ["| sequences | int8 / model | model, tokens per CPU second |", "|---|---|---|"]
     for count in given.sequences:
@@ -58,12 +61,15 @@ def main() -> None:
         engines = {weights: make_engine(given.model, weights, count) for weights in ("model", "int8")}
         pairs = [{name: rate(engine, prompts, params) for name, engine in engines.items()} for _ in range(given.rounds)]
         ratios = sorted(pair["int8"] / pair["model"] for pair in pairs)
+        found[count] = ratios
         own = statistics.median(pair["model"] for pair in pairs)
         lines.append(f"| {count} | {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}) | {own:.0f} |")
     table = "\n".join([*lines, "", f"{given.rounds} rounds of {given.tokens} tokens."])
     print(table)
     if given.write:
         write_into(given.write, table)
+    if given.json:
+        given.json.write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

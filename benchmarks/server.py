@@ -1,6 +1,6 @@
 """What the server costs over asking the engine pool, and how many runs of code a sandbox makes.
 
-    python benchmarks/server.py [--write]
+    python benchmarks/server.py [--write] [--json server.json]
 
 Requests one after another, in turn over HTTP and to the pool, so that both meet the same machine.
 """
@@ -104,6 +104,7 @@ def main() -> None:
     """Measures, prints, and writes where asked to."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true", help="put the table into docs/serving.md")
+    parser.add_argument("--json", type=Path, help="also write the figures there")
     options = parser.parse_args()
     over_http, direct = asyncio.run(run_flow(request_seconds, devices="cpu:1"))
     rates = asyncio.run(sandbox_rates())
@@ -111,6 +112,8 @@ def main() -> None:
     print(text)
     found = {"over_http_s": statistics.median(over_http), "direct_s": statistics.median(direct), "runs": rates}
     print(json.dumps(found))
+    if options.json:
+        options.json.write_text(json.dumps(found) + "\n", encoding="utf-8")
     if options.write:
         page = PAGE.read_text(encoding="utf-8")
         before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[1]

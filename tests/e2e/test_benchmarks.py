@@ -11,15 +11,20 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 TIMEOUT_S = 280
 ON_RAY = pytest.mark.ray
 SMALLEST = {
+    "agent_recipes": ("--recipes", "react", "--seeds", "0", "--runs", "runs", "--set", "steps=1", "warmup.steps=2"),
+    "agents": ("--only", "crowd", "--rounds", "1"),
     "calibration": ("--clusters", "local", "--schedules", "one-step-off", "--steps", "6", "--budget", "2"),
     "channel": ("--lengths", "64", "--batches", "64"),
     "control": ("--task", "cartpole", "--seeds", "0", "--steps", "300"),
     "checkpoint": ("--hidden", "32", "--layers", "1", "--rounds", "1"),
+    "eight_bits": ("--model", "tiny:micro", "--sequences", "4", "--tokens", "4", "--rounds", "1"),
     "embodied": ("--only", "swap", "fleet", "--rounds", "1", "--chunks", "1"),
     "embodied_loop": ("--only", "batches", "--rounds", "1"),
     "end_to_end": ("--case", "one-core", "--lengths", "uniform", "--rounds", "1"),
+    "planner": ("--clusters", "local", "--workloads", "quickstart", "--schedules", "verl-colocated", "--steps", "1"),
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),
     "rollout": ("--median", "8", "--rounds", "1", "--rows", "4"),
+    "server": (),
     "simulate": ("--presets", "areal", "--devices", "16", "--steps", "1", "--rounds", "1"),
     "timeline": ("--steps", "15"),
     "weights": ("--scale", "0.01", "--rounds", "2"),
