@@ -245,11 +245,11 @@ class _Session:
     async def _work(self, newest: Path | None) -> None:
         await self._assemble(newest)
         await self._run.start()
+        if self._planner:
+            self._planner.started(time.monotonic() - self._began_s)
         if self._evaluator.has_prompts and newest is None:
             self._before = await self._evaluate("evaluation before")
         await self._trace.at(self._done_steps + 1)
-        if self._planner:
-            self._planner.started(time.monotonic() - self._began_s)
         await policy_optimization(self._run)
         self._ledger = self._run.ledger()
         # Before what is in flight is given up: a resumed run with more steps starts with these prompts.
@@ -265,7 +265,9 @@ class _Session:
     async def _assemble(self, newest: Path | None) -> None:
         recipe, cluster = self._recipe, self._cluster
         prompts, abort = self._prompts.train, self._stop.abort_if_requested  # a warm-up is kept whole or not at all
+        began_s = time.monotonic()
         initial = await warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
+        self._began_s += time.monotonic() - began_s  # a start from a checkpoint finds the warm-up made
         policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
         critic = newest / CRITIC_FOLDER if newest else None
         adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None

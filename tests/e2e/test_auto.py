@@ -1,0 +1,122 @@
+"""schedule=auto in a real run: the schedule is changed at a publication, and the run goes on as if it were one."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from interlace.core.profile import Lengths, Profile, RolloutCosts, TrainCosts
+from interlace.core.types import Metrics
+from interlace.flows.run import StepResult
+from interlace.jobs.online import OnlinePlanner
+from interlace.jobs.plan import PlanRequest, PlanSettings, under
+from interlace.jobs.simulate import Simulation
+from interlace.jobs.train import train
+from interlace.observe.progress import ProgressView, QuietProgress
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.recipes.config import AUTO, Recipe
+from interlace.recipes.load import load_recipe
+from interlace.recipes.plan import accepts_here
+from interlace.schedule.presets import load_schedule
+from tests.support.training import SMALL, metrics, run, samples
+
+STEPS = 160
+STARTED_WITH = "rlinf-disaggregated"
+WRONG = Profile(
+    device="one whose trainer takes no time and whose decoding takes long",
+    device_memory_bytes=2**34,
+    rollout=RolloutCosts(
+        steps=((1, 0.05), (4, 0.2), (16, 0.8)),
+        context_token_s=0.0,
+        call_s=0.0,
+        prefill_token_s=0.0,
+        kv_tokens=8192,
+        kv_token_s=0.0,
+        max_running=16,
+        update_s=0.0,
+        state_bytes=2**20,
+        device_bytes=0,
+        onload_s=0.0,
+        offload_s=0.0,
+    ),
+    actor=TrainCosts(
+        token_s=1e-6,
+        inference_token_s=1e-6,
+        optimizer_s=0.0,
+        export_s=0.0,
+        state_bytes=2**20,
+        working_bytes=0,
+        onload_s=0.0,
+        offload_s=0.0,
+    ),
+    lengths=Lengths(median=8),
+)
+"""Says that all devices should generate. What it says of this machine is wrong; which schedule is faster here is not
+asked."""
+
+
+class Patient(OnlinePlanner):
+    """The planner, its searches waited for: the change comes at the same step on any machine."""
+
+    def on_step(self, result: StepResult, progress: ProgressView) -> Metrics:
+        found = super().on_step(result, progress)
+        self.wait()
+        return found
+
+
+class Heard(QuietProgress):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def changed_run(root: Path, name: str, changes: Sequence[str] = ()) -> tuple[Recipe, Heard]:
+    """Trains with a planner that has a reason to leave the schedule it begins with. Returns the recipe begun with."""
+    asked = [*SMALL, f"steps={STEPS}", "keep_checkpoints=9", f"model.cache_dir={root / 'cache'}", *changes]
+    begun = load_recipe("quickstart", asked)
+    schedule = load_schedule(STARTED_WITH)
+    simulation = Simulation(profile=WRONG, num_devices=2, num_prompts=64)
+    request = PlanRequest(
+        recipe=begun,
+        simulation=simulation,
+        settings=PlanSettings(search_s=0.2, search_processes=1),
+        spans=(1,),
+    )
+    planner = Patient(request, schedule, 0.5, accepts_here(begun, simulation.devices))
+    folder, heard = RunFolder.create(root, name), Heard()
+    recipe = under(begun, schedule, AUTO)
+    folder.write_config(recipe)
+    report = train(recipe, folder, resume=False, progress=heard, stop=StopSignal(lambda: None), planner=planner)
+    planner.close()
+    assert report.done_steps == STEPS and not report.was_stopped
+    return recipe, heard
+
+
+@pytest.mark.slow
+def test_a_run_whose_schedule_is_changed_is_one_run(tmp_path: Path) -> None:
+    recipe, heard = changed_run(tmp_path, "changed")
+    changes = [line for line in heard.lines if line.startswith("changing the schedule")]
+    resumed = [line for line in heard.lines if line.startswith("resuming after step")]
+    assert len(changes) == len(resumed) >= 1, heard.lines
+    ended_with = load_recipe(str(tmp_path / "changed" / "config.yaml")).schedule.resolved
+    assert ended_with != recipe.schedule.resolved
+
+    rows = [json.loads(line) for line in (tmp_path / "changed" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1)), "no step is left out or logged twice"
+    assert all(later["version"] >= row["version"] for row, later in pairwise(rows)), [row["version"] for row in rows]
+    assert all({"plan/predicted_s", "plan/error"} <= row.keys() for row in rows)
+
+    # Both schedules are synchronous: the same prompts, samples and updates, whichever places them.
+    run(tmp_path, "unchanged", [f"steps={STEPS}", f"schedule={STARTED_WITH}"])
+    trained, expected = samples(tmp_path, "changed"), samples(tmp_path, "unchanged")
+    assert trained == expected
+    mine = [{key: value for key, value in row.items() if not key.startswith("plan/")}
+            for row in metrics(tmp_path, "changed")]  # fmt: skip
+    assert mine == metrics(tmp_path, "unchanged")
