@@ -1,6 +1,7 @@
 """Predicted against measured step time of many schedules, how well predictions rank them, and what a choice costs.
 
-    python benchmarks/planner.py [--quick] [--clusters local,ray] [--recipes quickstart,longtail] [--write]
+    python benchmarks/planner.py [--quick] [--clusters local,ray] [--workloads quickstart,longtail] [--write]
+    python benchmarks/planner.py --drift [--write]
 
 Each recipe is profiled on each cluster, once at the start; then every schedule is simulated and really trained for
 some steps with a learning rate next to nothing, so that lengths stay what they were. `tau` is Kendall's, over the
@@ -15,6 +16,8 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median
+
+from _planner_drift import drift_table
 
 from interlace.jobs.plan import under
 from interlace.jobs.scoring import Workplace
@@ -155,19 +158,23 @@ def scatter(rows: Sequence[Row]) -> str:
 
 def write(rows: Sequence[Row]) -> None:
     """Puts the table and the picture into the page."""
-    page = DOCS / "planner.md"
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition("<!-- measured -->")
-    _, _, after = rest.partition("<!-- /measured -->")
-    body = f"{summary(rows)}\n\n![measured over predicted seconds of a step](planner.svg)"
-    page.write_text(f"{before}<!-- measured -->\n{body}\n<!-- /measured -->{after}", encoding="utf-8")
+    put("measured", f"{summary(rows)}\n\n![measured over predicted seconds of a step](planner.svg)")
     (DOCS / "planner.svg").write_text(scatter(rows) + "\n", encoding="utf-8")
+
+
+def put(mark: str, body: str) -> None:
+    """Puts a text between the marks of that name in the page."""
+    page = DOCS / "planner.md"
+    before, _, rest = page.read_text(encoding="utf-8").partition(f"<!-- {mark} -->")
+    _, _, after = rest.partition(f"<!-- /{mark} -->")
+    page.write_text(f"{before}<!-- {mark} -->\n{body}\n<!-- /{mark} -->{after}", encoding="utf-8")
 
 
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="four schedules, two workloads, local, few steps")
+    parser.add_argument("--quick", action="store_true", help="four schedules, one workload, local, few steps")
+    parser.add_argument("--drift", action="store_true", help="simulated: answers that grow, and the online planner")
     parser.add_argument("--clusters", default="local,ray")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
@@ -177,14 +184,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", action="store_true", help="into docs/planner.md")
     args = parser.parse_args()
+    if args.drift:
+        table = drift_table()
+        print(table)
+        if args.write:
+            put("drift", table)
+        return
     clusters, workloads, names = (value.split(",") for value in (args.clusters, args.workloads, args.schedules))
     if args.quick:
         clusters, workloads, names, args.steps, args.budget = (
             ["local"],
-            ["quickstart", "longtail"],
+            ["quickstart"],
             list(QUICK),
             4,
-            20.0,
+            10.0,
         )
     rows: list[Row] = []
     for cluster in clusters:

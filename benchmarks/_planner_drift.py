@@ -1,0 +1,119 @@
+"""A simulated run whose answers grow threefold: the online planner, the best schedule of each phase, the best static."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from interlace.core.profile import Profile
+from interlace.flows.run import StepResult
+from interlace.jobs.online import OnlinePlanner
+from interlace.jobs.plan import PlanRequest, PlanSettings, make_plan, under
+from interlace.jobs.simulate import Simulation
+from interlace.jobs.virtual import run_virtually
+from interlace.observe.progress import QuietProgress
+from interlace.recipes.load import load_recipe
+from interlace.runtime.timeline import NoRecorder
+from interlace.schedule.candidates import lag_steps, selects_by_speed, warm_up_steps
+from interlace.schedule.presets import load_schedule, preset_names
+from interlace.schedule.schedule import Schedule
+from interlace.simulate.profiles import load_profile
+
+PHASES = 5
+STEPS = 10
+"""Steps of a phase."""
+MAX_LAG = 4
+SWITCH_S = 30.0
+"""Seconds that a change of the schedule is taken to cost."""
+SETTINGS = PlanSettings(max_lag=MAX_LAG, max_length_shift=0.0, search_s=3.0, search_processes=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Steps in which answers are about as long."""
+
+    growth: float
+    """Length of answers against the first phase's."""
+    request: PlanRequest
+
+    def steps(self, schedule: Schedule) -> Sequence[StepResult]:
+        """Returns the steps of the phase under a schedule, its pipeline full."""
+        first = warm_up_steps(schedule)
+        recipe = under(self.request.recipe, schedule)
+        run = run_virtually(
+            recipe, self.request.simulation, name="drift", recorder=NoRecorder,
+            on_step=lambda result: result.step < first + STEPS,
+        )  # fmt: skip
+        return run.results[first:]
+
+    def seconds(self, schedule: Schedule) -> float:
+        """Returns the phase's length under a schedule."""
+        return sum(result.metrics["timing_s/step"] for result in self.steps(schedule))
+
+
+def drift_table() -> str:
+    """Returns the comparison as Markdown. Plans of each phase are candidates of the static choice, too."""
+    phases = [_phase(1 + 2 * place / (PHASES - 1)) for place in range(PHASES)]
+    names = [name for name in preset_names() if _is_allowed(load_schedule(name))]
+    candidates = [load_schedule(name) for name in names] + [
+        make_plan(each.request).found.best.schedule for each in phases
+    ]
+    names += [f"planned for {each.growth:.1f}x" for each in phases]
+    seconds = [[phase.seconds(schedule) for phase in phases] for schedule in candidates]
+    best = [min(row[place] for row in seconds) for place in range(PHASES)]
+    static = min(range(len(candidates)), key=lambda place: sum(seconds[place]))
+    online, changes = _online(phases)
+    lines = ["| answers | best of the phase | s | online planner s | against it | best static s |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for place, phase in enumerate(phases):
+        name = names[min(range(len(candidates)), key=lambda each: seconds[each][place])]
+        lines.append(
+            f"| {phase.growth:.1f}x | {name} | {best[place]:.0f} | {online[place]:.0f} "
+            f"| {online[place] / best[place]:.2f} | {seconds[static][place]:.0f} |"
+        )
+    total = sum(online)
+    lines.append(f"| all | | {sum(best):.0f} | {total:.0f} | {total / sum(best):.2f} | {sum(seconds[static]):.0f} |")
+    return "\n".join(lines) + (
+        f"\n\nThe best static schedule is {names[static]}; the online planner, {changes} changes of {SWITCH_S:.0f} s each "
+        f"included, is {sum(seconds[static]) / total:.2f} times as fast."
+    )
+
+
+def _is_allowed(schedule: Schedule) -> bool:
+    return lag_steps(schedule) <= MAX_LAG and not selects_by_speed(schedule)
+
+
+def _phase(growth: float) -> Phase:
+    sizes = ["prompts_per_step=16", "samples_per_prompt=8", "sampling.max_new_tokens=28672", "steps=120"]
+    simulation = Simulation(profile=_grown(load_profile("qwen2.5-7b-h800"), growth / 3), num_devices=16)
+    return Phase(
+        growth=growth,
+        request=PlanRequest(recipe=load_recipe("longtail", sizes), simulation=simulation, settings=SETTINGS),
+    )
+
+
+def _grown(profile: Profile, factor: float) -> Profile:
+    lengths = profile.lengths
+    grown = {"median": lengths.median * factor, "quantiles": tuple(each * factor for each in lengths.quantiles)}
+    return profile.model_copy(update={"lengths": lengths.model_copy(update=grown)})
+
+
+def _online(phases: Sequence[Phase]) -> tuple[list[float], int]:
+    """Returns the seconds of each phase, changes included, and the number of changes."""
+    first = phases[0].request
+    first = replace(first, recipe=first.recipe.model_copy(update={"steps": PHASES * STEPS}))
+    plan = make_plan(first).found.best
+    schedule, found, changes = plan.schedule, [], 0
+    planner = OnlinePlanner(first, schedule, plan.score.step_s, accepts=lambda _schedule: None)
+    planner.started(SWITCH_S)
+    for place, phase in enumerate(phases):
+        seconds, results = 0.0, phase.steps(schedule)
+        for step in range(STEPS):
+            result = replace(results[step], step=place * STEPS + step + 1, version=place * STEPS + step + 1)
+            seconds += result.metrics["timing_s/step"]
+            planner.on_step(result, QuietProgress())
+            planner.wait()
+            if changed := planner.take_change():
+                schedule, changes = changed, changes + 1
+                seconds, results = seconds + SWITCH_S, phase.steps(schedule)
+        found.append(seconds)
+    planner.close()
+    return found, changes
