@@ -1,0 +1,32 @@
+"""Prose in the documents is at most 120 columns wide; tables, code and what a script wrote are as wide as they are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WIDTH = 120
+NOT_PROSE = ("|", "#", "<", "![", "    ")
+
+
+def prose(text: str) -> list[tuple[int, str]]:
+    """Lists lines with their numbers, without fenced code and blocks between `<!-- name -->` and `<!-- /name -->`."""
+    found, is_code, is_made = [], False, False
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif marker := re.fullmatch(r"<!-- (/?)\w+ -->", line):
+            is_made = not marker[1]
+        elif not is_code and not is_made and not line.startswith(NOT_PROSE):
+            found.append((number, line))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_prose_is_wrapped(page: Path) -> None:
+    lines = prose(page.read_text(encoding="utf-8"))
+    # One word that is longer than what is left of a line, such as a formula in backquotes, may stand out.
+    wide = [f"{page.name}:{number}" for number, line in lines if len(line) > WIDTH and " " in line.strip("- ")[:WIDTH]]
+    assert not wide, f"over {WIDTH} columns: {', '.join(wide)}"
