@@ -1,4 +1,4 @@
-"""A simulated run whose answers grow threefold: the online planner, the best schedule of each phase, the best static."""
+"""A simulated run whose answers grow threefold: the online planner beside the best schedules, by phase and static."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -72,8 +72,8 @@ def drift_table() -> str:
     total = sum(online)
     lines.append(f"| all | | {sum(best):.0f} | {total:.0f} | {total / sum(best):.2f} | {sum(seconds[static]):.0f} |")
     return "\n".join(lines) + (
-        f"\n\nThe best static schedule is {names[static]}; the online planner, {changes} changes of {SWITCH_S:.0f} s each "
-        f"included, is {sum(seconds[static]) / total:.2f} times as fast."
+        f"\n\nThe best static schedule is {names[static]}; the online planner, {changes} changes of {SWITCH_S:.0f} s "
+        f"each included, is {sum(seconds[static]) / total:.2f} times as fast."
     )
 
 
