@@ -60,9 +60,11 @@ def test_a_run_says_what_its_episodes_did(whole: Path) -> None:
     [
         ("episode.env.workers=2", "episode.env.num_envs=3"),
         ("schedule.preset=rlinf-hybrid",),
+        ("schedule.preset=rlinf-collocated", "schedule.placement.rollout=50-100%"),
+        ("schedule.preset=rlinf-disaggregated",),
         ("schedule.preset=verl-colocated", "schedule.granularity=2"),
     ],
-    ids=["workers", "placement", "half-batches"],
+    ids=["workers", "hybrid", "collocated", "disaggregated", "half-batches"],
 )
 def test_neither_processes_nor_placement_nor_granules_change_an_episode_or_a_weight(
     whole: Path, overrides: Sequence[str]
@@ -81,8 +83,9 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(whole: Path) -> None:
     assert equal_weights(final_weights(whole, "stopped"), final_weights(whole, "whole"))
 
 
-def test_stale_episodes_are_trained_too(tmp_path: Path) -> None:
-    report = run(tmp_path, "stale", ["schedule.preset=async-colocated"])
+@pytest.mark.parametrize("preset", ["async-colocated", "areal"])
+def test_stale_episodes_are_trained_too(tmp_path: Path, preset: str) -> None:
+    report = run(tmp_path, "stale", [f"schedule.preset={preset}"])
     assert report.done_steps == 3
     assert max(line["sched/staleness_max"] for line in metrics(tmp_path, "stale")) >= 1
     assert all(np.isfinite(line["actor/loss"]) for line in metrics(tmp_path, "stale"))
