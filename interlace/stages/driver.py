@@ -50,8 +50,8 @@ class EngineHost(Protocol):
         """Takes in the response of a job that ended."""
         ...
 
-    def on_partials(self, jobs: Sequence[Job]) -> None:
-        """Takes in jobs that were taken out unfinished, to be dispatched again."""
+    def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
+        """Takes in jobs that were taken out unfinished, to be dispatched again. onto: only to these, if given."""
         ...
 
     def on_swapped(self) -> None:
@@ -94,7 +94,9 @@ class EngineDriver:
         self._pending: WeightRef | None = None
         self._sequence = 0
         self._held_since = 0.0
-        self._serving = self._yield_asked = self._evacuating = False
+        self._serving = self._yield_asked = False
+        self._onto: list[EngineDriver] | None = None
+        """Engines that its running jobs are to move to; None where they stay."""
         self._drops_cache = schedule.kv_on_switch == "recompute"
         group.driven_by(self)
 
@@ -143,9 +145,14 @@ class EngineDriver:
         """Jobs that its engine has not got yet."""
         return len(self._queued)
 
-    def evacuate(self) -> None:
-        """Takes all running jobs out as partials, to go on elsewhere."""
-        self._evacuating = True
+    @property
+    def is_evacuating(self) -> bool:
+        """Says whether its running jobs are about to go on elsewhere."""
+        return self._onto is not None
+
+    def evacuate(self, onto: "list[EngineDriver]") -> None:
+        """Takes all running jobs out as partials, to go on at these engines."""
+        self._onto = onto
         self._poke()
 
     async def run(self) -> None:
@@ -162,9 +169,9 @@ class EngineDriver:
 
     async def _serve(self) -> None:
         while self._has_work():
-            if self._evacuating:
-                self._evacuating = False
-                self.counts["migrated"] += await self._abort_all()
+            if self._onto:
+                self.counts["migrated"] += await self._abort_all(self._onto)
+                self._onto = None
             if self._pending:
                 await self._swap_if_due()
             submissions = self._admit()
@@ -255,8 +262,8 @@ class EngineDriver:
             heapq.heappop(self._queue)
         return self._queue[0][3] if self._queue else None
 
-    async def _abort_all(self) -> int:
-        """Takes every running sequence out, to be dispatched again. Returns how many."""
+    async def _abort_all(self, onto: "list[EngineDriver] | None" = None) -> int:
+        """Takes every running sequence out, to be dispatched again (to these engines). Returns how many."""
         call = self.group.abort()
         partials = await call
         self._meter.take_out(call.spans[0], partials)
@@ -269,7 +276,7 @@ class EngineDriver:
                 continue
             self._left(job)
             jobs.append(replace(job, request=done.resumed))
-        self._host.on_partials(jobs)
+        self._host.on_partials(jobs, onto)
         return len(jobs)
 
     @property

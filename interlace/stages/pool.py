@@ -69,6 +69,7 @@ class EnginePool:
         self._policy = create_dispatch(schedule.dispatch)
         self._budget = schedule.rollout_budget
         self._migrate = schedule.tail if isinstance(schedule.tail, Migrate) else None
+        self._drains = schedule.on_update == "drain"
         self._samples_per_step = samples_per_step
         self._shared_devices = _shared_devices(cluster, engines) if self._migrate else frozenset()
         self._swapped = Signal(cluster.waits)
@@ -168,6 +169,7 @@ class EnginePool:
         """Gives every engine new weights; each swaps when it may."""
         for driver in self._drivers:
             driver.update_weights(ref)
+        self._gather()
 
     async def swapped(self, version: int) -> None:
         """Waits until every engine serves `version` or a newer one."""
@@ -204,8 +206,7 @@ class EnginePool:
     def finish(self, owner: SampleKey) -> None:
         """Ends a sample that is generated: what is left may be few enough to be gathered."""
         self.cancel(owner)
-        if self._migrate:
-            self._gather_survivors(self._migrate)
+        self._gather()
 
     def cancel(self, owner: SampleKey) -> None:
         """Ends a sample, with all its requests. Nothing where it has ended."""
@@ -246,9 +247,9 @@ class EnginePool:
         self._lengths.observe(done.request.uid, len(done.request.prompt_ids), len(done.token_ids))
         job.deliver(response)
 
-    def on_partials(self, jobs: Sequence[Job]) -> None:
-        """Dispatches again the jobs that an engine gave up unfinished."""
-        self._deal(jobs, self._kept)
+    def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
+        """Dispatches again the jobs that an engine gave up unfinished. onto: the engines that may take them over."""
+        self._deal(jobs, onto or self._kept)
 
     def on_swapped(self) -> None:
         """Wakes the waiters for a version."""
@@ -299,28 +300,50 @@ class EnginePool:
     def _expected(self, request: Request) -> float:
         return len(request.prompt_ids) + self._lengths.expect(request.uid, len(request.prompt_ids))
 
+    def _gather(self) -> None:
+        """Looks whether few enough sequences are left to be gathered on fewer engines."""
+        if self._migrate:
+            self._gather_survivors(self._migrate)
+        if self._migrate and self._drains:
+            self._gather_draining(self._migrate)
+
     def _gather_survivors(self, settings: Migrate) -> None:
         """Moves what is left of a step to the fewest engines that hold it, those with most to do.
 
         Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits.
         """
-        left = len(self._owners)
-        is_tail = 0 < left <= settings.remaining_share * self._samples_per_step
-        if not is_tail or self._kept is not self._drivers:
+        if self._kept is not self._drivers or any(driver.num_queued for driver in self._drivers):
             return
         if self._shared_devices and not self._cluster.lock.is_wanted(self._shared_devices):
             return
-        if any(driver.num_queued for driver in self._drivers):
+        self._kept = self._gathered(self._drivers, len(self._owners), settings)
+
+    def _gather_draining(self, settings: Migrate) -> None:
+        """Moves the last sequences that engines wait for before they swap to the fewest of these engines.
+
+        Among engines of one version only, so a sequence goes on under the weights that it has. The others swap and
+        begin what is queued for them.
+        """
+        draining = [driver for driver in self._drivers if driver.num_running and not driver.starts_new]
+        if any(driver.is_evacuating for driver in draining):
             return
-        by_work = sorted(self._drivers, key=lambda driver: -driver.num_running)
+        for version in dict.fromkeys(driver.version for driver in draining):
+            alike = [driver for driver in draining if driver.version == version]
+            self._gathered(alike, sum(driver.num_running for driver in alike), settings)
+
+    def _gathered(self, drivers: list[EngineDriver], left: int, settings: Migrate) -> list[EngineDriver]:
+        """Gathers `left` sequences, if these are few, on the fewest of the engines. Returns the engines that go on."""
+        if not 0 < left <= settings.remaining_share * self._samples_per_step:
+            return drivers
+        by_work = sorted(drivers, key=lambda driver: -driver.num_running)
         held = sum(driver.kv_use for driver in by_work if driver.num_running)
         num_kept = math.ceil(max(left / settings.batch, held / settings.kv_share))
         if num_kept >= len(by_work):
-            return
-        self._kept = by_work[:num_kept]
+            return drivers
         for driver in by_work[num_kept:]:
             if driver.num_running:
-                driver.evacuate()
+                driver.evacuate(by_work[:num_kept])
+        return by_work[:num_kept]
 
 
 def _limited(request: Request, max_new_tokens: int) -> Request:

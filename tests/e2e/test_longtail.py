@@ -18,6 +18,7 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
     "async-colocated": (MIXED,),
     "forge": (MIXED,),
     "kimi-partial-rollout": (MIXED, SUSPENDED),
+    "laminar": (MIGRATED,),
     "magistral": (MIXED,),
     "pipelinerl": (MIXED,),
     "rlhfuse": (MIGRATED,),

@@ -51,9 +51,12 @@ def test_engines_swap_one_by_one_and_their_sequences_end_first(name: str) -> Non
     assert not mixed(record), "a sequence ends under the version it began with"
 
 
-def test_laminar_gathers_the_tail() -> None:
-    assert run("laminar").results[-1].metrics["rollout/num_migrated"] > 0
-    assert run("laminar").seconds < run("verl-colocated").seconds / 1.5
+def test_laminar_gathers_the_last_sequences_of_engines_that_drain_so_that_the_others_swap() -> None:
+    gathered, alone = run("laminar"), run("laminar", tail="none")
+    assert gathered.results[-1].metrics["rollout/num_migrated"] > 0
+    assert gathered.seconds < 0.95 * alone.seconds, "an engine that is emptied begins what is queued for it"
+    assert len(mixed(gathered)) <= 2, "among engines of one version"
+    assert gathered.seconds < run("verl-colocated").seconds / 1.5
 
 
 def test_verl_colocate_async_takes_devices_in_mid_sequence_and_resumes_after_the_update() -> None:
