@@ -14,6 +14,7 @@ from interlace.jobs.experts import expert_examples
 from interlace.jobs.launch import launch_warmup
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
+from interlace.observe.manifest import write_manifest
 from interlace.observe.progress import ProgressView
 from interlace.recipes.config import Recipe
 from interlace.recipes.prompts import message_writer
@@ -108,6 +109,7 @@ async def _warm_up(
             folder=unfinished,
             on_step=told,
         )
+        write_manifest(unfinished)
         await cluster.dismiss(trainer)
         try:
             unfinished.rename(folder)

@@ -15,6 +15,7 @@ from interlace.models.built import build_model, built_names, built_tokenizer, is
 from interlace.models.config import ModelConfig
 from interlace.models.gguf import converted_folder
 from interlace.models.tiny import TINY
+from interlace.observe.manifest import MANIFEST, find_model_damage
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -255,24 +256,35 @@ def _model(origin: Origin, config: ModelConfig) -> "PreTrainedModel":
 def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, whole: str) -> "PreTrainedModel":
     """Loads a model of one of transformers' Auto classes. what, whole: it and what it may lack, for the message.
 
-    Raises UserError where it cannot be loaded, or some of its weights would be random or left out.
+    Raises UserError where it cannot be loaded, differs from the manifest that lies beside it, or some of its weights
+    would be random or left out.
     """
     from pickle import UnpicklingError
 
     import torch
     from safetensors import SafetensorError
 
+    if origin.is_local and (damage := find_model_damage(Path(origin.location))):
+        raise UserError(
+            f"{what} {config.path!r} {damage}. It was damaged after it was written: take another copy of it, or, if it "
+            f"was changed on purpose, remove its {MANIFEST}."
+        )
     try:
         loaded: Any = kind.from_pretrained(
             origin.location,
             dtype=getattr(torch, config.dtype),
             local_files_only=origin.is_local,
             trust_remote_code=config.trust_remote_code,
+            use_safetensors=True,  # nothing is unpickled
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported below, by name
         )
     except (OSError, ValueError, SafetensorError, UnpicklingError, ImportError) as error:
-        raise UserError(f"{what} {config.path!r} cannot be loaded: {first_line(error)}") from error
+        pickled = sorted(Path(origin.location).glob("*.bin")) if origin.is_local else []
+        hint = (
+            f" Only safetensors files are read, so {pickled[0].name} is not: save the model as such." if pickled else ""
+        )
+        raise UserError(f"{what} {config.path!r} cannot be loaded: {first_line(error)}{hint}") from error
     model: PreTrainedModel = loaded[0]
     if mismatched := sorted(loaded[1]["mismatched_keys"]):
         name, given, wanted = mismatched[0]

@@ -1,4 +1,6 @@
-"""The manifest of a checkpoint: size and checksum of each of its files, so that damage is noticed before it is used.
+"""The manifest of a folder: size and checksum of each of its files, so that damage is noticed before it is used.
+
+A checkpoint has one, and so has the model of a warm-up; a copy of the folder has it too.
 
 The checksum is BLAKE2b, as of the command `b2sum`: as quick as SHA-256 where the processor has instructions for that
 and twice as quick elsewhere.
@@ -21,7 +23,7 @@ MAX_THREADS = 8
 
 
 class FileRecord(Config):
-    """Size and hash of a file when the checkpoint was written."""
+    """Size and hash of a file when the folder was written."""
 
     num_bytes: int = Field(ge=0)
     blake2b: str
@@ -29,10 +31,10 @@ class FileRecord(Config):
 
 
 class Manifest(Config):
-    """The files of a checkpoint."""
+    """The files of a folder."""
 
     files: dict[str, FileRecord]
-    """By their path within the checkpoint."""
+    """By their path within the folder."""
 
 
 def write_manifest(folder: Path) -> None:
@@ -51,15 +53,42 @@ def find_damage(folder: Path) -> str | None:
 
     Files that the manifest does not name are left alone.
     """
-    manifest = folder / MANIFEST
     try:
-        expected = Manifest.model_validate(json.loads(manifest.read_text(encoding="utf-8"))).files
+        expected = Manifest.model_validate(_content(folder)).files
     except FileNotFoundError:
         return f"has no {MANIFEST}, so it is not whole, or an earlier version of interlace wrote it"
-    except (OSError, ValueError, ValidationError):
+    except (OSError, ValueError):
         return f"has a damaged {MANIFEST}"
     if missing := [name for name in expected if not (folder / name).is_file()]:
         return f"lacks {_listed(missing)}"
+    return _changed(folder, expected)
+
+
+def find_model_damage(folder: Path) -> str | None:
+    """Returns what is wrong with the model in a folder, as find_damage() does; None too where no manifest was written.
+
+    Reads the files beside the manifest, not those in folders of their own, such as a checkpoint's optimizer state. A
+    copy may lack some: what a model needs is known to what loads it. Another program's manifest.json says nothing.
+    """
+    try:
+        content = _content(folder)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return f"has a damaged {MANIFEST}"
+    try:
+        expected = Manifest.model_validate(content).files
+    except ValidationError:
+        return None
+    beside = {name: record for name, record in expected.items() if "/" not in name and (folder / name).is_file()}
+    return _changed(folder, beside)
+
+
+def _content(folder: Path) -> object:
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+
+
+def _changed(folder: Path, expected: Mapping[str, FileRecord]) -> str | None:
     cut = [name for name, record in expected.items() if (folder / name).stat().st_size != record.num_bytes]
     if cut:
         name = cut[0]

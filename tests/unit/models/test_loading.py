@@ -1,16 +1,19 @@
 """What load_model refuses, each with a sentence, and what it makes of a GGUF file."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from interlace.core.errors import UserError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import check_model, load_model
 from interlace.models.tiny import build_tiny
+from interlace.observe.manifest import MANIFEST, write_manifest
 
 
 @pytest.fixture
@@ -142,6 +145,34 @@ def test_weights_of_more_layers_than_the_configuration_says_are_not_left_out(fol
 def test_weights_that_were_not_fetched(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
     assert f"model '{folder}' cannot be loaded: Error while deserializing" in refusal(folder, only_load=True)
+
+
+def test_a_changed_bit_in_a_copy_of_a_folder_with_checksums(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (folder / "optimizer").mkdir()
+    (folder / "optimizer" / "rank-0-of-1.safetensors").write_bytes(b"moments")
+    (folder / "state.json").write_text("{}")
+    write_manifest(folder)
+    copy = Path(shutil.copytree(folder, tmp_path_factory.mktemp("elsewhere") / "copy"))
+    for beside in (copy / "optimizer" / "rank-0-of-1.safetensors", copy / "state.json"):
+        beside.unlink()
+    load_model(ModelConfig(path=str(copy)))
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    assert f"model '{copy}' has other content than was written in model.safetensors" in refusal(copy, only_load=True)
+    (copy / MANIFEST).write_text('{"name": "of another program"}')
+    load_model(ModelConfig(path=str(copy)))
+    (copy / MANIFEST).unlink()
+    load_model(ModelConfig(path=str(copy)))
+
+
+def test_pickled_weights_are_not_read(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert "Only safetensors files are read, so pytorch_model.bin is not" in refusal(folder, only_load=True)
 
 
 def test_weights_of_another_size_than_the_configuration_says(folder: Path) -> None:
