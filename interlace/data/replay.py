@@ -8,11 +8,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -42,6 +42,32 @@ class ReplayConfig(Config):
     """Calls of add() since the one that a trajectory came with; None: any."""
     max_uses: int | None = Field(default=None, ge=1)
     """Draws after which a trajectory leaves; None: any number."""
+
+
+class ReplayLearnerConfig(ReplayConfig):
+    """Recipe's section `replay`: trajectories that are kept, and what the policy learns from them after each step."""
+
+    learner: Literal["imitation", "policy_gradient"] = "imitation"
+    """imitation: trajectories of enough reward are imitated, each token alike (behaviour cloning). policy_gradient: the
+    algorithm's own loss, by the advantages that they were first trained with and the ratio to the policy that sampled
+    them; needs max_versions_behind."""
+    updates: int = Field(default=1, ge=0)
+    """Optimizer updates a step, behind those of the step's own samples; 0 keeps trajectories for others alone."""
+    draw_size: int = Field(default=64, ge=1)
+    """Trajectories an update, as far as there are so many."""
+    loss_weight: float = Field(default=1.0, gt=0)
+    """Factor of the loss, and so of the gradient, in the optimizer that the step's own updates use too."""
+    imitate_from: float = 1.0
+    """Least reward of a trajectory that is imitated."""
+
+    @model_validator(mode="after")
+    def _staleness_is_bounded(self) -> Self:
+        if self.learner == "policy_gradient" and self.updates and self.max_versions_behind is None:
+            raise ValueError(
+                "learner policy_gradient corrects for the policy that sampled a trajectory, which works for a few "
+                "versions: set max_versions_behind, such as 4, or take learner imitation"
+            )
+        return self
 
 
 class _Entry(Config):

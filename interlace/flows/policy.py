@@ -23,4 +23,5 @@ async def policy_optimization(run: PolicyRun) -> None:
     groups = run.advantages(samples)  # a group leaves when its last sample arrived
     async for batch in run.batches(groups):  # fills while it is trained on
         await gather(run.actor.update(batch), run.critic.update(batch))
+        await run.replay.learn(batch)  # where the recipe keeps trajectories to learn from again
         await run.publish(batch)  # maybe a new version: the gate admits more

@@ -4,9 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
-import numpy as np
-
-from interlace.algorithms.base import Advantages, Algorithm, Needs
+from interlace.algorithms.base import Algorithm
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import (
     Metrics,
@@ -22,7 +20,9 @@ from interlace.core.types import (
 )
 from interlace.episodes.base import Counting, Episode
 from interlace.episodes.single_turn import SingleTurn
+from interlace.flows.advantage_checks import check_advantages, check_shapes
 from interlace.flows.baseline import GreedyBaseline
+from interlace.flows.replay import ReplayRole
 from interlace.flows.roles import CriticRole, ReferenceRole, RewardRole, RolloutRole
 from interlace.flows.step_metrics import StepMeter
 from interlace.observe.goodput import Ledger
@@ -174,6 +174,7 @@ class PolicyRun:
             whole_batch=whole,
             proximal=groups.actor if algorithm.needs.proximal_logprobs else None,
         )
+        self.replay = ReplayRole(groups.actor, algorithm.needs, self.admission.gate)
         self._batches = stages.batches(self.admission, self.rollout.pool, finish=self._with_batch_statistics)
         self.publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
@@ -254,7 +255,7 @@ class PolicyRun:
             if self._baseline:
                 group = replace(group, baseline_reward=self._baseline.take(group.gid))
             result = self._algorithm.advantages(group)
-            _check_advantages(result, group, self._algorithm.needs)
+            check_advantages(result, group, self._algorithm.needs)
             for place, sample in enumerate(group.samples):
                 columns: Columns = {"advantages": result.advantages[place]}
                 if result.returns is not None:
@@ -302,7 +303,7 @@ class PolicyRun:
     @property
     def num_updates(self) -> int:
         """Steps of the optimizers that were begun, in this process."""
-        return self.actor.num_updates + self.critic.num_updates
+        return self.actor.num_updates + self.critic.num_updates + self.replay.num_updates
 
     @property
     def scoring(self) -> str:
@@ -330,7 +331,7 @@ class PolicyRun:
         ordered = sorted(groups, key=lambda group: group.gid)
         samples = [sample for group in ordered for sample in group.samples]
         whole = self._algorithm.batch_advantages(samples)
-        _check_shapes("batch_advantages", "advantages", whole, samples)
+        check_shapes("batch_advantages", "advantages", whole, samples)
         found = iter(whole)
         return [
             replace(group, samples=tuple(replace(sample, advantages=next(found)) for sample in group.samples))
@@ -367,32 +368,3 @@ class PolicyRun:
         if sample.finish_reason is None:
             self.rollout.stage.cancel(sample.key)
         self._ended.append(Ended(sample=sample, event=event, reason=self._failures.pop(sample.key, "")))
-
-
-def _check_advantages(result: object, group: SampleGroup, needs: Needs) -> None:
-    """Raises UserError for what an algorithm of the user's own may answer, and training would trip over."""
-    if not isinstance(result, Advantages):
-        raise UserError(f"the algorithm's advantages() returned a {type(result).__name__}, not Advantages.")
-    _check_shapes("advantages", "advantages", result.advantages, group.samples)
-    if result.returns is not None:
-        _check_shapes("advantages", "returns", result.returns, group.samples)
-    elif needs.critic:
-        raise UserError(
-            "the algorithm's advantages() returned no returns, which its critic is trained towards. Return "
-            "Advantages(advantages=..., returns=...), or need no critic."
-        )
-
-
-def _check_shapes(method: str, what: str, arrays: object, samples: Sequence[Sample]) -> None:
-    lengths = [sample.num_tokens for sample in samples]
-    if (shapes := _shapes(arrays)) != [(length,) for length in lengths]:
-        raise UserError(
-            f"the algorithm's {method}() returned {what} of shapes {shapes} for {len(lengths)} samples whose responses "
-            f"have {lengths} tokens. It gives one array a sample, with one number a token."
-        )
-
-
-def _shapes(arrays: object) -> object:
-    if not isinstance(arrays, Sequence | np.ndarray):
-        return type(arrays).__name__
-    return [getattr(array, "shape", type(array).__name__) for array in arrays]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from interlace.core.plugins import concrete_subclass, load_object
+from interlace.core.training import LossFn
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
@@ -236,8 +237,19 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
         device=torch_device(context),
         ranks=join_ranks(context, recipe.actor),
         adapter=adapter,
+        replay_loss=_replay_loss(recipe),
     )
     return engine, loaded.tokenizer
+
+
+def _replay_loss(recipe: Recipe) -> LossFn | None:
+    """Returns the loss of trajectories that are learnt from again; None where the recipe keeps none."""
+    from interlace.engines.train import scaled, sft_loss
+
+    if recipe.replay is None:
+        return None
+    own = sft_loss if recipe.replay.learner == "imitation" else algorithm_of(recipe).loss
+    return scaled(own, recipe.replay.loss_weight)
 
 
 def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":

@@ -67,6 +67,7 @@ class Settings(TypedDict, total=False):
     reference: Section
     critic: Section
     warmup: Section
+    replay: Section
     evaluation: Section
     logging: Section
 

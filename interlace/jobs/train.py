@@ -22,7 +22,7 @@ from interlace.jobs.films import keep_films
 from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.jobs.online import OnlinePlanner
 from interlace.jobs.plan import under
-from interlace.jobs.saving import CRITIC_FOLDER, Saver
+from interlace.jobs.saving import CRITIC_FOLDER, Saver, open_learning
 from interlace.jobs.state import RunState
 from interlace.jobs.step_notes import StepNotes
 from interlace.jobs.step_trace import StepTrace
@@ -273,7 +273,8 @@ class _Session:
         adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None
         sources = ModelSources(recipe=recipe, policy=policy, initial=initial, critic=critic, adapter=adapter)
         self._groups = await launch_roles(cluster, sources)
-        self._saver = Saver(cluster, self._checkpoints, self._groups, self._folder)
+        learning = open_learning(recipe, self._folder.path, newest)
+        self._saver = Saver(cluster, self._checkpoints, self._groups, self._folder, learning)
         if newest:
             await self._groups.actor.load_optimizer(newest)
             if self._groups.critic:
@@ -284,6 +285,7 @@ class _Session:
             cluster, recipe, algorithm_of(recipe), self._groups, self._stream, self, resumed=self._resumed
         )
         self._run, self._filming = ready.run, ready.filming
+        self._run.replay.learning = learning
         self._is_assembled = True
         self._evaluator = Evaluator(recipe, ready.sampling, self._prompts.heldout, self._run, self._groups.reward)
 

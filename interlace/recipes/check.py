@@ -105,7 +105,7 @@ def check_recipe(recipe: Recipe) -> Derived:
         samples_per_step=samples,
         samples_per_minibatch=samples // recipe.minibatches,
         max_tokens_per_step=max_tokens_per_step,
-        num_updates=recipe.steps * recipe.minibatches,
+        num_updates=recipe.steps * (recipe.minibatches + (recipe.replay.updates if recipe.replay else 0)),
         num_versions=recipe.schedule.resolved.num_versions(recipe.steps),
         staleness_bound=recipe.schedule.resolved.staleness_bound,
         steps_ahead=recipe.schedule.resolved.steps_ahead,

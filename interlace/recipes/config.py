@@ -13,6 +13,7 @@ from interlace.core.random import SEED_END
 from interlace.core.types import MIN_TEMPERATURE, SamplingParams
 from interlace.data.config import DataConfig
 from interlace.data.rendering.config import RendererConfig
+from interlace.data.replay import ReplayLearnerConfig
 from interlace.data.warmup import DemonstrationConfig
 from interlace.engines.rollout.config import EngineConfig, NativeConfig
 from interlace.engines.rollout.kinds import parse_engine
@@ -226,6 +227,8 @@ class Recipe(Config):
     reference: ReferenceConfig = ReferenceConfig()
     critic: CriticConfig = CriticConfig()
     warmup: WarmupConfig | None = None
+    replay: ReplayLearnerConfig | None = None
+    """Trajectories that are learnt from again; None: each is trained on once."""
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 

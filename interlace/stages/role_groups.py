@@ -113,6 +113,10 @@ class TrainedGroup(TypedGroup, Protocol):
 class ActorGroup(TrainedGroup, Protocol):
     """The trained policy: workers/actor.py, ActorWorker."""
 
+    def accumulate_replayed(self, samples: Sequence[Sample]) -> Handle[None]:
+        """Adds trajectories that are learnt from again, under the loss for these."""
+        ...
+
     def logprobs(self, samples: Sequence[Sample]) -> Handle[list[FloatArray]]:
         """Gives [L] of each sample under the current weights."""
         ...

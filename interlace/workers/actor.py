@@ -26,6 +26,11 @@ class ActorWorker(TrainedWorker):
         super().__init__(context, self._engine, tokenizer)
         self._writer: WeightWriter | None = None
 
+    @operation(bin="train", split="samples")
+    def accumulate_replayed(self, samples: Sequence[Sample]) -> None:
+        """Adds trajectories that are learnt from again to the open minibatch's gradient, under the loss for these."""
+        self._engine.accumulate_replayed(samples)
+
     @operation(on_device=False, collect="all")
     def weight_place(self) -> Place:
         """Returns where this rank writes weights."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from interlace.engines.train.lora import Adapter
     from interlace.engines.train.minibatch import merge_metrics
     from interlace.engines.train.optimizer import OptimizerState
-    from interlace.engines.train.sft import sft_loss, supervised_sample
+    from interlace.engines.train.sft import scaled, sft_loss, supervised_sample
 
 __all__ = [
     "ActorConfig",
@@ -37,6 +37,7 @@ __all__ = [
     "critic_model",
     "merge_metrics",
     "save_model",
+    "scaled",
     "sft_loss",
     "supervised_sample",
     "training_temperature",
@@ -52,6 +53,7 @@ _MODULES = {
     "Adapter": "lora",
     "merge_metrics": "minibatch",
     "OptimizerState": "optimizer",
+    "scaled": "sft",
     "sft_loss": "sft",
     "supervised_sample": "sft",
 }

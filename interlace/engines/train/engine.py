@@ -68,8 +68,10 @@ class TrainEngine(TrainedEngine):
         prefix: str = "actor",
         ranks: Ranks | None = None,
         adapter: Adapter | None = None,
+        replay_loss: LossFn | None = None,
     ) -> None:
-        """adapter: LoRA layers that are in the model; then nothing else is trained."""
+        """adapter: LoRA layers that are in the model; then nothing else is trained. replay_loss: of trajectories that
+        are learnt from again; None: `loss`."""
         super().__init__(
             model,
             trained=config.actor,
@@ -81,7 +83,7 @@ class TrainEngine(TrainedEngine):
             ranks=ranks,
         )
         self.config, self._adapter = config, adapter
-        self._loss = loss
+        self._loss, self._replay_loss = loss, replay_loss or loss
         self._aggregator = Aggregator(
             aggregation=config.update.aggregation, aggregation_length=config.update.aggregation_length
         )
@@ -89,6 +91,14 @@ class TrainEngine(TrainedEngine):
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes [L] response-token log-probs of each sample in nats, at the sampling temperature, no gradient."""
         return _logprobs(self, samples, self.config.temperature)
+
+    def accumulate_replayed(self, samples: Sequence[Sample]) -> None:
+        """Adds trajectories that are learnt from again to the open minibatch, under the loss for these."""
+        own, self._loss = self._loss, self._replay_loss
+        try:
+            self.accumulate(samples)
+        finally:
+            self._loss = own
 
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Computes `logprobs` without the adapter: under the policy that training started from."""

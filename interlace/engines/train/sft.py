@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from interlace.core.training import LossInputs, LossOutputs
+from interlace.core.training import LossFn, LossInputs, LossOutputs
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 
 if TYPE_CHECKING:
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 def sft_loss(inputs: LossInputs) -> LossOutputs:
     """Computes the negative log-likelihood of the answer tokens. The temperature of the engine should be 1."""
     return LossOutputs(loss_T=-inputs.logprobs_T, metrics_T={})
+
+
+def scaled(loss: LossFn, factor: float) -> LossFn:
+    """Returns a loss times a factor; its metrics stay."""
+
+    def compute(inputs: LossInputs) -> LossOutputs:
+        outputs = loss(inputs)
+        return replace(outputs, loss_T=outputs.loss_T * factor)
+
+    return compute
 
 
 def supervised_sample(

@@ -1,0 +1,109 @@
+"""Learning again from trajectories of earlier steps, beside the on-policy update of each step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from interlace.algorithms.base import Needs
+from interlace.core.types import EMPTY_FLOAT, Metrics, Sample
+from interlace.data.replay import Drawn, Replay, ReplayLearnerConfig
+from interlace.schedule.gate import Gate
+from interlace.stages.batches import Batch
+from interlace.stages.role_groups import ActorGroup
+
+TINY_PRIORITY = 1e-6
+"""Priority of a trajectory without any advantage, which may still be drawn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learning:
+    """Trajectories of a run, and what is learnt from them again."""
+
+    replay: Replay
+    config: ReplayLearnerConfig
+
+
+class ReplayRole:
+    """Learner that trains the actor on minibatches of trajectories of this step and of earlier ones.
+
+    A sample of the flow is trained on-policy exactly once, whatever is drawn here, and its terminal event is its own.
+    All draws of a step are made before the first update, by a counted key: they depend on nothing but the trajectories.
+    """
+
+    def __init__(self, actor: ActorGroup, needs: Needs, gate: Gate) -> None:
+        self.learning: Learning | None = None
+        """None: each sample is trained on once."""
+        self._actor, self._gate = actor, gate
+        self._recomputes = needs.proximal_logprobs
+        self.num_updates = 0
+        """Steps of the optimizer that were begun."""
+
+    async def learn(self, batch: Batch) -> None:
+        """Keeps the samples of a batch that was trained on, and trains on what is drawn; metrics go to the batch."""
+        if self.learning is None:
+            return
+        found, config = self.learning.replay, self.learning.config
+        ordered = sorted(batch.groups, key=lambda group: group.gid)
+        # Counts are for the metrics of the sample's own step, and have no place in a file.
+        samples = [replace(sample, counts=None) for group in ordered for sample in group.samples]
+        found.add(samples, priorities=[_priority(sample) for sample in samples])
+        least = config.imitate_from if config.learner == "imitation" else None
+        draws = [
+            found.draw(config.draw_size, version=self._gate.version, min_reward=least) for _ in range(config.updates)
+        ]
+        drawn = [draw for draw in draws if draw]
+        learnt = await self._train(drawn) if drawn else {}
+        batch.metrics.update(learnt | _metrics(found, [one for draw in drawn for one in draw]))
+
+    async def _train(self, drawn: Sequence[Sequence[Drawn]]) -> Metrics:
+        """Makes one update for each draw. Returns the actor's metrics of them, under `replay/`."""
+        assert self.learning
+        imitates = self.learning.config.learner == "imitation"
+        async with self._actor.hold("replay"):
+            for draw in drawn:
+                samples = [to_imitate(one.sample) if imitates else one.sample for one in draw]
+                if self._recomputes and not imitates:
+                    proximal = await self._actor.logprobs(samples)
+                    samples = [replace(one, proximal_logprobs=own) for one, own in zip(samples, proximal, strict=True)]
+                await self._actor.accumulate_replayed(samples)
+                self.num_updates += 1
+                await self._actor.optimizer_step()
+            metrics = await self._actor.step_metrics()
+        return {f"replay/{name.removeprefix('actor/')}": value for name, value in metrics.items()}
+
+
+def to_imitate(sample: Sample) -> Sample:
+    """Returns a sample as a demonstration: each token counts alike, and no policy is corrected for."""
+    return replace(
+        sample,
+        segments=tuple(replace(segment, logprobs=EMPTY_FLOAT) for segment in sample.segments),
+        advantages=np.ones(sample.num_tokens, np.float32),
+        proximal_logprobs=None,
+    )
+
+
+def _priority(sample: Sample) -> float:
+    """Returns the mean size of a sample's advantages: how far it was from what had been expected."""
+    if sample.advantages is None or not sample.num_sampled:
+        return TINY_PRIORITY
+    mask = sample.loss_mask
+    sizes = np.abs(sample.advantages if mask is None else sample.advantages[mask])
+    return float(sizes.mean()) + TINY_PRIORITY
+
+
+def _metrics(kept: Replay, drawn: Sequence[Drawn]) -> Metrics:
+    """Counts what is kept, and how stale and how often used what was drawn is."""
+    counts = kept.counts()
+    metrics: Metrics = {
+        "replay/size": counts.size,
+        "replay/in_memory": counts.in_memory,
+        "replay/evicted_unused": counts.evicted_unused,
+        "replay/drawn": len(drawn),
+    }
+    if drawn:
+        metrics["replay/uses"] = sum(one.uses for one in drawn) / len(drawn)
+        metrics["replay/uses_max"] = counts.max_uses
+        metrics["replay/staleness_mean"] = sum(one.staleness for one in drawn) / len(drawn)
+        metrics["replay/staleness_max"] = max(one.staleness for one in drawn)
+    return metrics
