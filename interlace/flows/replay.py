@@ -1,6 +1,6 @@
 """Learning again from trajectories of earlier steps, beside the on-policy update of each step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,7 +8,6 @@ import numpy as np
 from interlace.algorithms.base import Needs
 from interlace.core.types import EMPTY_FLOAT, Metrics, Sample
 from interlace.data.replay import Drawn, Replay, ReplayLearnerConfig
-from interlace.schedule.gate import Gate
 from interlace.stages.batches import Batch
 from interlace.stages.role_groups import ActorGroup
 
@@ -31,10 +30,11 @@ class ReplayRole:
     All draws of a step are made before the first update, by a counted key: they depend on nothing but the trajectories.
     """
 
-    def __init__(self, actor: ActorGroup, needs: Needs, gate: Gate) -> None:
+    def __init__(self, actor: ActorGroup, needs: Needs, version: Callable[[], int]) -> None:
+        """version: returns the current one of the weights."""
         self.learning: Learning | None = None
         """None: each sample is trained on once."""
-        self._actor, self._gate = actor, gate
+        self._actor, self._version = actor, version
         self._recomputes = needs.proximal_logprobs
         self.num_updates = 0
         """Steps of the optimizer that were begun."""
@@ -49,9 +49,7 @@ class ReplayRole:
         samples = [replace(sample, counts=None) for group in ordered for sample in group.samples]
         found.add(samples, priorities=[_priority(sample) for sample in samples])
         least = config.imitate_from if config.learner == "imitation" else None
-        draws = [
-            found.draw(config.draw_size, version=self._gate.version, min_reward=least) for _ in range(config.updates)
-        ]
+        draws = [found.draw(config.draw_size, version=self._version(), min_reward=least) for _ in range(config.updates)]
         drawn = [draw for draw in draws if draw]
         learnt = await self._train(drawn) if drawn else {}
         batch.metrics.update(learnt | _metrics(found, [one for draw in drawn for one in draw]))

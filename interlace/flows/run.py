@@ -174,7 +174,7 @@ class PolicyRun:
             whole_batch=whole,
             proximal=groups.actor if algorithm.needs.proximal_logprobs else None,
         )
-        self.replay = ReplayRole(groups.actor, algorithm.needs, self.admission.gate)
+        self.replay = ReplayRole(groups.actor, algorithm.needs, lambda: self.version)
         self._batches = stages.batches(self.admission, self.rollout.pool, finish=self._with_batch_statistics)
         self.publisher = stages.publisher(groups.actor, self.rollout.pool)
         self._watch_stalls = stages.watch_stalls
