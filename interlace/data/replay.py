@@ -54,7 +54,7 @@ class ReplayLearnerConfig(ReplayConfig):
     updates: int = Field(default=1, ge=0)
     """Optimizer updates a step, behind those of the step's own samples; 0 keeps trajectories for others alone."""
     draw_size: int = Field(default=64, ge=1)
-    """Trajectories an update, as far as there are so many."""
+    """Trajectories an update; fewer where fewer may be drawn."""
     loss_weight: float = Field(default=1.0, gt=0)
     """Factor of the loss, and so of the gradient, in the optimizer that the step's own updates use too."""
     imitate_from: float = 1.0

@@ -237,8 +237,8 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
         device=torch_device(context),
         ranks=join_ranks(context, recipe.actor),
         adapter=adapter,
-        replay_loss=_replay_loss(recipe),
     )
+    engine.replay_loss = _replay_loss(recipe) or engine.replay_loss
     return engine, loaded.tokenizer
 
 

@@ -68,10 +68,8 @@ class TrainEngine(TrainedEngine):
         prefix: str = "actor",
         ranks: Ranks | None = None,
         adapter: Adapter | None = None,
-        replay_loss: LossFn | None = None,
     ) -> None:
-        """adapter: LoRA layers that are in the model; then nothing else is trained. replay_loss: of trajectories that
-        are learnt from again; None: `loss`."""
+        """adapter: LoRA layers that are in the model; then nothing else is trained."""
         super().__init__(
             model,
             trained=config.actor,
@@ -83,7 +81,7 @@ class TrainEngine(TrainedEngine):
             ranks=ranks,
         )
         self.config, self._adapter = config, adapter
-        self._loss, self._replay_loss = loss, replay_loss or loss
+        self._loss = self.replay_loss = loss
         self._aggregator = Aggregator(
             aggregation=config.update.aggregation, aggregation_length=config.update.aggregation_length
         )
@@ -93,8 +91,8 @@ class TrainEngine(TrainedEngine):
         return _logprobs(self, samples, self.config.temperature)
 
     def accumulate_replayed(self, samples: Sequence[Sample]) -> None:
-        """Adds trajectories that are learnt from again to the open minibatch, under the loss for these."""
-        own, self._loss = self._loss, self._replay_loss
+        """Adds trajectories that are learnt from again to the open minibatch, under `replay_loss`."""
+        own, self._loss = self._loss, self.replay_loss
         try:
             self.accumulate(samples)
         finally:
