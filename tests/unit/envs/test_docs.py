@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from interlace.data.replay import ReplayConfig
+from interlace.data.replay import ReplayLearnerConfig
 from interlace.envs.load import EnvConfig, create_envs
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -35,7 +35,8 @@ def test_settings_that_the_page_names_are_there() -> None:
     (section,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "family: metaworld" in block]
     config = EnvConfig.parse(yaml.safe_load(section)["env"])
     assert create_envs(config.family, config.settings, 1).spec.tasks == ("reach-v3", "push-v3")
-    table = text.split("| setting | |")[1].split("\n\n")[0]
-    named = re.findall(r"`(\w+)`", " ".join(line.split("|")[1] for line in table.splitlines()[2:]))
-    assert set(named) <= set(ReplayConfig.model_fields)
+    tables = [part.split("\n\n")[0] for part in text.split("| setting | |")[1:]]
+    rows = [line.split("|")[1] for table in tables for line in table.splitlines()[2:]]
+    named = re.findall(r"`(\w+)`", " ".join(rows))
+    assert {"capacity", "learner"} <= set(named) <= set(ReplayLearnerConfig.model_fields)
     assert {*named} >= {"capacity", "in_memory_mib", "order", "max_uses"}
