@@ -100,13 +100,14 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     source = EngineSource(recipe=recipe, model=sources.policy)
     initial = EngineSource(recipe=recipe, model=recipe.reference.model or sources.initial)
     base = EngineSource(recipe=recipe, model=sources.initial, adapter=sources.adapter)
+    adds_adapters = recipe.weights.lora == "adapter"  # to the base, which a checkpoint's folder has merged
     critic = (
         _around(ProcessRewardWorker, partial(make_process_reward_engine, initial, sources.critic))
         if algorithm_of(recipe).needs.process_reward
         else _around(CriticWorker, partial(make_critic_engine, source, sources.critic))
     )
     workers = {
-        "rollout": _around(RolloutWorker, partial(make_rollout_engine, source)),
+        "rollout": _around(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
         "reference": _around(ReferenceWorker, partial(make_reference_engine, initial)),
         "critic": critic,
         "actor": _around(ActorWorker, partial(make_actor_engine, base if recipe.actor.lora else source)),

@@ -12,7 +12,7 @@ from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
 from interlace.engines.train.critic import check_value_head
-from interlace.engines.train.lora import num_lora_parameters
+from interlace.engines.train.lora import num_adapted_parameters, num_lora_parameters
 from interlace.episodes.config import create_kind as create_episode_kind
 from interlace.models.actions import action_tokens
 from interlace.models.classifier import check_classifier
@@ -93,7 +93,13 @@ def check_recipe(recipe: Recipe) -> Derived:
     samples = recipe.prompts_per_step * recipe.samples_per_prompt
     _check_step_size(recipe, samples)
     max_tokens_per_step = samples * (longest + recipe.sampling.max_new_tokens)
-    loads = MemoryLoads(size=size, num_lora=num_lora, max_tokens_per_step=max_tokens_per_step)
+    stays = recipe.actor.lora if recipe.weights.lora == "adapter" else None
+    loads = MemoryLoads(
+        size=size,
+        num_lora=num_lora,
+        max_tokens_per_step=max_tokens_per_step,
+        num_adapted=num_adapted_parameters(model, stays) if stays else 0,
+    )
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
     check_memory(memory)
     return Derived(

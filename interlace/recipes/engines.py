@@ -27,6 +27,20 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "Pretrained
         kind.check_model(model, pool)
     _check_features(recipe, kind, devices)
     _check_correction(recipe)
+    _check_adapter(recipe, kind)
+
+
+def _check_adapter(recipe: Recipe, kind: EngineKind) -> None:
+    """Raises UserError where an adapter is to travel alone, and there is none or the engine cannot take it in."""
+    if recipe.weights.lora == "merged":
+        return
+    if recipe.actor.lora is None:
+        raise UserError("weights.lora=adapter, but no adapter is trained: set actor.lora, or weights.lora=merged.")
+    if not kind.takes_adapters or kind.num_ranks > 1:
+        raise UserError(
+            f"weights.lora=adapter, and an engine {recipe.rollout.engine!r} of {kind.num_ranks} ranks does not add "
+            "adapters to its weights: set weights.lora=merged, or take rollout.engine=native on one rank."
+        )
 
 
 def _check_correction(recipe: Recipe) -> None:

@@ -30,6 +30,8 @@ class MemoryLoads:
     """Parameters of an adapter, where one is trained."""
     max_tokens_per_step: int
     """Tokens of a step in which every response is as long as it may be."""
+    num_adapted: int = 0
+    """Parameters of the layers that an engine keeps without the adapter too, where the adapter travels alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +129,9 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     is_cut = isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"
     copies = size.num_parameters if is_cut else 0
     how = "weights + KV cache of rollout.max_tokens" + (" + weights in eight bits" if is_cut else "")
+    if loads.num_adapted:
+        copies += loads.num_adapted * size.weight_bytes // size.num_parameters
+        how += " + layers without the adapter"
     roles = [_Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
     needed = {role.name for role in needed_roles(needs)}

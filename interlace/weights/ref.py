@@ -9,6 +9,8 @@ from typing import ClassVar
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Shard
 
+FACTORS = ("lora_A", "lora_B")
+"""Names of an adapter's two factors, between the name of the layer and `weight`, as in peft's files."""
 _SHARED = Path("/dev/shm")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -41,6 +43,20 @@ class Route:
     """Why it is this transport, for people."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterBase:
+    """What the factors of an adapter are added to: the weights that an engine has loaded, which stay as they are."""
+
+    scale: float
+    """Factor of the product of both factors."""
+    is_turned: bool
+    """True where weights are [inputs, outputs], and the product is turned round."""
+    shards: Sequence[Shard]
+    """Blocks of the layers' own weights that the trainer rank holds."""
+    checksum: str
+    """Hash of these blocks: an engine with another base refuses the adapter."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WeightPart:
     """One trainer rank's share of a version: what it holds, and where that can be fetched."""
@@ -69,6 +85,8 @@ class WeightPart:
     """For a delta: the last part that is whole and those after it, so that a late reader finds all it needs."""
     seconds: float = 0.0
     """Seconds that writing it took."""
+    adapter: AdapterBase | None = None
+    """For an adapter that travels alone; None for whole weights."""
 
     @classmethod
     def simulated(cls, version: int) -> "WeightPart":
@@ -89,6 +107,11 @@ class WeightRef:
     def checksum(self) -> str:
         """Returns the hashes of all parts, joined."""
         return " ".join(part.checksum for part in self.parts)
+
+    @property
+    def adapters(self) -> tuple[AdapterBase, ...]:
+        """Returns what each trainer rank says of the base, where an adapter travels alone; () for whole weights."""
+        return tuple(part.adapter for part in self.parts if part.adapter is not None)
 
     @property
     def num_bytes(self) -> int:

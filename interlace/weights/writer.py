@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from interlace.weights.codecs.base import codec_named
 from interlace.weights.config import BY_PLACE, WeightsConfig
-from interlace.weights.ref import Route, WeightPart
+from interlace.weights.ref import AdapterBase, Route, WeightPart
 from interlace.weights.shards import local_part, shards_of
 from interlace.weights.transports.base import transport_named
 
@@ -27,6 +27,8 @@ class WeightWriter:
         if route.transport == BY_PLACE:
             raise ValueError("a writer needs a transport: the two ends' places decide which (weights/choose.py)")
         self._transport, self._rank = route.transport, rank
+        self.sends_adapters = route.config.lora == "adapter"
+        """Flag: of a model with an adapter the adapter travels alone."""
         self._sends_deltas = route.config.codec == "delta"
         self._encoder = codec_named(route.config.codec).encoder(route.config)
         self._sender = transport_named(route.transport).sender(route.config, rank=rank, num_ranks=num_ranks)
@@ -41,11 +43,12 @@ class WeightWriter:
         copy: bool = True,
         stays: bool = False,
         served: torch.dtype | None = None,
+        adapter: AdapterBase | None = None,
     ) -> WeightPart:
         """Makes a version ready. tensors: whole, or DTensors, of which the rank's own block counts.
 
         copy: whether the version must not change afterwards, even where the tensors do. stays: they do not. served: the
-        type of the version's floats; None: their own.
+        type of the version's floats; None: their own. adapter: what the tensors, which are factors, are added to.
         """
         start_s = time.perf_counter()
         shards = shards_of(tensors, served)
@@ -65,6 +68,7 @@ class WeightWriter:
             is_base=parcel.base is None and self._sends_deltas,
             behind=self._chain if parcel.base is not None else (),
             seconds=time.perf_counter() - start_s,
+            adapter=adapter,
         )
         self._remember(part)
         return part

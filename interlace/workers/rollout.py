@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response, SampleKey
-from interlace.engines.rollout.protocol import EngineReport, RolloutEngine, SwitchMode
+from interlace.engines.rollout.protocol import EngineReport, RolloutEngine, SwitchMode, TakesAdapters
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Place, WeightRef
@@ -101,7 +101,11 @@ class RolloutWorker(Worker):
     def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
         """Swaps all weights between two decode steps."""
         with self._reader.open(ref) as weights:
-            self._engine.update_weights(weights, ref.version, mode, frozen=weights.frozen)
+            if ref.adapters:
+                assert isinstance(self._engine, TakesAdapters)  # the recipe's check sees to it
+                self._engine.update_adapter(weights, ref.adapters, ref.version, mode)
+            else:
+                self._engine.update_weights(weights, ref.version, mode, frozen=weights.frozen)
 
     @operation(on_device=False)
     def weight_place(self) -> Place:

@@ -31,6 +31,7 @@ from interlace.engines.rollout.scheduler import Scheduler
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 from interlace.models.size import context_length
 from interlace.weights.plan import Shard
+from interlace.weights.ref import AdapterBase
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -182,6 +183,14 @@ class NativeEngine:
     ) -> None:
         check_mode(mode)
         self._weights.update(tensors, frozen=frozen)
+        self._updated(version, mode)
+
+    def update_adapter(
+        self, factors: Mapping[str, Tensor], bases: Sequence[AdapterBase], version: int, mode: UpdateMode
+    ) -> None:
+        """Serves the loaded weights with an adapter added in: see LiveWeights.merge."""
+        check_mode(mode)
+        self._weights.merge(factors, bases)
         self._updated(version, mode)
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:

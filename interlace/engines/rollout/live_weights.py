@@ -1,6 +1,6 @@
 """Swapping the weights of a model that serves: all or none, and never with a second full copy of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from interlace.core.errors import UserError, nearest
 from interlace.engines.rollout.saved_weights import GivenWeights, NamedWeights
 from interlace.models.residence import Move, Residence
+from interlace.weights.content import content_hash
+from interlace.weights.ref import FACTORS, AdapterBase
 from interlace.weights.shards import shards_of
 
 _KEPT = "The update is refused as a whole; the old weights keep serving."
@@ -32,17 +34,23 @@ class LiveWeights:
         """Description of what an update brings: this rank's part of each tensor."""
         self._borrowed: set[str] = set()
         """First names of tensors whose memory came with an update: others may serve from it: it is not written to."""
+        self._base: dict[str, Tensor] = {}
+        """Name -> the tensor without the adapter that is added in, of each layer that has one."""
+        self._known_bases: set[str] = set()
+        """Hashes that the base was held against."""
         self.residence = Residence(next(model.parameters()).device, self.relocate)
 
     @property
     def num_bytes(self) -> int:
         """Returns the bytes held on the device."""
-        return 0 if self.residence.is_away else sum(self._tensors[name].nbytes for name in set(self._same_as.values()))
+        held = [*(self._tensors[name] for name in set(self._same_as.values())), *self._base.values()]
+        return 0 if self.residence.is_away else sum(tensor.nbytes for tensor in held)
 
     def relocate(self, move: Move) -> None:
         """Replaces each tensor's memory by that of its copy."""
         for name in dict.fromkeys(self._same_as.values()):
             self._tensors[name].data = move(self._tensors[name].detach())
+        self._base = {name: move(tensor) for name, tensor in self._base.items()}
         self._borrowed.clear()
 
     @property
@@ -58,6 +66,42 @@ class LiveWeights:
         self.check(GivenWeights(tensors))
         for name, tensor in tensors.items():
             self.replace(name, tensor, frozen=frozen)
+        self._base.clear()
+
+    @torch.no_grad()
+    def merge(self, factors: Mapping[str, Tensor], bases: Sequence[AdapterBase]) -> None:
+        """Adds an adapter to the weights that were loaded, in place of the adapter before. factors: both of each layer.
+
+        Layers with an adapter are then held twice, without it and with it. UserError, and no change, for an adapter of
+        other layers or on another base.
+        """
+        self._check_base(bases)
+        base = bases[0]
+        for layer in dict.fromkeys(name.rsplit(".", 2)[0] for name in factors):
+            name = f"{layer}.weight"
+            down, up = (factors[f"{layer}.{half}.weight"].to(self._tensors[name].device) for half in FACTORS)
+            change = (up @ down).T if base.is_turned else up @ down
+            plain = self._base.get(name)
+            if plain is None:
+                plain = self._base[name] = self._tensors[name].detach()
+                self._tensors[name].data = torch.empty_like(plain)
+                self._borrowed.discard(self._same_as[name])
+            self._tensors[name].detach().copy_(plain + change * base.scale)
+
+    def _check_base(self, bases: Sequence[AdapterBase]) -> None:
+        for base in bases:
+            if base.checksum in self._known_bases:
+                continue
+            unknown = [shard.name for shard in base.shards if shard.name not in self._tensors]
+            if unknown:
+                raise UserError(f"adapter: unknown layer {unknown[0]!r}.{nearest(unknown[0], self._tensors)} {_KEPT}")
+            own = (self._base.get(shard.name, self._tensors[shard.name])[shard.box.slices] for shard in base.shards)
+            if content_hash(own) != base.checksum:
+                raise UserError(
+                    "adapter: the engine's base is to the bit another than the one that the adapter was trained on. "
+                    f"{_KEPT} Load both from the same files in the same type, or set weights.lora=merged."
+                )
+            self._known_bases.add(base.checksum)
 
     def replace(self, name: str, tensor: Tensor, *, frozen: bool) -> None:
         """Replaces one tensor of a checked update."""

@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, Metrics, Request, SampleKey
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from interlace.weights.ref import AdapterBase
 
 UpdateMode = Literal["keep", "recompute"]
 """Treatment of running sequences' KV cache when weights change: kept unchanged, or computed again."""
@@ -120,3 +122,14 @@ class RolloutEngine(Protocol):
         ...
 
     def report(self) -> EngineReport: ...
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """An engine that adds an adapter to the weights that it loaded (`weights.lora=adapter`)."""
+
+    def update_adapter(
+        self, factors: "Mapping[str, Tensor]", bases: "Sequence[AdapterBase]", version: int, mode: UpdateMode
+    ) -> None:
+        """Replaces the adapter, or leaves the one before: UserError for other layers or another base."""
+        ...

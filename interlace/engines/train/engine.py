@@ -106,7 +106,12 @@ class TrainEngine(TrainedEngine):
             return self.logprobs(samples)
 
     def write_weights(self, writer: WeightWriter, version: int, *, copy: bool) -> WeightPart:
-        """Publishes this rank's part, in the type that weights are served in. copy: later updates do not touch it."""
+        """Publishes this rank's part, in the type that weights are served in. copy: later updates do not touch it.
+
+        An adapter that travels alone keeps its own type.
+        """
+        if self._adapter and writer.sends_adapters:
+            return writer.write(version, self._adapter.tensors, copy=copy, adapter=self._adapter.base)
         stays = self._adapter is not None  # beside an adapter weights never change, and what it is added to is new
         served = getattr(torch, self.config.served_dtype)
         return writer.write(version, self._own_weights(), copy=copy, stays=stays, served=served)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ from interlace.core.random import stable_hash
 from interlace.engines.train.checkpoint import host_copy
 from interlace.engines.train.export import ADAPTER_FOLDER, named_weights
 from interlace.engines.train.ranks import whole_tensor
+from interlace.weights.content import content_hash
+from interlace.weights.ref import FACTORS, AdapterBase
+from interlace.weights.shards import local_part, shards_of
 
 if TYPE_CHECKING:
     import peft
@@ -116,10 +120,22 @@ class Adapter:
             weights[f"{name}.weight"] = (weight + layer.get_delta_weight(NAME)).to(weight.dtype)
         return weights
 
+    @cached_property
+    def base(self) -> AdapterBase:
+        """Says what the adapter is added to: this rank's part of the layers' own weights, which never change."""
+        weights = {f"{name}.weight": layer.base_layer.weight for name, layer in self._layers.items()}
+        first = next(iter(self._layers.values()))
+        return AdapterBase(
+            scale=first.scaling[NAME],
+            is_turned=first.fan_in_fan_out,
+            shards=shards_of(weights),
+            checksum=content_hash(map(local_part, weights.values())),
+        )
+
     def copy_to_host(self) -> AdapterFiles:
         """Copies the adapter's present state to the host; of several ranks, all call this method."""
         tensors = {
-            f"{PREFIX}{name}": host_copy(whole_tensor(tensor)).contiguous() for name, tensor in self._tensors().items()
+            f"{PREFIX}{name}": host_copy(whole_tensor(tensor)).contiguous() for name, tensor in self.tensors.items()
         }
         return AdapterFiles(tensors=tensors, settings=self._settings)
 
@@ -128,7 +144,7 @@ class Adapter:
         from safetensors.torch import load_file
 
         found = {name.removeprefix(PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS_FILE).items()}
-        own = self._tensors()
+        own = self.tensors
         if {name: tensor.shape for name, tensor in found.items()} != {name: own[name].shape for name in own}:
             raise UserError(
                 f"the adapter in {folder} has other layers or another rank than actor.lora says: resume with the run's "
@@ -138,12 +154,13 @@ class Adapter:
             for name, tensor in found.items():
                 own[name].copy_(tensor)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    @property
+    def tensors(self) -> dict[str, Tensor]:
         """Returns the adapter's own tensors, by the names that peft's files have; they alias the model's."""
         return {
             f"{name}.{half}.weight": getattr(layer, half)[NAME].weight.detach()
             for name, layer in self._layers.items()
-            for half in ("lora_A", "lora_B")
+            for half in FACTORS
         }
 
     def _enable(self, enabled: bool) -> None:
@@ -155,6 +172,11 @@ def num_lora_parameters(model: nn.Module, config: LoraConfig) -> int:
     """Counts an adapter's parameters; the model may be on the meta device. Raises UserError as Adapter does."""
     shapes = [module.weight.shape for module in _targets(model, config).values()]
     return sum(config.rank * (rows + columns) for rows, columns in shapes)
+
+
+def num_adapted_parameters(model: nn.Module, config: LoraConfig) -> int:
+    """Counts the parameters of the layers that get an adapter; see num_lora_parameters."""
+    return sum(module.weight.numel() for module in _targets(model, config).values())
 
 
 class _Dropout(nn.Module):

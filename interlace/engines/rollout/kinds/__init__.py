@@ -48,6 +48,8 @@ class EngineKind(ABC):
     Config: ClassVar[type[EngineConfig]] = EngineConfig
     lacks: ClassVar[Mapping[Feature, str]] = {}
     """Abilities that these engines lack, each with the reason."""
+    takes_adapters: ClassVar[bool] = False
+    """Flag: these engines add an adapter that travels alone to their base, as TakesAdapters says."""
     remark: ClassVar[str] = ""
     """Remark that a list of engines adds to the name."""
 

@@ -18,6 +18,7 @@ class NativeKind(EngineKind):
 
     Config = NativeConfig
     config: NativeConfig
+    takes_adapters = True
     remark = "serves any causal language model of transformers"
 
     def num_devices(self, pool: str) -> int | None:
