@@ -49,3 +49,12 @@ def test_a_reference_of_its_own_says_the_same(root: Path) -> None:
     run(root, "apart", [*LORA, "schedule.placement.actor=0", "schedule.placement.reference=1"])
     ours, theirs = final_weights(root, "apart"), final_weights(root, "whole")
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-5
+
+
+def test_an_adapter_that_travels_alone_brings_the_same_samples_and_weights(root: Path) -> None:
+    """Also where the run was stopped: its engines start from the base, and not from the checkpoint's merged folder."""
+    alone = [*LORA, "weights.lora=adapter", "weights.transport=shared_memory"]
+    assert run(root, "alone", alone, stop_after=1).was_stopped
+    assert run(root, "alone", alone, resume=True).done_steps == 3
+    assert samples(root, "alone") == samples(root, "whole")
+    assert equal_weights(final_weights(root, "alone"), final_weights(root, "whole"))

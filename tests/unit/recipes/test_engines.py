@@ -154,3 +154,13 @@ def test_every_device_that_an_engine_spans_counts_as_used() -> None:
     served = recipe("rollout={engine: vllm, tensor_parallel_size: 2}")
     assert num_used(served, "rollout", gpus) == 2
     assert num_used(served, "reference", gpus) == num_used(recipe(), "rollout", gpus) == 1
+
+
+def test_an_adapter_travels_alone_to_engines_that_add_it_alone() -> None:
+    adapter = ("weights.lora=adapter", "actor.lora={}")
+    with pytest.raises(UserError, match=r"no adapter is trained: set actor\.lora"):
+        check(adapter[0])
+    with pytest.raises(UserError, match=r"does not add adapters to its weights: set weights\.lora=merged"):
+        check(*adapter, LACKING)
+    merged, alone = check(adapter[1]).memory, check(*adapter).memory
+    assert alone[0].num_bytes > merged[0].num_bytes and "layers without the adapter" in alone[0].how
