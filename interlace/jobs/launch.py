@@ -100,7 +100,7 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     source = EngineSource(recipe=recipe, model=sources.policy)
     initial = EngineSource(recipe=recipe, model=recipe.reference.model or sources.initial)
     base = EngineSource(recipe=recipe, model=sources.initial, adapter=sources.adapter)
-    adds_adapters = recipe.weights.lora == "adapter"  # to the base, which a checkpoint's folder has merged
+    adds_adapters = recipe.weights.adapter == "alone"  # to the base, which a checkpoint's folder has merged
     critic = (
         _around(ProcessRewardWorker, partial(make_process_reward_engine, initial, sources.critic))
         if algorithm_of(recipe).needs.process_reward

@@ -93,7 +93,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     samples = recipe.prompts_per_step * recipe.samples_per_prompt
     _check_step_size(recipe, samples)
     max_tokens_per_step = samples * (longest + recipe.sampling.max_new_tokens)
-    stays = recipe.actor.lora if recipe.weights.lora == "adapter" else None
+    stays = recipe.actor.lora if recipe.weights.adapter == "alone" else None
     loads = MemoryLoads(
         size=size,
         num_lora=num_lora,

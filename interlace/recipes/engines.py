@@ -32,14 +32,14 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "Pretrained
 
 def _check_adapter(recipe: Recipe, kind: EngineKind) -> None:
     """Raises UserError where an adapter is to travel alone, and there is none or the engine cannot take it in."""
-    if recipe.weights.lora == "merged":
+    if recipe.weights.adapter == "merged":
         return
     if recipe.actor.lora is None:
-        raise UserError("weights.lora=adapter, but no adapter is trained: set actor.lora, or weights.lora=merged.")
+        raise UserError("weights.adapter=alone, but no adapter is trained: set actor.lora, or weights.adapter=merged.")
     if not kind.takes_adapters or kind.num_ranks > 1:
         raise UserError(
-            f"weights.lora=adapter, and an engine {recipe.rollout.engine!r} of {kind.num_ranks} ranks does not add "
-            "adapters to its weights: set weights.lora=merged, or take rollout.engine=native on one rank."
+            f"weights.adapter=alone, and an engine {recipe.rollout.engine!r} of {kind.num_ranks} ranks does not add "
+            "adapters to its weights: set weights.adapter=merged, or take rollout.engine=native on one rank."
         )
 
 

@@ -20,9 +20,9 @@ class WeightsConfig(Config):
     codec: str = "raw"
     """raw: the bits that are served. cast: half the bytes, rounded to bfloat16. int8: a quarter, rounded by rows.
     delta: positions and new values of what changed since the version before, without any loss."""
-    lora: Literal["merged", "adapter"] = "merged"
+    adapter: Literal["merged", "alone"] = "merged"
     """Content of a version where an adapter is trained (actor.lora). merged: all weights with the adapter added in.
-    adapter: its factors alone; each engine adds them to the base that it loaded."""
+    alone: its factors alone; each engine adds them to the base that it loaded."""
     full_every: int = Field(default=16, ge=1)
     """delta: versions from one that is sent whole to the next; a late engine reads what lies between."""
     densest: float = Field(default=0.5, gt=0, le=1)

@@ -27,7 +27,7 @@ class WeightWriter:
         if route.transport == BY_PLACE:
             raise ValueError("a writer needs a transport: the two ends' places decide which (weights/choose.py)")
         self._transport, self._rank = route.transport, rank
-        self.sends_adapters = route.config.lora == "adapter"
+        self.sends_adapters = route.config.adapter == "alone"
         """Flag: of a model with an adapter the adapter travels alone."""
         self._sends_deltas = route.config.codec == "delta"
         self._encoder = codec_named(route.config.codec).encoder(route.config)

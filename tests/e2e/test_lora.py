@@ -53,7 +53,7 @@ def test_a_reference_of_its_own_says_the_same(root: Path) -> None:
 
 def test_an_adapter_that_travels_alone_brings_the_same_samples_and_weights(root: Path) -> None:
     """Also where the run was stopped: its engines start from the base, and not from the checkpoint's merged folder."""
-    alone = [*LORA, "weights.lora=adapter", "weights.transport=shared_memory"]
+    alone = [*LORA, "weights.adapter=alone", "weights.transport=shared_memory"]
     assert run(root, "alone", alone, stop_after=1).was_stopped
     assert run(root, "alone", alone, resume=True).done_steps == 3
     assert samples(root, "alone") == samples(root, "whole")

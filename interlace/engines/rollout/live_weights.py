@@ -99,7 +99,7 @@ class LiveWeights:
             if content_hash(own) != base.checksum:
                 raise UserError(
                     "adapter: the engine's base is to the bit another than the one that the adapter was trained on. "
-                    f"{_KEPT} Load both from the same files in the same type, or set weights.lora=merged."
+                    f"{_KEPT} Load both from the same files in the same type, or set weights.adapter=merged."
                 )
             self._known_bases.add(base.checksum)
 

@@ -126,7 +126,7 @@ class RolloutEngine(Protocol):
 
 @runtime_checkable
 class TakesAdapters(Protocol):
-    """An engine that adds an adapter to the weights that it loaded (`weights.lora=adapter`)."""
+    """An engine that adds an adapter to the weights that it loaded (`weights.adapter=alone`)."""
 
     def update_adapter(
         self, factors: "Mapping[str, Tensor]", bases: "Sequence[AdapterBase]", version: int, mode: UpdateMode

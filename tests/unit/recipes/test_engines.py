@@ -157,10 +157,10 @@ def test_every_device_that_an_engine_spans_counts_as_used() -> None:
 
 
 def test_an_adapter_travels_alone_to_engines_that_add_it_alone() -> None:
-    adapter = ("weights.lora=adapter", "actor.lora={}")
+    adapter = ("weights.adapter=alone", "actor.lora={}")
     with pytest.raises(UserError, match=r"no adapter is trained: set actor\.lora"):
         check(adapter[0])
-    with pytest.raises(UserError, match=r"does not add adapters to its weights: set weights\.lora=merged"):
+    with pytest.raises(UserError, match=r"does not add adapters to its weights: set weights\.adapter=merged"):
         check(*adapter, LACKING)
     merged, alone = check(adapter[1]).memory, check(*adapter).memory
     assert alone[0].num_bytes > merged[0].num_bytes and "layers without the adapter" in alone[0].how

@@ -57,8 +57,8 @@ def test_an_engine_samples_as_with_merged_weights(
     engine = trained(kind, config)
     settings = {"transport": transport, "folder": str(tmp_path)}
     writers = [
-        WeightWriter(Route(transport=transport, config=WeightsConfig.parse({**settings, "lora": lora})))
-        for lora in ("merged", "adapter")
+        WeightWriter(Route(transport=transport, config=WeightsConfig.parse({**settings, "adapter": adapter})))
+        for adapter in ("merged", "alone")
     ]
     engines, readers = [serving(kind), serving(kind)], [WeightReader(), WeightReader()]
     alone = engines[1].memory().weights
@@ -85,7 +85,7 @@ def test_an_engine_samples_as_with_merged_weights(
 def test_bfloat16_weights_are_the_trainers_to_the_bit() -> None:
     engine, served = trained("qwen2", LORA, torch.bfloat16), serving("qwen2", torch.bfloat16)
     step(engine, 0)
-    writer = WeightWriter(Route(transport="alias", config=WeightsConfig(lora="adapter")))
+    writer = WeightWriter(Route(transport="alias", config=WeightsConfig(adapter="alone")))
     take_in(served, WeightReader(), WeightRef(version=1, parts=(engine.write_weights(writer, 1, copy=True),)))
     state = served._model.state_dict()
     for name, tensor in engine.weights().items():
@@ -95,7 +95,7 @@ def test_bfloat16_weights_are_the_trainers_to_the_bit() -> None:
 def test_another_base_is_refused_and_the_old_weights_serve() -> None:
     engine, served = trained("qwen2", LORA), serving("qwen2")
     step(engine, 0)
-    writer = WeightWriter(Route(transport="alias", config=WeightsConfig(lora="adapter")))
+    writer = WeightWriter(Route(transport="alias", config=WeightsConfig(adapter="alone")))
     ref = WeightRef(version=1, parts=(engine.write_weights(writer, 1, copy=True),))
     with torch.no_grad():
         served._model.model.layers[0].self_attn.q_proj.weight[0, 0] += 1
