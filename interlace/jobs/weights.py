@@ -12,5 +12,5 @@ async def join_weights(groups: RoleGroups, recipe: Recipe) -> str:
     readers = [await engine.weight_place() for engine in groups.rollout]
     name, reason = choose_transport(recipe.weights, writers, readers)
     await groups.actor.open_weights(Route(transport=name, config=recipe.weights, reason=reason))
-    content = f"{recipe.weights.codec}{', the adapter alone' if recipe.weights.lora == 'adapter' else ''}"
+    content = f"{recipe.weights.codec}{', the adapter alone' if recipe.weights.adapter == 'alone' else ''}"
     return f"weights: {name}, {content} ({reason})"
