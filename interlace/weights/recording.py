@@ -2,9 +2,8 @@
 
 Models fuse projections, stack experts, tie heads and pad vocabularies as they load, each in its own way. In place of
 tables of names the model's own loader is run once on tensors without content: views of such a tensor still say which
-block of it they are, so each copy, concatenation and stack is a statement about blocks. The result is what the model
-needs in Hugging Face names, and how to put it where it belongs. (The idea of vLLM's sharded transfer, which replays
-operations; here they become boxes of the plan.)
+block of it they are, so each copy, concatenation and stack is a statement about blocks: which block of which saved
+tensor a part of the model is. (The idea of vLLM's sharded transfer, which replays operations; here they become boxes.)
 """
 
 from __future__ import annotations
@@ -70,23 +69,17 @@ def record_load(
     return tuple(landing for name, tensor in made.items() for landing in recorder.landings(name, tensor))
 
 
-def needs_of(landings: Sequence[Landing], sources: Mapping[str, Shard]) -> tuple[Shard, ...]:
-    """Returns what a reader has to fetch: of each saved tensor the smallest block around all that lands somewhere."""
-    found: dict[str, Box] = {}
-    for landing in landings:
-        box = landing.source_box
-        found[landing.source] = _around(found[landing.source], box) if landing.source in found else box
-    return tuple(sources[name]._replace(box=box) for name, box in found.items())
-
-
-def land(
-    landings: Sequence[Landing], needs: Sequence[Shard], read: Mapping[str, Tensor], into: Mapping[str, Tensor]
-) -> None:
-    """Writes blocks that were fetched into a model's tensors."""
+def landed(landings: Sequence[Landing], needs: Sequence[Shard]) -> Mapping[str, Sequence[Landing]]:
+    """Cuts landings down to blocks of the model's tensors, by their names. needs: the blocks, one a tensor."""
     boxes = {shard.name: shard.box for shard in needs}
+    found: dict[str, list[Landing]] = {name: [] for name in boxes}
     for landing in landings:
-        block = read[landing.source][landing.source_box.within(boxes[landing.source]).slices]
-        into[landing.target][landing.target_box.slices].copy_(block.reshape(landing.target_box.size))
+        box = boxes.get(landing.target)
+        shared = box and landing.target_box.intersect(box)
+        if shared is not None:
+            source = _follow(shared, landing.target_box, landing.source_box)
+            found[landing.target].append(landing._replace(source_box=source, target_box=shared))
+    return found
 
 
 class _Recorder(TorchDispatchMode):
@@ -203,9 +196,3 @@ def _places(result: Tensor, inputs: Sequence[Tensor], dim: int, stacks: bool) ->
         start[dim], size[dim] = first, length
         yield Box(tuple(start), tuple(size)), tensor
         first += length
-
-
-def _around(one: Box, other: Box) -> Box:
-    start = tuple(map(min, one.start, other.start))
-    ends = (max(a + n, b + m) for a, n, b, m in zip(one.start, one.size, other.start, other.size, strict=True))
-    return Box(start, tuple(end - first for first, end in zip(start, ends, strict=True)))

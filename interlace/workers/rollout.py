@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response, SampleKey
@@ -102,8 +102,8 @@ class RolloutWorker(Worker):
         """Swaps all weights between two decode steps."""
         with self._reader.open(ref) as weights:
             if ref.adapters:
-                assert isinstance(self._engine, TakesAdapters)  # the recipe's check sees to it
-                self._engine.update_adapter(weights, ref.adapters, ref.version, mode)
+                engine = cast("TakesAdapters", self._engine)  # the recipe's check sees to it
+                engine.update_weights(weights, ref.version, mode, adapters=ref.adapters)
             else:
                 self._engine.update_weights(weights, ref.version, mode, frozen=weights.frozen)
 

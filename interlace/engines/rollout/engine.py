@@ -26,12 +26,12 @@ from interlace.engines.rollout.protocol import (
     check_mode,
 )
 from interlace.engines.rollout.request_checks import Limits
-from interlace.engines.rollout.saved_weights import SavedWeights
 from interlace.engines.rollout.scheduler import Scheduler
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 from interlace.models.size import context_length
 from interlace.weights.plan import Shard
 from interlace.weights.ref import AdapterBase
+from interlace.weights.saved import LandedWeights, SavedWeights, watched_load
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -179,18 +179,19 @@ class NativeEngine:
         self._paused = False
 
     def update_weights(
-        self, tensors: Mapping[str, Tensor], version: int, mode: UpdateMode, *, frozen: bool = False
+        self,
+        tensors: Mapping[str, Tensor],
+        version: int,
+        mode: UpdateMode,
+        *,
+        frozen: bool = False,
+        adapters: Sequence[AdapterBase] = (),
     ) -> None:
         check_mode(mode)
-        self._weights.update(tensors, frozen=frozen)
-        self._updated(version, mode)
-
-    def update_adapter(
-        self, factors: Mapping[str, Tensor], bases: Sequence[AdapterBase], version: int, mode: UpdateMode
-    ) -> None:
-        """Serves the loaded weights with an adapter added in: see LiveWeights.merge."""
-        check_mode(mode)
-        self._weights.merge(factors, bases)
+        if adapters:
+            self._weights.merge(tensors, adapters)
+        else:
+            self._weights.update(tensors, frozen=frozen)
         self._updated(version, mode)
 
     def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
@@ -200,9 +201,10 @@ class NativeEngine:
             self._weights.check(saved)
             for name, tensor in saved:
                 self._weights.replace(name, tensor, frozen=False)
-        else:  # transformers saves some architectures under other names: it knows the way back
-            loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=self._model.dtype)
-            self._weights.update(loaded.state_dict(), frozen=True)
+        else:  # transformers saves some architectures under other names: its loader, watched, knows the way back
+            config, dtype = self._model.config, self._model.dtype
+            landings = watched_load(type(self._model), config, saved, dtype)[1]
+            self._weights.update(LandedWeights(saved, landings, self._weights.shards), frozen=False)
         self._updated(version, mode)
 
     def _updated(self, version: int, mode: UpdateMode) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import Completion, FinishReason, Metrics, Request, SampleKey
+from interlace.engines.rollout.named_weights import GivenWeights, NamedWeights
 from interlace.engines.rollout.protocol import (
     EngineMemory,
     EngineReport,
@@ -18,7 +19,7 @@ from interlace.engines.rollout.protocol import (
     UpdateMode,
     check_mode,
 )
-from interlace.engines.rollout.saved_weights import GivenWeights, NamedWeights, SavedWeights
+from interlace.weights.saved import SavedWeights
 
 if TYPE_CHECKING:
     from torch import Tensor

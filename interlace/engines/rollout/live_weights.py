@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from interlace.core.errors import UserError, nearest
-from interlace.engines.rollout.saved_weights import GivenWeights, NamedWeights
+from interlace.engines.rollout.named_weights import GivenWeights, NamedWeights
 from interlace.models.residence import Move, Residence
 from interlace.weights.content import content_hash
 from interlace.weights.ref import FACTORS, AdapterBase

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from interlace.core.errors import UserError
 from interlace.core.types import Completion, Metrics, Request, SampleKey
@@ -124,12 +124,17 @@ class RolloutEngine(Protocol):
     def report(self) -> EngineReport: ...
 
 
-@runtime_checkable
 class TakesAdapters(Protocol):
     """An engine that adds an adapter to the weights that it loaded (`weights.adapter=alone`)."""
 
-    def update_adapter(
-        self, factors: "Mapping[str, Tensor]", bases: "Sequence[AdapterBase]", version: int, mode: UpdateMode
+    def update_weights(
+        self,
+        tensors: "Mapping[str, Tensor]",
+        version: int,
+        mode: UpdateMode,
+        *,
+        adapters: "Sequence[AdapterBase]",
     ) -> None:
-        """Replaces the adapter, or leaves the one before: UserError for other layers or another base."""
+        """Replaces the adapter, of which the tensors are the factors, or keeps the one before: UserError for other
+        layers or another base. adapters: what each trainer rank says of the base."""
         ...

@@ -20,12 +20,13 @@ from interlace.engines.rollout.external import (
     request_seed,
 )
 from interlace.engines.rollout.live_weights import LiveWeights
+from interlace.engines.rollout.named_weights import NamedWeights
 from interlace.engines.rollout.protocol import EngineMemory
 from interlace.engines.rollout.request_checks import Limits
-from interlace.engines.rollout.saved_weights import NamedWeights, SavedWeights
 from interlace.models.config import ModelConfig
 from interlace.models.loading import empty_model
 from interlace.models.size import model_size
+from interlace.weights.saved import SavedWeights
 
 if TYPE_CHECKING:
     import vllm

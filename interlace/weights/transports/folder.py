@@ -27,16 +27,11 @@ from interlace.weights.config import WeightsConfig
 from interlace.weights.content import ContentHash, content_hash, cut_out, view_of
 from interlace.weights.plan import ITEM_BYTES, Box, Shard
 from interlace.weights.ref import WeightPart
+from interlace.weights.saved import SAVED_TYPES
 from interlace.weights.transports.base import Held, Lease, Sent
 
 INDEX = "model.safetensors.index.json"
 """Says in which file each tensor is, for whatever loads the folder."""
-_SAVED_TYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-}  # fmt: skip
-"""Names of types in a safetensors file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -172,7 +167,7 @@ def _layout(shards: Sequence[Shard]) -> tuple[bytes, dict[str, int], int]:
     starts, place = {}, 0
     for shard in order:
         end = place + prod(shard.shape) * ITEM_BYTES[shard.dtype]
-        saved = {"dtype": _SAVED_TYPES[shard.dtype], "shape": list(shard.shape), "data_offsets": [place, end]}
+        saved = {"dtype": SAVED_TYPES[shard.dtype], "shape": list(shard.shape), "data_offsets": [place, end]}
         table[shard.name], starts[shard.name], place = saved, place, end
     text = json.dumps(table).encode()
     text += b" " * (-(len(text) + 8) % 64)

@@ -43,10 +43,7 @@ def serving(kind: str, dtype: torch.dtype = torch.float32) -> NativeEngine:
 
 def take_in(engine: NativeEngine, reader: WeightReader, ref: WeightRef) -> None:
     with reader.open(ref) as read:
-        if ref.adapters:
-            engine.update_adapter(read, ref.adapters, ref.version, "recompute")
-        else:
-            engine.update_weights(read, ref.version, "recompute", frozen=read.frozen)
+        engine.update_weights(read, ref.version, "recompute", frozen=read.frozen, adapters=ref.adapters)
 
 
 @pytest.mark.parametrize(("kind", "config"), [("qwen2", LORA), ("gpt2", LoraConfig(rank=2))])

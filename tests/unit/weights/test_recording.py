@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-from interlace.core.errors import InterlaceError
+from interlace.core.errors import InterlaceError, UserError
 from interlace.weights.plan import Box, Shard
-from interlace.weights.reader import WeightReader
-from interlace.weights.recording import Load, land, needs_of, record_load
-from interlace.weights.ref import WeightRef
-from interlace.weights.writer import WeightWriter
+from interlace.weights.recording import Load, record_load
+from interlace.weights.saved import LandedWeights, SavedWeights, watched_load
 
 HIDDEN, HEADS, VOCABULARY, PADDED = 8, 4, 10, 16
 
@@ -69,24 +68,47 @@ class Serving(nn.Module):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_serving_engines_loader_becomes_boxes_that_a_reader_fetches(rank: int) -> None:
+def test_a_serving_engines_loader_becomes_blocks_that_are_read(
+    tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tensors = saved()
-    sources, empty = described(tensors), Serving(rank, "meta")
-    landings = record_load(empty.load, sources, dict(empty.named_parameters()))
-    needs = needs_of(landings, sources)
-    needed = sum(shard.num_bytes for shard in needs)
-    assert needed < 0.8 * sum(tensor.nbytes for tensor in tensors.values()), "its own part, no more"
-    expected, found = Serving(rank, "cpu"), Serving(rank, "cpu")
+    save_file(tensors, tmp_path / "model.safetensors")
+    folder, empty = SavedWeights(tmp_path), Serving(rank, "meta")
+    landings = record_load(empty.load, folder.shards, dict(empty.named_parameters()))
+    expected = Serving(rank, "cpu")
     expected.load(tensors)
-    ref = WeightRef(version=1, parts=(WeightWriter().write(1, tensors),))
-    with torch.no_grad(), WeightReader(needs).open(ref) as read:
-        land(landings, needs, read, dict(found.named_parameters()))
-    for name, tensor in expected.state_dict().items():
-        assert torch.equal(found.state_dict()[name], tensor), name
+    filled = {landing.target for landing in landings}
+    assert filled == set(dict(expected.named_parameters()))
+    read: list[int] = []
+    own = SavedWeights.read
+    monkeypatch.setattr(SavedWeights, "read", lambda self, *args: noted(own(self, *args), read))
+    rows = VOCABULARY - PADDED // 2 if rank else PADDED // 2  # what is behind them is padding, which nothing fills
+    needs = [
+        shard._replace(box=Box((0, 0), (rows, HIDDEN))) if name == "embed" else shard
+        for name, shard in described(dict(expected.named_parameters())).items()
+    ]
+    found = dict(LandedWeights(folder, landings, needs).items())
+    for shard in needs:
+        assert torch.equal(found[shard.name], expected.state_dict()[shard.name][shard.box.slices]), shard.name
+    assert sum(read) < 0.8 * sum(tensor.numel() for tensor in tensors.values()), "its own part, no more"
 
 
-def test_transformers_own_stacking_of_experts_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # what other threads do is not seen
+def noted(tensor: Tensor, read: list[int]) -> Tensor:
+    read.append(tensor.numel())
+    return tensor
+
+
+def test_a_folder_that_lacks_some_of_a_model_is_refused(tmp_path: Path) -> None:
+    tensors = saved()
+    save_file(tensors, tmp_path / "model.safetensors")
+    folder, empty = SavedWeights(tmp_path), Serving(0, "meta")
+    landings = record_load(empty.load, folder.shards, dict(empty.named_parameters()))
+    some, needs = [one for one in landings if one.target != "norm"], [*described({"norm": empty.norm}).values()]
+    with pytest.raises(UserError, match=r"lacks 1 weights \(norm"):
+        LandedWeights(folder, some, needs)
+
+
+def test_transformers_own_stacking_of_experts_is_recorded(tmp_path: Path) -> None:
     config = Qwen3MoeConfig(
         vocab_size=32, hidden_size=16, moe_intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, head_dim=8, num_experts=4, num_experts_per_tok=2,
@@ -94,17 +116,10 @@ def test_transformers_own_stacking_of_experts_is_recorded(tmp_path: Path, monkey
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path)
-    from safetensors.torch import load_file
-
-    tensors = load_file(tmp_path / "model.safetensors")
-
-    def load(given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return type(model).from_pretrained(None, config=config, state_dict=dict(given)).state_dict()
-
-    sources = described(tensors)
-    landings = record_load(load, sources)
-    found = {name: torch.full_like(tensor, torch.nan) for name, tensor in model.state_dict().items()}
-    land(landings, [*sources.values()], tensors, found)
+    folder = SavedWeights(tmp_path)
+    empty, landings = watched_load(type(model), config, folder, torch.float32)
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    found = LandedWeights(folder, landings, [*described(model.state_dict()).values()])
     for name, tensor in model.state_dict().items():
         assert torch.equal(found[name], tensor), name
     assert sum(landing.target.endswith("experts.gate_up_proj") for landing in landings) == 8

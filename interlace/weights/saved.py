@@ -1,0 +1,166 @@
+"""Weights in the safetensors files of a folder, read block by block: whoever needs a part of a model reads that part.
+
+Names and shapes there are often not the model's: transformers stacks experts and fuses projections as it loads. What
+lands where comes from watching its loader once, without content (weights/recording.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import UserError
+from interlace.weights.plan import Box, Shard
+from interlace.weights.recording import Landing, landed, record_load
+from interlace.weights.shards import box_of, local_part
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+SAVED_TYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "uint16": "U16", "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+"""Names of types in a safetensors file."""
+_TYPES = {saved: name for name, saved in SAVED_TYPES.items()}
+
+
+class SavedWeights:
+    """Tensors in the safetensors files of a folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Reads the files' headers. UserError where there are none."""
+        from safetensors import safe_open
+
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:
+            raise UserError(
+                f"{folder} holds no .safetensors file: there are no weights to load. Give a folder that save_pretrained"
+                " wrote."
+            )
+        self._files: dict[str, Path] = {}
+        self.shards: dict[str, Shard] = {}
+        """Description of each tensor, whole, by its name."""
+        for path in files:
+            with safe_open(path, framework="pt") as held:
+                for name in held.keys():  # noqa: SIM118 - the file is no mapping
+                    piece = held.get_slice(name)
+                    shape = tuple(piece.get_shape())
+                    self._files[name] = path
+                    self.shards[name] = Shard(name, shape, _TYPES[piece.get_dtype()], Box((0,) * len(shape), shape))
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Returns the shape of each tensor."""
+        return {name: shard.shape for name, shard in self.shards.items()}
+
+    def read(self, name: str, box: Box | None = None) -> Tensor:
+        """Reads a block of one tensor into host memory, and no more than that; None: all of it."""
+        from safetensors import safe_open
+
+        with safe_open(self._files[name], framework="pt") as held:
+            if box is None or box == self.shards[name].box:
+                tensor: Tensor = held.get_tensor(name)
+            else:
+                tensor = held.get_slice(name)[box.slices]
+        return tensor
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name in self.shards:
+            yield name, self.read(name)
+
+
+class LandedWeights(Mapping[str, "Tensor"]):
+    """Blocks of a model's tensors, each put together from a folder's when it is read. Shapes are known at once."""
+
+    def __init__(self, saved: SavedWeights, landings: Sequence[Landing], needs: Sequence[Shard]) -> None:
+        """needs: the blocks, in the model's names. Raises UserError where the folder does not fill one of them."""
+        self._saved, self._needs = saved, {shard.name: shard for shard in needs}
+        self._landings = landed(landings, needs)
+        self.shapes = {shard.name: tuple(shard.box.size) for shard in needs}
+        lacking = [
+            shard.name
+            for shard in needs
+            if prod(shard.box.size) > sum(prod(piece.target_box.size) for piece in self._landings[shard.name])
+        ]
+        if lacking:
+            raise UserError(
+                f"the model's folder lacks {len(lacking)} weights ({', '.join(lacking[:3])} ...), which would be "
+                "random: is this the whole model, of that architecture?"
+            )
+
+    def __getitem__(self, name: str) -> Tensor:
+        import torch
+
+        shard, pieces = self._needs[name], self._landings[name]
+        if len(pieces) == 1:
+            return self._saved.read(pieces[0].source, pieces[0].source_box).reshape(shard.box.size)
+        whole = torch.empty(shard.box.size, dtype=getattr(torch, shard.dtype))
+        for piece in pieces:
+            block = self._saved.read(piece.source, piece.source_box)
+            whole[piece.target_box.within(shard.box).slices] = block.reshape(piece.target_box.size)
+        return whole
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._needs)
+
+    def __len__(self) -> int:
+        return len(self._needs)
+
+
+class ModelInSlices:
+    """A model of which every rank reads its own part: no rank ever has the whole."""
+
+    def __init__(self, kind: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype) -> None:
+        """Makes the model without content. Raises InterlaceError where its loader does more than cut and join."""
+        self._saved = SavedWeights(folder)
+        self.model, self._landings = watched_load(kind, config, self._saved, dtype)
+
+    def fill(self, model: nn.Module) -> None:
+        """Reads this rank's part of each tensor. The model is cut up, and its memory is there."""
+        whole: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
+        firsts = {id(tensor): name for name, tensor in reversed(whole.items())}  # of a tied one
+        shards = [
+            Shard(name, tuple(whole[name].shape), str(whole[name].dtype).removeprefix("torch."), box_of(whole[name]))
+            for name in firsts.values()
+        ]
+        for name, block in LandedWeights(self._saved, self._landings, shards).items():
+            local_part(whole[name]).copy_(block)
+
+
+def watched_load(
+    kind: type[PreTrainedModel], config: PretrainedConfig, saved: SavedWeights, dtype: torch.dtype
+) -> tuple[PreTrainedModel, tuple[Landing, ...]]:
+    """Runs transformers' own loader on tensors without content. Returns the model, on the meta device but for what is
+    not in the folder, and which block of which saved tensor lands where in it."""
+    made: list[PreTrainedModel] = []
+
+    def load(given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        made.append(kind.from_pretrained(None, config=config, state_dict=dict(given), dtype=dtype))
+        return made[0].state_dict()
+
+    with _on_this_thread():
+        landings = record_load(load, saved.shards)
+    return made[0], landings
+
+
+@contextmanager
+def _on_this_thread() -> Iterator[None]:
+    """Has transformers load without threads of its own: what they do would not be seen."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
