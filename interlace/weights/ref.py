@@ -45,7 +45,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterBase:
-    """What the factors of an adapter are added to: the weights that an engine has loaded, which stay as they are."""
+    """Weights that the factors of an adapter are added to: an engine has loaded them, and they stay as they are."""
 
     scale: float
     """Factor of the product of both factors."""

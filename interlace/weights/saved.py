@@ -1,4 +1,4 @@
-"""Weights in the safetensors files of a folder, read block by block: whoever needs a part of a model reads that part.
+"""Weights in the safetensors files of a folder, read block by block: a rank that needs a part of a model reads it.
 
 Names and shapes there are often not the model's: transformers stacks experts and fuses projections as it loads. What
 lands where comes from watching its loader once, without content (weights/recording.py).
