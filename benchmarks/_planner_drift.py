@@ -12,7 +12,7 @@ from interlace.jobs.virtual import run_virtually
 from interlace.observe.progress import QuietProgress
 from interlace.recipes.load import load_recipe
 from interlace.runtime.timeline import NoRecorder
-from interlace.schedule.candidates import lag_steps, selects_by_speed, warm_up_steps
+from interlace.schedule.candidates import lag_steps, leaves_out, warm_up_steps
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 from interlace.simulate.profiles import load_profile
@@ -78,7 +78,7 @@ def drift_table() -> str:
 
 
 def _is_allowed(schedule: Schedule) -> bool:
-    return lag_steps(schedule) <= MAX_LAG and not selects_by_speed(schedule)
+    return lag_steps(schedule) <= MAX_LAG and not leaves_out(schedule)
 
 
 def _phase(growth: float) -> Phase:

@@ -5,20 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from interlace.cli.plan_table import differences, show_plans, unique
 from interlace.cli.preflight import hush_libraries, writable
 from interlace.core.errors import UserError
-from interlace.observe.step_line import number, short
 
 if TYPE_CHECKING:
     from interlace.jobs.plan import PlanSettings, RecipePlan
     from interlace.profiling.probe import Probes
     from interlace.schedule.plans import Planned
-
-SHOWN = 6
-"""Plans in the table."""
 
 
 def plan(
@@ -116,57 +111,16 @@ def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
 
 
 def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes | None") -> None:
-    from interlace.jobs.plan import interval
-
-    found, sizes = made.found, made.request.workload
-    table = Table(
-        title=f"{recipe} on {sizes.num_devices} x {made.request.simulation.profile.device}, predicted "
-        f"({made.request.settings.words})",
-        title_justify="left",
-    )
-    for name in ("plan", "s/step", "ratio", "tokens/s", "goodput", "staleness", "length", "what differs"):
-        table.add_column(name, justify="left" if name in ("plan", "what differs") else "right", overflow="fold")
-    for place, each in enumerate(_unique([*found.ranked[:SHOWN], *([found.baseline] if found.baseline else [])])):
-        low, high = interval(each)
-        ratio, score = found.ratio(each), each.score
-        cells = (
-            f"{place + 1}. {each.name}",
-            f"{number(score.step_s, 2)} ({number(low, 2)}-{number(high, 2)})",
-            f"{ratio:.2f}x" if ratio else "-",
-            short(score.tokens_per_s),
-            f"{score.goodput:.0%}",
-            f"{score.staleness_mean:.2f} / {each.lag_steps}",
-            f"{score.length_shift:+.1%}",
-            _differs(each),
-        )
-        table.add_row(*map(Text, cells))
-    console.print(table)
-    price = made.price(found.best)
-    if price is not None:
-        _say(console, f"A million trained tokens cost {price:.3g}.")
+    found = made.found
+    show_plans(console, made, recipe)
     _say(
         console,
         f"{found.num_scored} schedules simulated, {found.num_pruned} ruled out before by memory or a lower bound. "
-        "Intervals are two standard errors over simulated steps; what the profile gets wrong comes on top.",
+        "s/step ± two standard errors over simulated steps; what the profile gets wrong comes on top. stale: mean "
+        "versions / most steps. cost: of a million trained tokens.",
     )
     if measured:
         _say(console, measured.text())
-
-
-def _unique(plans: "Sequence[Planned]") -> "list[Planned]":
-    found: list[Planned] = []
-    for each in plans:
-        if each not in found:
-            found.append(each)
-    return found
-
-
-def _differs(plan: "Planned") -> str:
-    """Returns the plan's fields that are not the defaults, on a line."""
-    from interlace.core.yaml_text import to_yaml
-    from interlace.schedule.plans import differing
-
-    return to_yaml(differing(plan.schedule), flow=True, width=10**6).strip().strip("{}")
 
 
 def _explain(console: Console, made: "RecipePlan") -> None:
@@ -182,7 +136,7 @@ def _page(made: "RecipePlan", recipe: str) -> str:
     from interlace.observe.report.plan import PlanPoint, plan_page
 
     found = made.found
-    plans = _unique([*found.front, *found.ranked, *([found.baseline] if found.baseline else [])])
+    plans = unique([*found.front, *found.ranked, *([found.baseline] if found.baseline else [])])
     points = [
         PlanPoint(
             name=each.name,
@@ -190,7 +144,7 @@ def _page(made: "RecipePlan", recipe: str) -> str:
             staleness=float(each.lag_steps),
             length_shift=each.score.length_shift,
             is_front=each in found.front,
-            text=_differs(each),
+            text=differences(each),
         )
         for each in plans
     ]

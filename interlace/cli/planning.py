@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from interlace.cli.plan_table import differences
 from interlace.core.errors import UserError
 
 START_S = 15.0
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from interlace.observe.progress import ProgressView
     from interlace.profiling.probe import Probes
     from interlace.recipes.config import Recipe
-    from interlace.schedule.plans import Planned
 
 
 def plan_here(
@@ -87,18 +87,11 @@ def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, Onlin
     console.print(
         f"schedule=auto ({settings.words}): {best.score.step_s:.3g} s a step predicted on {devices} devices"
         + (f", {ratio:.2f}x verl-colocated" if ratio else "")
-        + f": {_fields(best)}",
+        + f": {differences(best)}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
     accepts = accepts_here(plain, made.request.simulation.devices)
     return under(recipe, best.schedule, AUTO), OnlinePlanner(made.request, best.schedule, best.score.step_s, accepts)
-
-
-def _fields(plan: "Planned") -> str:
-    from interlace.core.yaml_text import to_yaml
-    from interlace.schedule.plans import differing
-
-    return to_yaml(differing(plan.schedule), flow=True, width=10**6).strip().strip("{}")
 
 
 def planned_for(

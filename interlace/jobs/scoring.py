@@ -10,13 +10,14 @@ from statistics import fmean, stdev
 
 from interlace.core.errors import HangError, UserError
 from interlace.core.types import TerminalEvent
+from interlace.flows.run import StepResult
 from interlace.jobs.simulate import Simulation
 from interlace.jobs.virtual import Simulated, run_virtually
 from interlace.observe.goodput import BINS, USEFUL, ledger_of
 from interlace.recipes.config import Recipe, ScheduleChoice
 from interlace.runtime.timeline import NoRecorder
 from interlace.schedule.bounds import response_lengths
-from interlace.schedule.candidates import selects_by_speed
+from interlace.schedule.candidates import leaves_out, selects_by_speed
 from interlace.schedule.plans import Fidelity, Refused, Score, Scorer
 from interlace.schedule.schedule import Schedule
 from interlace.simulate.scale import scale_model
@@ -67,13 +68,7 @@ def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recip
     ledger = ledger_of(rows)
     shift = 0.0
     if selects_by_speed(recipe.schedule.resolved):
-        trained = [
-            ended.sample.num_tokens
-            for result in results
-            for ended in result.ended
-            if ended.event == TerminalEvent.TRAINED
-        ]
-        shift = fmean(trained) / fmean(response_lengths(simulation.profile.lengths, recipe.sampling.max_new_tokens)) - 1
+        shift = _length_shift(results, simulation, recipe)
     return Score(
         step_s=seconds / counted,
         error_s=stdev(step_s) / math.sqrt(counted) if counted > 1 else 0.0,
@@ -84,6 +79,22 @@ def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recip
         length_shift=shift,
         bins={name: ledger.fraction(name) for name in BINS},
     )
+
+
+def _length_shift(results: Sequence[StepResult], simulation: Simulation, recipe: Recipe) -> float:
+    """Returns the mean length trained on against the profile's, less 1.
+
+    Where all is trained on and only its order depends on speed, what two standard errors over groups explain is chance.
+    """
+    groups: dict[int, list[int]] = {}
+    for ended in (ended for result in results for ended in result.ended if ended.event == TerminalEvent.TRAINED):
+        groups.setdefault(ended.sample.key.gid, []).append(ended.sample.num_tokens)
+    means = [fmean(lengths) for lengths in groups.values()]
+    expected = fmean(response_lengths(simulation.profile.lengths, recipe.sampling.max_new_tokens))
+    trained = fmean(length for lengths in groups.values() for length in lengths)
+    chance = 2 * stdev(means) / math.sqrt(len(means)) / expected if len(means) > 1 else math.inf
+    shift = trained / expected - 1
+    return shift if leaves_out(recipe.schedule.resolved) or abs(shift) > chance else 0.0
 
 
 _workplace: Workplace

@@ -135,7 +135,17 @@ def lag_steps(schedule: Schedule) -> int:
 
 
 def selects_by_speed(schedule: Schedule) -> bool:
-    """Says whether what is trained on depends on how soon it is finished: whether lengths may be biased."""
+    """Says whether what is trained on depends on how soon it is finished: whether lengths may be biased.
+
+    Groups that overtake others are trained on earlier, though none is left out: a batch may be shorter, and a run's
+    end is.
+    """
+    overtakes = not schedule.batches_are_fixed and schedule.overtake != 0
+    return leaves_out(schedule) or overtakes
+
+
+def leaves_out(schedule: Schedule) -> bool:
+    """Says whether slow groups are left out of training, for good or to come again."""
     return schedule.tail.kind in ("oversample", "tail_batching") or schedule.on_straggler != "hold"
 
 

@@ -1,0 +1,69 @@
+"""Plans as a table that fits 80 columns: figures in rows, and below them what each plan's schedule says."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from interlace.observe.step_line import number, short
+
+if TYPE_CHECKING:
+    from interlace.jobs.plan import RecipePlan
+    from interlace.schedule.plans import Planned
+
+SHOWN = 6
+"""Plans in the table."""
+COLUMNS = ("plan", "s/step", "ratio", "tok/s", "useful", "stale", "len", "cost")
+
+
+def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
+    """Prints the best plans and the baseline: figures first, then the fields in which each differs from the defaults."""
+    sizes, costs = made.request.workload, made.request.simulation.profile
+    title = f"{recipe} on {sizes.num_devices} x {costs.device}, predicted ({made.request.settings.words})"
+    plans = unique([*made.found.ranked[:SHOWN], *([made.found.baseline] if made.found.baseline else [])])
+    has_price = made.price(made.found.best) is not None
+    console.print(Text(title, "italic"))
+    table = Table(box=None, header_style="bold underline", padding=(0, 1, 0, 0))
+    for name in COLUMNS if has_price else COLUMNS[:-1]:
+        table.add_column(name, justify="left" if name == "plan" else "right", overflow="fold")
+    for place, each in enumerate(plans):
+        table.add_row(*map(Text, _cells(made, each, place)[: len(table.columns)]))
+    console.print(table)
+    console.print("What differs from the defaults:")
+    for place, each in enumerate(plans):
+        console.print(Padding(Text(f"{place + 1}. {differences(each)}"), (0, 0, 0, 2)))
+
+
+def _cells(made: "RecipePlan", plan: "Planned", place: int) -> tuple[str, ...]:
+    ratio, score, price = made.found.ratio(plan), plan.score, made.price(plan)
+    digits = 0 if score.step_s >= 100 else 1 if score.step_s >= 10 else 2
+    return (
+        f"{place + 1}. {plan.name}",
+        f"{number(score.step_s, digits)} ±{number(2 * score.error_s, digits)}",
+        f"{ratio:.2f}x" if ratio else "-",
+        short(score.tokens_per_s),
+        f"{score.goodput:.0%}",
+        f"{score.staleness_mean:.1f}/{plan.lag_steps}",
+        f"{score.length_shift:+.1%}",
+        "-" if price is None else f"{price:.3g}",
+    )
+
+
+def unique(plans: "Sequence[Planned]") -> "list[Planned]":
+    """Returns the plans without those that came before."""
+    found: list[Planned] = []
+    for each in plans:
+        if each not in found:
+            found.append(each)
+    return found
+
+
+def differences(plan: "Planned") -> str:
+    """Returns the plan's fields that are not the defaults, on a line."""
+    from interlace.core.yaml_text import to_yaml
+    from interlace.schedule.plans import differing
+
+    return to_yaml(differing(plan.schedule), flow=True, width=10**6).strip().strip("{}")
