@@ -20,7 +20,7 @@ COLUMNS = ("plan", "s/step", "ratio", "tok/s", "useful", "stale", "len", "cost")
 
 
 def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
-    """Prints the best plans and the baseline: figures first, then the fields in which each differs from the defaults."""
+    """Prints the best plans and the baseline: figures first, then the fields that differ from the defaults."""
     sizes, costs = made.request.workload, made.request.simulation.profile
     title = f"{recipe} on {sizes.num_devices} x {costs.device}, predicted ({made.request.settings.words})"
     plans = unique([*made.found.ranked[:SHOWN], *([made.found.baseline] if made.found.baseline else [])])

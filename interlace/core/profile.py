@@ -6,7 +6,7 @@ over them.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Self
 
@@ -18,6 +18,15 @@ from interlace.core.config import Config
 def speed_up(num_devices: int, efficiency: float) -> float:
     """How many times faster `num_devices` are than one, where each doubling keeps `efficiency` of what it promises."""
     return float((2 * efficiency) ** math.log2(num_devices)) if num_devices > 1 else 1.0
+
+
+def read_curve(points: Sequence[tuple[float, float]], place: float) -> float:
+    """Reads a curve given as rising (place, value): linear between its points and beyond the last, flat before."""
+    if place <= points[0][0] or len(points) == 1:
+        return points[0][1]
+    index = min(bisect_left(points, place, key=itemgetter(0)), len(points) - 1)
+    (low, low_value), (high, high_value) = points[index - 1], points[index]
+    return low_value + (high_value - low_value) * (place - low) / (high - low)
 
 
 class StateCosts(Config):
@@ -100,12 +109,7 @@ class RolloutCosts(StateCosts):
 
     def step_s(self, batch: int) -> float:
         """Predicts a decode step of `batch` sequences without context; beyond the last point the last slope goes on."""
-        steps = self.steps
-        if batch <= steps[0][0] or len(steps) == 1:
-            return steps[0][1]
-        place = min(bisect_left(steps, batch, key=itemgetter(0)), len(steps) - 1)
-        (low, low_s), (high, high_s) = steps[place - 1], steps[place]
-        return low_s + (high_s - low_s) * (batch - low) / (high - low)
+        return read_curve(self.steps, batch)
 
 
 class InferenceCosts(StateCosts):

@@ -34,12 +34,25 @@ class DecodeCurve:
         seen.num_tokens += call.num_new_tokens
         seen.seconds += seconds
         seen.num_calls += 1
+        seen.weighted_batch += call.batch * call.num_new_tokens
         self._too_small = None
 
     def tokens_per_s(self, batch: int) -> float | None:
         """Returns tokens/s at batches of about this size; None where there was none."""
         seen = self._seen.get(batch.bit_length())
         return seen.tokens_per_s if seen else None
+
+    def steps(self) -> list[tuple[float, float]]:
+        """Returns (sequences, seconds of a decode step) of each size seen often enough, by rising number of sequences.
+
+        A step of more sequences takes no less time: what noise says otherwise is smoothed away.
+        """
+        found: list[tuple[float, float]] = []
+        for _, seen in sorted(self._seen.items()):
+            if seen.num_calls >= MIN_CALLS:
+                batch = seen.weighted_batch / seen.num_tokens
+                found.append((batch, max(batch * seen.seconds / seen.num_tokens, found[-1][1] if found else 0.0)))
+        return found
 
     def is_underfilled(self, batch: int) -> bool:
         """Says whether a batch decodes at less than the share of the best; False where nothing is known of its size."""
@@ -58,6 +71,8 @@ class _Seen:
     num_tokens: int = 0
     seconds: float = 0.0
     num_calls: int = 0
+    weighted_batch: float = 0.0
+    """Sum over calls of their batch times their tokens."""
 
     @property
     def tokens_per_s(self) -> float:

@@ -1,12 +1,26 @@
 """How long a response will be, from what is known: the ranker behind dispatch by length."""
 
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from interlace.core.types import Metrics, Request
+
+FORGETTING = 0.998
+"""Weight of what was learned, against the next response: lengths drift as the policy is trained."""
+PRIOR = 4.0
+"""Responses' worth of doubt in what one token of a prompt says."""
+ENOUGH = 64
+"""Responses that are learned from before the ranker is believed."""
+KEPT_GROUPS = 1 << 12
+"""Groups whose finished siblings are remembered."""
+SCORED = 1 << 12
+"""Latest responses that the shown rank correlation is of."""
+
 
 class LengthHistory:
-    """Mean length of earlier responses to the same prompt; for a new prompt, in proportion to its own length.
-
-    Lengths only rank requests, so a rough estimate does. Ours is the simplest that needs no model; StreamRL
-    (arXiv 2504.15930) trains one.
-    """
+    """Mean length of earlier responses to the same prompt; for a new prompt, in proportion to its own length."""
 
     def __init__(self, first_guess: float) -> None:
         """first_guess: tokens, until a response has ended."""
@@ -22,11 +36,153 @@ class LengthHistory:
         self._response_tokens += response_tokens
         self._prompt_tokens += prompt_tokens
 
+    def of_prompt(self, uid: str) -> float | None:
+        """Returns the mean length of responses to a prompt; None where none has ended."""
+        count, total = self._of_prompt.get(uid, (0, 0))
+        return total / count if count else None
+
     def expect(self, uid: str, prompt_tokens: int) -> float:
         """Returns the response tokens to expect."""
-        if uid in self._of_prompt:
-            count, total = self._of_prompt[uid]
-            return total / count
+        known = self.of_prompt(uid)
+        if known is not None:
+            return known
         if not self._responses:
             return self._first_guess
         return self._response_tokens / self._responses * (prompt_tokens * self._responses / self._prompt_tokens)
+
+
+class _Guess(NamedTuple):
+    """What was known of a request when it was dispatched, and what was expected of it."""
+
+    features: tuple[float, ...]
+    expected: float
+    of_history: float
+
+
+class LengthRanker:
+    """Length learned from a prompt's history, its group's finished siblings, its tokens and its own length.
+
+    A linear model of log length, fitted response by response (recursive least squares): what each source says is
+    weighed by how far that proved right. StreamRL (arXiv 2504.15930) trains a language model for the same, Seer
+    (2511.14617) asks the siblings. Until it has learned, and where lengths only balance engines, the history serves.
+    """
+
+    def __init__(self, first_guess: float, *, learns: bool) -> None:
+        """first_guess: tokens, until a response has ended. learns: False takes the history's word."""
+        self._history, self._learns = LengthHistory(first_guess), learns
+        self._siblings: dict[int, tuple[int, float]] = {}
+        self._tokens: dict[int, tuple[int, float]] = {}
+        """Token of prompts -> responses, and the sum of how far their log length was from the mean."""
+        self._mean, self._num_observed = math.log(max(1.0, first_guess)), 0
+        self._model = _LeastSquares(len(_NOTHING))
+        self._guesses: dict[str, _Guess] = {}
+        self._scored: deque[tuple[float, float, float]] = deque(maxlen=SCORED)
+
+    def expect(self, request: Request) -> float:
+        """Returns the response tokens to expect of a request that is dispatched."""
+        of_history = self._history.expect(request.uid, len(request.prompt_ids))
+        if not self._learns:
+            return of_history
+        features = self._features(request)
+        expected = of_history
+        if self._num_observed >= ENOUGH:
+            expected = math.exp(min(25.0, self._mean + self._model.predict(features)))
+        self._guesses.setdefault(request.id, _Guess(features, expected, of_history))
+        return expected
+
+    def observe(self, request: Request, num_tokens: int) -> None:
+        """Learns from a response that ended."""
+        self._history.observe(request.uid, len(request.prompt_ids), num_tokens)
+        if not self._learns:
+            return
+        length = math.log(max(1, num_tokens))
+        self._num_observed += 1
+        self._mean += (length - self._mean) / min(self._num_observed, 1000)
+        if guess := self._guesses.pop(request.id, None):
+            self._model.fit(guess.features, length - self._mean)
+            self._scored.append((guess.expected, guess.of_history, float(num_tokens)))
+        for token in set(request.prompt_ids):
+            count, total = self._tokens.get(token, (0, 0.0))
+            self._tokens[token] = (count + 1, total + length - self._mean)
+        count, total = self._siblings.pop(request.owner.gid, (0, 0.0))
+        self._siblings[request.owner.gid] = (count + 1, total + length)
+        if len(self._siblings) > KEPT_GROUPS:
+            del self._siblings[next(iter(self._siblings))]
+
+    def forget(self, request_id: str) -> None:
+        """Ends a request that gets no response."""
+        self._guesses.pop(request_id, None)
+
+    def metrics(self) -> Metrics:
+        """Returns the rank correlation of expected and real lengths of the latest responses, beside history's alone."""
+        if not self._learns or len(self._scored) < 2:
+            return {}
+        expected, of_history, real = zip(*self._scored, strict=True)
+        return {
+            "length_rank": rank_correlation(expected, real),
+            "length_rank_of_history": rank_correlation(of_history, real),
+        }
+
+    def _features(self, request: Request) -> tuple[float, ...]:
+        known = self._history.of_prompt(request.uid)
+        count, total = self._siblings.get(request.owner.gid, (0, 0.0))
+        of_tokens = [self._tokens[token] for token in set(request.prompt_ids) if token in self._tokens]
+        said = sum(total / (count + PRIOR) for count, total in of_tokens) / max(1, len(of_tokens))
+        return (
+            1.0,
+            math.log(max(1, len(request.prompt_ids))) - 4.0,
+            0.0 if known is None else math.log(max(1.0, known)) - self._mean,
+            count / (count + 1) * (total / count - self._mean) if count else 0.0,
+            10 * said,
+        )
+
+
+_NOTHING = (0.0,) * 5
+
+
+class _LeastSquares:
+    """Weights of a linear model, renewed with each observation; old ones are forgotten by and by."""
+
+    def __init__(self, size: int) -> None:
+        self._weights = [0.0] * size
+        self._covariance = [[10.0 * (row == column) for column in range(size)] for row in range(size)]
+
+    def predict(self, features: Sequence[float]) -> float:
+        return sum([weight * value for weight, value in zip(self._weights, features, strict=True)])
+
+    def fit(self, features: Sequence[float], value: float) -> None:
+        spread = self._covariance
+        projected = [sum([each * feature for each, feature in zip(row, features, strict=True)]) for row in spread]
+        scale = FORGETTING + sum([one * two for one, two in zip(features, projected, strict=True)])
+        error = value - self.predict(features)
+        self._weights = [weight + error * one / scale for weight, one in zip(self._weights, projected, strict=True)]
+        # Bounded: a feature that is always 0 would be forgotten without end.
+        self._covariance = [
+            [
+                min(1e3, max(-1e3, (each - one * two / scale) / FORGETTING))
+                for each, two in zip(row, projected, strict=True)
+            ]
+            for row, one in zip(spread, projected, strict=True)
+        ]
+
+
+def rank_correlation(one: Sequence[float], two: Sequence[float]) -> float:
+    """Computes Spearman's rank correlation; equal values share their mean rank. 0 where either never varies."""
+    first, second = _ranks(one), _ranks(two)
+    middle = (len(first) - 1) / 2
+    dot = sum((a - middle) * (b - middle) for a, b in zip(first, second, strict=True))
+    norm = math.sqrt(sum((a - middle) ** 2 for a in first) * sum((b - middle) ** 2 for b in second))
+    return dot / norm if norm else 0.0
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks, start = [0.0] * len(values), 0
+    while start < len(order):
+        end = start
+        while end < len(order) and values[order[end]] == values[order[start]]:
+            end += 1
+        for place in order[start:end]:
+            ranks[place] = (start + end - 1) / 2
+        start = end
+    return ranks

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from interlace.core.types import Metrics, Progress, Request, Response, SampleKey
 from interlace.runtime.clock import Clock
-from interlace.runtime.timeline import Timeline
+from interlace.runtime.timeline import EngineCall, Timeline
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.concurrency import EngineUse, create_limit
 from interlace.schedule.dispatch import Load
@@ -45,6 +45,10 @@ class Job:
 
 class EngineHost(Protocol):
     """Receiver of a driver's reports: the pool of all engines."""
+
+    def on_served(self, call: EngineCall) -> None:
+        """Takes in what a call of the engine computed."""
+        ...
 
     def on_response(self, job: Job, response: Response) -> None:
         """Takes in the response of a job that ended."""
@@ -184,7 +188,7 @@ class EngineDriver:
             progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts, ended)
             self._serving = False
             self.kv_use = progress.kv_use
-            self._meter.end(span, progress, self.num_queued)
+            self._host.on_served(self._meter.end(span, progress, self.num_queued))
             for response in progress.responses:
                 self._deliver(response)
             if self._limit.adapts:

@@ -44,8 +44,11 @@ class GenerationMeter:
         """Tokens of a sample that ended before it was finished."""
         self._timeline.drop_tokens(num_tokens)
 
-    def end(self, span: Span, progress: Progress, num_queued: int) -> None:
-        """Notes that the call ended. span: of rank 0. num_queued: requests that the engine has not got yet."""
+    def end(self, span: Span, progress: Progress, num_queued: int) -> EngineCall:
+        """Notes that the call ended. Returns what it computed.
+
+        span: of rank 0. num_queued: requests that the engine has not got yet.
+        """
         self._cached_tokens += progress.num_new_tokens
         self.take_out(span, progress.responses)
         reasons = [response.completion.finish_reason for response in progress.responses]
@@ -65,3 +68,4 @@ class GenerationMeter:
         )
         self._repeated_tokens = self._prompt_tokens = 0
         self._timeline.serve(served)
+        return served

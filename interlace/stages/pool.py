@@ -10,9 +10,11 @@ from functools import partial
 from interlace.core.errors import UserError
 from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.runtime.cluster import Cluster
+from interlace.runtime.decode_curve import DecodeCurve
+from interlace.runtime.timeline import EngineCall
 from interlace.runtime.waits import Signal
 from interlace.schedule.dispatch import create_dispatch
-from interlace.schedule.lengths import LengthHistory
+from interlace.schedule.lengths import LengthRanker
 from interlace.schedule.roles import ROLES
 from interlace.schedule.routing import route
 from interlace.schedule.schedule import Schedule
@@ -73,7 +75,8 @@ class EnginePool:
         self._samples_per_step = samples_per_step
         self._shared_devices = _shared_devices(cluster, engines) if self._migrate else frozenset()
         self._swapped = Signal(cluster.waits)
-        self._lengths = LengthHistory(float(expected_tokens))
+        self._lengths = LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
+        self._curve = DecodeCurve() if self._policy.adapts else None
         self._on_suspended = on_suspended
         self._drivers = [
             EngineDriver(engine, cluster.waits, cluster.clock, cluster.timeline, schedule, self) for engine in engines
@@ -199,7 +202,7 @@ class EnginePool:
         """
         found = sum((driver.counts for driver in self._drivers), Counter({"suspended": self._num_suspensions}))
         counts = {f"num_{name}": float(found[name]) for name in ("interrupted", "migrated", "suspended")}
-        counts |= self._homes.metrics()
+        counts |= {**self._homes.metrics(), **self._lengths.metrics()}
         names = dict.fromkeys(name for driver in self._drivers for name in driver.metrics)
         return counts | {name: sum(driver.metrics.get(name, 0.0) for driver in self._drivers) for name in names}
 
@@ -225,7 +228,13 @@ class EnginePool:
             self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
         elif request_id in self._driver_of:
             self._driver_of.pop(request_id).cancel(request_id)
+        self._lengths.forget(request_id)
         self._tool_waits.settled(request_id, None)
+
+    def on_served(self, call: EngineCall) -> None:
+        """Learns how fast engines decode, where the dispatch policy asks for that."""
+        if self._curve:
+            self._curve.observe(call)
 
     def on_response(self, job: Job, response: Response) -> None:
         """Passes a response of an engine on, or suspends its request."""
@@ -244,7 +253,7 @@ class EnginePool:
         self._tool_waits.settled(done.request.id, driver)
         if done.request.may_continue:
             self._homes.answered(done, driver)
-        self._lengths.observe(done.request.uid, len(done.request.prompt_ids), len(done.token_ids))
+        self._lengths.observe(done.request, len(done.token_ids))
         job.deliver(response)
 
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
@@ -259,6 +268,8 @@ class EnginePool:
         if not jobs:
             return
         ready = [driver for driver in drivers if driver.starts_new] or drivers
+        if self._curve:
+            self._policy.learn(self._curve.steps())
         expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
         chosen = route(self._policy, expected, self._homes.kept(jobs, ready), loads)
         for job, engine in zip(jobs, chosen, strict=True):
@@ -298,7 +309,7 @@ class EnginePool:
         self._on_suspended()
 
     def _expected(self, request: Request) -> float:
-        return len(request.prompt_ids) + self._lengths.expect(request.uid, len(request.prompt_ids))
+        return len(request.prompt_ids) + self._lengths.expect(request)
 
     def _gather(self) -> None:
         """Looks whether few enough sequences are left to be gathered on fewer engines."""

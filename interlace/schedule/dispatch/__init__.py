@@ -24,6 +24,11 @@ class DispatchPolicy(ABC):
 
     longest_first = False
     """True if engines start the requests that are expected to be longest first, instead of in order of admission."""
+    adapts = False
+    """True if the policy asks how long decode steps take: learn() is called before assign() once engines have shown."""
+
+    def learn(self, steps: Sequence[tuple[float, float]]) -> None:  # noqa: B027 - most policies have no use for it
+        """Takes in (sequences, measured seconds of a decode step) by rising number of sequences."""
 
     @abstractmethod
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
@@ -56,6 +61,7 @@ class _Checked(DispatchPolicy):
 
     def __init__(self, spec: str, policy: DispatchPolicy) -> None:
         self._spec, self._policy, self.longest_first = spec, policy, policy.longest_first
+        self.adapts, self.learn = policy.adapts, policy.learn  # type: ignore[method-assign]
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
         chosen = self._policy.assign(expected_tokens, loads)

@@ -3,19 +3,30 @@
 import math
 from collections.abc import Sequence
 
+from interlace.core.profile import read_curve
 from interlace.schedule.dispatch import DispatchPolicy, Load
 from interlace.schedule.dispatch.least_tokens import least_loaded
 
 TAIL_FRACTION = 0.2
 TAIL_QUANTILE, REGULAR_QUANTILE = 0.9, 0.5
-FLAT_BATCH = 150.0
-"""Running sequences at which a decode step takes twice as long as with one: below it a step is memory-bound."""
+UNKNOWN_STEPS = ((1.0, 151.0), (150.0, 300.0))
+"""(sequences, relative time of a decode step) until engines have shown their own: 150 sequences take twice as long as
+one, about what a 7B model does on an H800."""
 
 
 class SkewAware(DispatchPolicy):
     """Policy that splits engines between the longest fifth and the rest so that the slower set takes least time."""
 
     longest_first = True
+    adapts = True
+
+    def __init__(self) -> None:
+        self._steps: Sequence[tuple[float, float]] = UNKNOWN_STEPS
+
+    def learn(self, steps: Sequence[tuple[float, float]]) -> None:
+        """Takes in the measured decode curve; one size of batch says nothing of how steps grow."""
+        if len(steps) > 1:
+            self._steps = steps
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
         """Assigns a wave; one that is small against the engines is only balanced: there is no tail to set apart."""
@@ -38,15 +49,11 @@ class SkewAware(DispatchPolicy):
         regular_length = lengths[math.floor((1 - REGULAR_QUANTILE) * len(lengths))]
 
         def slower(split: int) -> float:
-            tail = _latency(num_tail / split, tail_length)
-            return max(tail, _latency((len(lengths) - num_tail) / (num_engines - split), regular_length))
+            tail = tail_length * read_curve(self._steps, num_tail / split)
+            num_regular = (len(lengths) - num_tail) / (num_engines - split)
+            return max(tail, regular_length * read_curve(self._steps, num_regular))
 
         return min(range(1, num_engines), key=lambda split: (slower(split), split))
-
-
-def _latency(batch: float, length: float) -> float:
-    """Returns the time of `length` decode steps at a batch size, in steps of a batch of one."""
-    return (1 + batch / FLAT_BATCH) * length
 
 
 create = SkewAware

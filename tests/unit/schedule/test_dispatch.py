@@ -55,6 +55,21 @@ def test_skew_aware_gives_the_tail_engines_of_its_own() -> None:
     assert len(tail) > 2, "and few requests on each"
 
 
+def test_skew_aware_divides_the_engines_by_the_measured_decode_curve() -> None:
+    lengths = [100.0] * 80 + [4000.0] * 20
+
+    def num_for_tail(steps: list[tuple[float, float]]) -> int:
+        policy = create_dispatch("skew_aware")
+        policy.learn(steps)
+        return len(set(policy.assign(lengths, loads(*[0.0] * 8))[80:]))
+
+    # Where a step takes as long for thirty as for one, the short ones may share an engine; where it grows with each
+    # sequence, every set gets engines by its tokens.
+    assert num_for_tail([(1.0, 0.01)]) == num_for_tail([]), "one size says nothing of the slope"
+    assert num_for_tail([(1.0, 0.01), (200.0, 0.01)]) == 1, "then more engines save nothing"
+    assert num_for_tail([(1.0, 0.01), (100.0, 1.0)]) > 4
+
+
 def test_a_users_own_policy_is_checked() -> None:
     assert isinstance(create_dispatch("interlace.schedule.dispatch.least_tokens:LeastTokens"), DispatchPolicy)
     with pytest.raises(UserError, match="not a DispatchPolicy"):
