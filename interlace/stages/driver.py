@@ -9,7 +9,8 @@ from typing import Literal, Protocol, TypeAlias
 
 from interlace.core.types import Metrics, Progress, Request, Response, SampleKey
 from interlace.runtime.clock import Clock
-from interlace.runtime.timeline import EngineCall, Timeline
+from interlace.runtime.decode_curve import DecodeCurve
+from interlace.runtime.timeline import Timeline
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.concurrency import EngineUse, create_limit
 from interlace.schedule.dispatch import Load
@@ -46,9 +47,8 @@ class Job:
 class EngineHost(Protocol):
     """Receiver of a driver's reports: the pool of all engines."""
 
-    def on_served(self, call: EngineCall) -> None:
-        """Takes in what a call of the engine computed."""
-        ...
+    curve: DecodeCurve | None
+    """Learns from each call; None where calls are of no interest."""
 
     def on_response(self, job: Job, response: Response) -> None:
         """Takes in the response of a job that ended."""
@@ -188,7 +188,9 @@ class EngineDriver:
             progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts, ended)
             self._serving = False
             self.kv_use = progress.kv_use
-            self._host.on_served(self._meter.end(span, progress, self.num_queued))
+            served = self._meter.end(span, progress, self.num_queued)
+            if self._host.curve:
+                self._host.curve.observe(served)
             for response in progress.responses:
                 self._deliver(response)
             if self._limit.adapts:

@@ -11,7 +11,6 @@ from interlace.core.errors import UserError
 from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.decode_curve import DecodeCurve
-from interlace.runtime.timeline import EngineCall
 from interlace.runtime.waits import Signal
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.lengths import LengthRanker
@@ -76,7 +75,8 @@ class EnginePool:
         self._shared_devices = _shared_devices(cluster, engines) if self._migrate else frozenset()
         self._swapped = Signal(cluster.waits)
         self._lengths = LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
-        self._curve = DecodeCurve() if self._policy.adapts else None
+        self.curve = DecodeCurve() if self._policy.adapts else None
+        """How fast the engines decode; None where the dispatch policy does not ask."""
         self._on_suspended = on_suspended
         self._drivers = [
             EngineDriver(engine, cluster.waits, cluster.clock, cluster.timeline, schedule, self) for engine in engines
@@ -231,11 +231,6 @@ class EnginePool:
         self._lengths.forget(request_id)
         self._tool_waits.settled(request_id, None)
 
-    def on_served(self, call: EngineCall) -> None:
-        """Learns how fast engines decode, where the dispatch policy asks for that."""
-        if self._curve:
-            self._curve.observe(call)
-
     def on_response(self, job: Job, response: Response) -> None:
         """Passes a response of an engine on, or suspends its request."""
         done = response.completion
@@ -268,8 +263,8 @@ class EnginePool:
         if not jobs:
             return
         ready = [driver for driver in drivers if driver.starts_new] or drivers
-        if self._curve:
-            self._policy.learn(self._curve.steps())
+        if self.curve:
+            self._policy.learn(self.curve.steps())
         expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
         chosen = route(self._policy, expected, self._homes.kept(jobs, ready), loads)
         for job, engine in zip(jobs, chosen, strict=True):
