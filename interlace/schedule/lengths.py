@@ -52,7 +52,7 @@ class LengthHistory:
 
 
 class _Guess(NamedTuple):
-    """What was known of a request when it was dispatched, and what was expected of it."""
+    """Features of a request when it was dispatched, and what was expected of it."""
 
     features: tuple[float, ...]
     expected: float
