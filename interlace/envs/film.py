@@ -8,7 +8,7 @@ from interlace.observe.films import Film
 
 
 class FilmRecorder:
-    """Collector of pictures: one after the reset, and one after each chunk. Given to EnvFleet.episode()."""
+    """Collector of pictures: one after the reset, and one after each chunk. Given to EnvEpisode.film()."""
 
     def __init__(self, name: str) -> None:
         """name: of the film: the task and the initial state."""

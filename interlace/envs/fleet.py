@@ -2,60 +2,147 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import cache
-from typing import Any
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, reduce
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
+from interlace.core.types import Metrics
 from interlace.envs.base import Start
 from interlace.envs.film import FilmRecorder
 from interlace.envs.load import EnvConfig
 from interlace.envs.pool import EnvCounts, EnvPool
-from interlace.envs.process import SlotChunk, SlotJob
+from interlace.envs.process import JobKind, SlotChunk, SlotJob
 from interlace.envs.spec import Array, EnvSpec, Observation
+
+Around = Callable[[], AbstractContextManager[object]]
+"""Makes what is entered around each wait for a simulator."""
+Ask = Callable[[JobKind, Array | None], Awaitable[object]]
+"""Has an episode's environment do something; see SlotAnswer for what that results in."""
 
 
 class EnvEpisode:
     """One episode in one environment, from its reset on. A call raises SimulatorError where the simulator broke."""
 
-    def __init__(
-        self, pool: EnvPool, slot: int, observation: Observation, recorder: FilmRecorder | None = None
-    ) -> None:
-        self._pool, self._slot, self._recorder = pool, slot, recorder
+    def __init__(self, ask: Ask, spec: EnvSpec, observation: Observation, around: Around = nullcontext) -> None:
+        self._ask, self._around = ask, around
+        self._recorder: FilmRecorder | None = None
+        self.spec = spec
+        """What the family's environments are like."""
         self.observation = observation
         """Present observation; of an episode that ended, the final one."""
 
     async def chunk_step(self, actions: Array) -> SlotChunk:
         """Carries out actions, [K, A]; stops at the one that ends the episode."""
-        work = SlotJob(slot=self._slot, kind="chunk", actions=np.asarray(actions))
-        chunk: SlotChunk = await _done(self._pool, work)
+        chunk: SlotChunk = await self.do("chunk", np.asarray(actions))
         self.observation = chunk.observation
-        await self.record()
+        await self._record()
         return chunk
 
-    async def record(self) -> None:
-        """Gives the present picture to the recorder, where there is one that can."""
+    async def film(self, recorder: FilmRecorder) -> None:
+        """Takes pictures from now on, which changes nothing else; without a renderer the recorder says why not."""
+        self._recorder = recorder
+        await self._record()
+
+    async def render(self) -> NDArray[np.uint8]:
+        """Draws the present state, [H, W, 3]. Raises UserError where nothing there can."""
+        picture: NDArray[np.uint8] = await self.do("render")
+        return picture
+
+    async def expert_action(self) -> Array:
+        """Returns a scripted expert's action for the present state, [A]. Raises UserError where there is no expert."""
+        action: Array = await self.do("expert")
+        return action
+
+    async def do(self, kind: JobKind, actions: Array | None = None) -> Any:
+        """Has the environment do something."""
+        with self._around():
+            return await self._ask(kind, actions)
+
+    async def _record(self) -> None:
         if self._recorder is not None and not self._recorder.problem:
             try:
                 self._recorder.take(await self.render())
             except UserError as error:
                 self._recorder.give_up(error)
 
-    async def render(self) -> NDArray[np.uint8]:
-        """Draws the present state, [H, W, 3]. Raises UserError where nothing there can."""
-        picture: NDArray[np.uint8] = await _done(self._pool, SlotJob(slot=self._slot, kind="render"))
-        return picture
 
-    async def expert_action(self) -> Array:
-        """Returns a scripted expert's action for the present state, [A]. Raises UserError where there is no expert."""
-        action: Array = await _done(self._pool, SlotJob(slot=self._slot, kind="expert"))
-        return action
+class EnvServer(Protocol):
+    """Home of environments: processes of this one's own, or an instance of a run's role `env`."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments; their slots are numbered from 0."""
+        ...
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that simulate; slot s lives in process s modulo this."""
+        ...
+
+    @property
+    def counts(self) -> EnvCounts:
+        """Counts since the start, as of now."""
+        ...
+
+    async def spec(self) -> EnvSpec:
+        """Waits until the environments are there, and says what they are like. Raises UserError."""
+        ...
+
+    async def do(self, job: SlotJob) -> object:
+        """Does a job behind those of its slot. Raises UserError and SimulatorError."""
+        ...
+
+    def forget(self, slot: int) -> None:
+        """Ends the episode of a slot."""
+        ...
+
+    def close(self) -> None:
+        """Ends the processes, with what they are doing."""
+        ...
+
+
+class OwnProcesses:
+    """Server that is processes of this one's own."""
+
+    def __init__(self, config: EnvConfig) -> None:
+        """Starts them."""
+        self._pool = EnvPool(config)
+        self.num_envs, self.num_processes = config.num_envs, self._pool.num_processes
+        self.forget, self.close = self._pool.forget, self._pool.close
+
+    @property
+    def counts(self) -> EnvCounts:
+        """Counts since the start, as of now."""
+        return replace(self._pool.counts)
+
+    async def spec(self) -> EnvSpec:
+        """Waits for the environments; see EnvServer."""
+        return await asyncio.shield(asyncio.wrap_future(self._pool.spec))
+
+    async def do(self, job: SlotJob) -> object:
+        """Does a job; see EnvServer."""
+        return await asyncio.wrap_future(self._pool.submit(job))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Home:
+    """Home of one environment."""
+
+    server: EnvServer
+    slot: int
+    process: int
+    """Number of its process, over all servers."""
+
+    async def ask(self, kind: JobKind, actions: Array | None) -> object:
+        """Has the environment do something."""
+        return await self.server.do(SlotJob(slot=self.slot, kind=kind, actions=actions))
 
 
 class EnvFleet:
@@ -65,61 +152,81 @@ class EnvFleet:
     what other episodes do. Used within one event loop.
     """
 
-    def __init__(self, config: EnvConfig) -> None:
-        """Starts no process so far; start() does."""
+    def __init__(self, config: EnvConfig, servers: Sequence[EnvServer] = ()) -> None:
+        """servers: of all environments together; none: processes of this one's own, which start() starts."""
         self.config = config
-        self._pool: EnvPool | None = None
-        self._free: list[list[int]] = []
-        """By process: slots that are free."""
-        self._queue: deque[asyncio.Future[int]] = deque()
+        self._servers = list(servers)
+        self._free: list[list[_Home]] = []
+        """By process: environments that are free."""
+        self._queue: deque[asyncio.Future[_Home]] = deque()
+        self._counted = EnvCounts()
+        """Counts at the last reading of metrics()."""
 
     async def start(self) -> EnvSpec:
         """Makes the environments, unless that was done; says what they are like.
 
         Raises UserError for a family, settings or a task that cannot work.
         """
-        if self._pool is None:
-            self._pool = EnvPool(self.config)
-            num_processes = self._pool.num_processes
-            slots = range(self.config.num_envs)
-            self._free = [[slot for slot in slots if slot % num_processes == home] for home in range(num_processes)]
-        return await asyncio.shield(asyncio.wrap_future(self._pool.spec))
+        if not self._servers:
+            self._servers = [OwnProcesses(self.config)]
+        if not self._free:
+            processes = [(server, first) for server in self._servers for first in range(server.num_processes)]
+            self._free = [
+                [_Home(server, slot, number) for slot in range(first, server.num_envs, server.num_processes)]
+                for number, (server, first) in enumerate(processes)
+            ]
+        specs = [await server.spec() for server in self._servers]
+        return specs[0]
 
     @property
     def counts(self) -> EnvCounts:
         """Counts since the start, as of now."""
-        return replace(self._pool.counts) if self._pool else EnvCounts()
+        return reduce(EnvCounts.plus, [server.counts for server in self._servers], EnvCounts())
+
+    def metrics(self) -> Metrics:
+        """Returns what the simulators did since the last call."""
+        now, before = self.counts, self._counted
+        self._counted = now
+        num_actions = float(now.num_actions - before.num_actions)
+        steps = num_actions * float(str(self.config.settings.get("action_repeat", 1)))
+        seconds = now.busy_s - before.busy_s
+        return {
+            "env/resets": float(now.num_resets - before.num_resets),
+            "env/actions": num_actions,
+            "env/seconds": seconds,
+            "env/broken": float(now.num_failed - before.num_failed),
+            "env/steps": steps,
+            "env/steps_per_second": steps / max(seconds, 1e-9),
+        }
 
     @asynccontextmanager
-    async def episode(self, start: Start, *, recorder: FilmRecorder | None = None) -> AsyncIterator[EnvEpisode]:
+    async def episode(self, start: Start, *, around: Around = nullcontext) -> AsyncIterator[EnvEpisode]:
         """Waits for a free environment and resets it; it is free again at the end of the `async with`.
 
-        recorder: takes pictures, which changes nothing else; without a renderer it says why there are none. Raises
-        SimulatorError where the reset broke.
+        Raises SimulatorError where the reset broke.
         """
-        await self.start()
-        assert self._pool is not None
-        slot = await self._lease()
+        with around():
+            spec = await self.start()
+            home = await self._lease()
         try:
-            observation = await _done(self._pool, SlotJob(slot=slot, kind="reset", start=start))
-            episode = EnvEpisode(self._pool, slot, observation, recorder)
-            await episode.record()
-            yield episode
+            with around():
+                observation: Any = await home.server.do(SlotJob(slot=home.slot, kind="reset", start=start))
+            yield EnvEpisode(home.ask, spec, observation, around)
         finally:
-            self._pool.forget(slot)
-            self._give_back(slot)
+            home.server.forget(home.slot)
+            self._give_back(home)
 
     def close(self) -> None:
-        """Ends the processes, with what they are doing. Called twice, it does nothing the second time."""
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
+        """Ends the processes. Called twice, it does nothing the second time."""
+        servers, self._servers = self._servers, []
+        for server in servers:
+            server.close()
 
-    async def _lease(self) -> int:
+    async def _lease(self) -> "_Home":
         most = max(self._free, key=len)  # the first of several: the process with the fewest episodes
         if most:
             return most.pop(0)
-        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[_Home] = asyncio.get_running_loop().create_future()
         self._queue.append(turn)
         try:
             return await turn
@@ -128,13 +235,13 @@ class EnvFleet:
                 self._give_back(turn.result())
             raise
 
-    def _give_back(self, slot: int) -> None:
+    def _give_back(self, home: "_Home") -> None:
         while self._queue:
             turn = self._queue.popleft()
             if not turn.done():
-                turn.set_result(slot)
+                turn.set_result(home)
                 return
-        self._free[slot % len(self._free)].append(slot)
+        self._free[home.process].append(home)
 
 
 def read_spec(config: EnvConfig) -> EnvSpec:
@@ -156,7 +263,3 @@ def _spec_of(config: str) -> EnvSpec:
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, ask()).result()
-
-
-async def _done(pool: EnvPool, work: SlotJob) -> Any:
-    return await asyncio.wrap_future(pool.submit(work))

@@ -30,9 +30,22 @@ class EnvConfig(Config):
     num_envs: int = Field(default=8, ge=1)
     """Environments that run at once, over all workers."""
     workers: int = Field(default=1, ge=1)
-    """Processes that simulate. Changes the speed and nothing else."""
+    """Processes that simulate, of each instance where a schedule places them on devices. Changes the speed and nothing
+    else."""
     timeout_s: float = Field(default=60.0, gt=0)
     """A chunk, or a reset, that takes longer ends its episode, and its process is replaced."""
+
+    def share(self, instance: int, num_instances: int) -> "EnvConfig":
+        """Returns the settings of one of several instances of the simulators, each with its share of the environments.
+
+        UserError where there are fewer environments than instances.
+        """
+        if self.num_envs < num_instances:
+            raise UserError(
+                f"episode.env.num_envs={self.num_envs}, but schedule.placement.env makes {num_instances} instances of "
+                "the simulators. Give each one environment at least, or place them on fewer devices."
+            )
+        return self.model_copy(update={"num_envs": (self.num_envs + num_instances - 1 - instance) // num_instances})
 
 
 def env_family_names() -> list[str]:
@@ -72,9 +85,18 @@ def _builtin(name: str) -> object:
     return next(value for value in defined if issubclass(value, Simulator | VectorEnv))
 
 
+def simulators_bytes(config: EnvConfig) -> int:
+    """Returns the memory that a configuration's simulators take, roughly; 0 where their family does not say."""
+    kind, settings = find_family(config.family, config.settings)
+    return _needed(kind, settings, config.num_envs) if issubclass(kind, Simulator) else 0
+
+
+def _needed(kind: type[Simulator], settings: EnvSettings, num_envs: int) -> int:
+    return (len(settings.tasks) if kind.swaps else num_envs) * kind.memory_bytes
+
+
 def _check_memory(family: str, kind: type[Simulator], settings: EnvSettings, num_envs: int) -> None:
-    num_simulators = len(settings.tasks) if kind.swaps else num_envs
-    needed, there = num_simulators * kind.memory_bytes, _memory_bytes()
+    needed, there = _needed(kind, settings, num_envs), _memory_bytes()
     if needed > there:
         fits = max(1, there // kind.memory_bytes)
         raise UserError(

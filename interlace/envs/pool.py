@@ -5,11 +5,13 @@ where the process dies or hangs, that job's episode ends. The other episodes of 
 goes through their starts and chunks again: a simulator is deterministic by its start, so they stand where they stood.
 """
 
+import asyncio
 import signal
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.envs.load import EnvConfig
@@ -36,6 +38,25 @@ class EnvCounts:
     """Episodes that ended because a chunk or a reset took longer than env.timeout_s."""
     num_brought_back: int = 0
     """Episodes that went on in a new process."""
+
+    @property
+    def num_failed(self) -> int:
+        """Episodes whose simulator failed, in whatever way."""
+        return self.num_broken + self.num_died + self.num_hung
+
+    def plus(self, other: "EnvCounts") -> "EnvCounts":
+        """Adds both."""
+        return EnvCounts(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EnvBatch:
+    """Results of jobs that were done together."""
+
+    answers: Sequence[SlotAnswer]
+    """One a job, in the jobs' order."""
+    counts: EnvCounts
+    """Counts of their processes since these started."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -69,9 +90,10 @@ class _Home:
 class EnvPool(Children):
     """Processes of one family of environments. Slot s lives in process s modulo `config.workers`."""
 
-    def __init__(self, config: EnvConfig) -> None:
+    def __init__(self, config: EnvConfig, devices: Sequence[str] = ()) -> None:
+        """devices: names of those that the simulators compute on, as `cuda:1`; empty: processor cores."""
         super().__init__("environment", ("interlace.envs.process",))
-        self._config = config
+        self._config, self._devices = config, tuple(devices)
         self.counts = EnvCounts()
         self.spec: Future[EnvSpec] = Future()
         """Shapes and tasks, once a process has made environments; or the UserError by which there are none."""
@@ -88,6 +110,23 @@ class EnvPool(Children):
     def num_processes(self) -> int:
         """Processes that simulate."""
         return len(self._homes)
+
+    async def carry_out(self, jobs: Sequence[SlotJob]) -> EnvBatch:
+        """Does jobs, and waits for all. Raises InterlaceError where no process can be started."""
+        wave = [_Job(work=job, outcome=Future()) for job in jobs]
+        self._submitted.extend(wave)
+        self._wake()
+        futures = [asyncio.wrap_future(each.outcome) for each in wave if each.outcome]
+        found = await asyncio.gather(*futures, return_exceptions=True)
+        answers = []
+        for value in found:
+            if isinstance(value, UserError | SimulatorError):
+                answers.append(SlotAnswer(error=value))
+            elif isinstance(value, BaseException):
+                raise value
+            else:
+                answers.append(SlotAnswer(value=value))
+        return EnvBatch(answers=answers, counts=replace(self.counts))
 
     def submit(self, work: SlotJob) -> "Future[object]":
         """Does a job behind those of its slot that were submitted before; see SlotAnswer for what it results in."""
@@ -125,25 +164,27 @@ class EnvPool(Children):
             home.waiting.clear()
         elif home.child is None:
             settings = self._config.settings
-            home.child = self._start(serve_envs, self._config.family, settings, self._config.num_envs)
+            home.child = self._start(serve_envs, self._config.family, settings, self._config.num_envs, self._devices)
             if home.child:
                 self._by_child[home.child] = home
-        elif home.child.is_ready:
-            while home.waiting:
-                self._give(home, home.child, home.waiting.popleft())
+        elif home.child.is_ready and home.waiting:
+            # In one piece: a process that moves many environments at once finds all of them there.
+            content = b"".join([self._frame(home, home.waiting.popleft()) for _ in range(len(home.waiting))])
+            self._send(home.child, content)
 
-    def _give(self, home: _Home, child: Child, job: _Job) -> None:
+    def _frame(self, home: _Home, job: _Job) -> bytes:
+        """Returns a job as it is sent; nothing where it is settled without."""
         lost = home.lost.pop(job.work.slot, None)
         if lost and job.work.kind != "reset":
             _settle(job, lost)
-            return
+            return b""
         if job.outcome is not None and not _may_settle(job):
-            return  # its episode was cancelled
+            return b""  # its episode was cancelled
         job.number, self._next = self._next, (self._next + 1) % NO_JOB
         home.sent.append(job)
         if len(home.sent) == 1:
             self._begin(home)
-        self._send(child, framed(job.number, job.work))
+        return framed(job.number, job.work)
 
     def _begin(self, home: _Home) -> None:
         if home.sent:

@@ -6,8 +6,10 @@ Simulators are code that a user chose to run, and no code that a model wrote, so
 import contextlib
 import ctypes
 import os
+import select
 import socket
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from interlace.core.errors import UserError
 from interlace.envs.base import Start, VectorEnv
 from interlace.envs.load import create_envs
+from interlace.envs.simulated import SimulatedEnvs
 from interlace.envs.spec import Array, Observation, SimulatorError
 from interlace.runtime.process.child import become_child, framed, receive
 
@@ -47,12 +50,12 @@ class SlotChunk:
         return self.terminated or self.truncated
 
 
-JobKind: TypeAlias = Literal["reset", "chunk", "render", "expert"]
+JobKind: TypeAlias = Literal["reset", "chunk", "render", "expert", "offload", "onload"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SlotJob:
-    """Work on one environment."""
+    """Work on one environment; to offload and onload, on all of a process: `slot` is any of it."""
 
     slot: int
     kind: JobKind
@@ -74,9 +77,16 @@ class SlotAnswer:
     """Processor seconds that the job took."""
 
 
-def serve_envs(connection: socket.socket, family: str, settings: dict[str, object], num_envs: int) -> None:
-    """Runs in the process until the run closes the connection or ends."""
+def serve_envs(
+    connection: socket.socket,
+    family: str,
+    settings: dict[str, object],
+    num_envs: int,
+    devices: Sequence[str] = (),
+) -> None:
+    """Runs in the process until the run closes the connection or ends. devices: see EnvPool."""
     become_child()
+    _see_only(devices)
     # One thread a process: simulators side by side share the cores by being several processes.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
@@ -90,13 +100,22 @@ def serve_envs(connection: socket.socket, family: str, settings: dict[str, objec
             return
         connection.sendall(framed(NO_JOB, envs.spec))
         while True:
-            number, job = receive(connection)
-            began_s = time.process_time()
-            try:
-                answer = SlotAnswer(value=_done(envs, job), busy_s=time.process_time() - began_s)
-            except (UserError, SimulatorError) as error:
-                answer = SlotAnswer(error=error, busy_s=time.process_time() - began_s)
-            connection.sendall(framed(number, answer))
+            numbered = [receive(connection)]
+            # A family that moves many at once does what waits here in one go.
+            while not isinstance(envs, SimulatedEnvs) and select.select([connection], [], [], 0)[0]:
+                numbered.append(receive(connection))
+            answers = _answers(envs, [job for _, job in numbered])
+            for (number, _), answer in zip(numbered, answers, strict=True):
+                connection.sendall(framed(number, answer))
+
+
+def _see_only(devices: Sequence[str]) -> None:
+    """Hides all GPUs from this process's CUDA but these, before anything asks for them."""
+    numbers = [int(name.removeprefix("cuda:")) for name in devices if name.startswith("cuda:")]
+    if numbers:
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = seen.split(",") if seen else [str(number) for number in range(max(numbers) + 1)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in numbers)
 
 
 def _is_there(library: str) -> bool:
@@ -107,30 +126,74 @@ def _is_there(library: str) -> bool:
     return True
 
 
-def _done(envs: VectorEnv, job: SlotJob) -> object:
+def _answers(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotAnswer]:
+    """Does jobs: chunks of one length together, then the others one by one."""
+    found: dict[int, SlotAnswer] = {}
+    together: dict[tuple[int, ...], list[int]] = {}
+    for place, job in enumerate(jobs):
+        if job.actions is not None:
+            together.setdefault(job.actions.shape, []).append(place)
+    for places in together.values():
+        found |= dict(zip(places, _timed(_chunks, envs, [jobs[place] for place in places]), strict=True))
+    for place, job in enumerate(jobs):
+        if place not in found:
+            [found[place]] = _timed(_done, envs, [job])
+    return [found[place] for place in range(len(jobs))]
+
+
+def _timed(
+    work: Callable[[VectorEnv, Sequence[SlotJob]], Sequence[object]], envs: VectorEnv, jobs: Sequence[SlotJob]
+) -> list[SlotAnswer]:
+    """Does some jobs together, and counts their processor seconds evenly."""
+    began_s = time.process_time()
+    values: Sequence[object]
+    try:
+        values = work(envs, jobs)
+    except (UserError, SimulatorError) as error:
+        values = [error] * len(jobs)
+    busy_s = (time.process_time() - began_s) / len(jobs)
+    return [
+        SlotAnswer(
+            value=None if isinstance(value, Exception) else value,
+            error=value if isinstance(value, Exception) else None,
+            busy_s=busy_s,
+        )
+        for value in values
+    ]
+
+
+def _done(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
+    """Does one job, which is no chunk."""
+    [job] = jobs
     slots = [job.slot]
     if job.start is not None:
         start = job.start
         found = envs.reset(seeds=[start.seed], task_ids=[start.task], init_state_ids=[start.init_state], slots=slots)
-        return _first(found)
-    if job.actions is not None:
-        return _chunk(envs, slots, job.actions)
-    return envs.render(slots)[0] if job.kind == "render" else envs.expert_actions(slots)[0]
+        return [_row(found, 0)]
+    if job.kind in ("offload", "onload"):
+        (envs.offload if job.kind == "offload" else envs.onload)()
+        return [None]
+    return envs.render(slots) if job.kind == "render" else list(envs.expert_actions(slots))
 
 
-def _chunk(envs: VectorEnv, slots: list[int], actions: Array) -> SlotChunk:
-    result = envs.chunk_step(actions[None], slots)
-    if result.failures:
-        raise SimulatorError(result.failures[0])
-    return SlotChunk(
-        observation=_first(result.observation),
-        reward=result.reward[0],
-        valid=result.valid[0],
-        terminated=bool(result.terminated.any()),
-        truncated=bool(result.truncated.any()),
-        success=bool(result.success[0]),
-    )
+def _chunks(envs: VectorEnv, jobs: Sequence[SlotJob]) -> list[SlotChunk | SimulatorError]:
+    """Carries out a chunk in each of several environments."""
+    actions = np.stack([job.actions for job in jobs if job.actions is not None])
+    result = envs.chunk_step(actions, [job.slot for job in jobs])
+    return [
+        SimulatorError(result.failures[row])
+        if row in result.failures
+        else SlotChunk(
+            observation=_row(result.observation, row),
+            reward=result.reward[row],
+            valid=result.valid[row],
+            terminated=bool(result.terminated[row].any()),
+            truncated=bool(result.truncated[row].any()),
+            success=bool(result.success[row]),
+        )
+        for row in range(len(jobs))
+    ]
 
 
-def _first(observation: Observation) -> Observation:
-    return {name: array[0] for name, array in observation.items()}
+def _row(observation: Observation, row: int) -> Observation:
+    return {name: array[row] for name, array in observation.items()}

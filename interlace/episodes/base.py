@@ -14,10 +14,11 @@ from interlace.core.types import (
     FloatArray,
     Inputs,
     IntArray,
-    Metrics,
     Prompt,
     SamplingParams,
 )
+from interlace.envs.base import Start
+from interlace.envs.fleet import EnvEpisode
 from interlace.models.actions import ActionTokens
 from interlace.observe.films import Film
 
@@ -141,6 +142,13 @@ class Session(Protocol):
         """Counts a call of a tool, for the run's metrics. name: empty for a call that could not be read."""
         ...
 
+    def simulator(self, start: Start) -> AbstractAsyncContextManager[EnvEpisode]:
+        """Leases one of the run's environments, reset to a start: `async with session.simulator(start) as env:`.
+
+        Raises UserError where the run has none.
+        """
+        ...
+
     def waiting(self, what: str) -> AbstractAsyncContextManager[None]:
         """Names what the episode waits for inside, for the wait-for graph: `async with session.waiting("search"):`."""
         ...
@@ -167,15 +175,6 @@ class Filming(Protocol):
 
     def why_no_films(self) -> str:
         """Returns why there are none though they were asked for; empty where there is no reason."""
-        ...
-
-
-@runtime_checkable
-class Counting(Protocol):
-    """Episode that counts what goes on around its samples."""
-
-    def metrics(self) -> Metrics:
-        """Returns what was counted since the last call."""
         ...
 
 

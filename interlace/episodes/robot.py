@@ -3,7 +3,6 @@
 Each turn is the instruction and the observation of that moment, without the turns before it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -12,10 +11,10 @@ from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.types import BoolArray, FinishReason, FloatArray, Inputs, Metrics, Prompt
+from interlace.core.types import BoolArray, FinishReason, FloatArray, Inputs, Prompt
 from interlace.envs.base import Start
 from interlace.envs.film import FilmRecorder
-from interlace.envs.fleet import EnvEpisode, EnvFleet, read_spec
+from interlace.envs.fleet import EnvEpisode, read_spec
 from interlace.envs.load import EnvConfig, find_family
 from interlace.envs.process import SlotChunk
 from interlace.envs.spec import EnvSpec, Observation
@@ -99,13 +98,11 @@ class _Account:
 
 
 class RobotEpisode:
-    """Runs episodes in a fleet of simulators, which starts with the first episode."""
+    """Runs episodes in the run's simulators."""
 
     def __init__(self, config: RobotConfig) -> None:
         self.config = config
-        self._fleet: EnvFleet | None = None
-        self._spec: EnvSpec | None = None
-        self._counted: Mapping[str, float] = {}
+        self._is_checked = False
         self._films: list[Film] = []
         self._why_no_films = ""
 
@@ -113,17 +110,14 @@ class RobotEpisode:
         """Lets the policy act until the episode ends. UserError where policy and simulator do not go together."""
         actions = policy_actions(session.actions)
         start = Start(task=_whole(prompt, TASK), init_state=_whole(prompt, INIT_STATE), seed=session.seed % 2**31)
-        async with session.waiting("the simulators"):
-            fleet = await self.fleet(actions)
         context = [*prompt.token_ids.tolist(), *actions.placeholders]
-        async with session.waiting("a free simulator"):
-            recorder = self._recorder(prompt, start)
-            lease = fleet.episode(start, recorder=recorder)
-            env = await lease.__aenter__()
-        try:
+        async with session.simulator(start) as env:
+            if not self._is_checked:
+                check_spaces(self.config, env.spec, actions)
+                self._is_checked = True
+            if recorder := self._recorder(prompt, start, env.spec):
+                await env.film(recorder)
             outcome = await self._play(session, env, actions, _Account(context=context, task=start.task))
-        finally:
-            await lease.__aexit__(None, None, None)
         if recorder:
             self._why_no_films = recorder.problem
             self._films += [film for film in (recorder.film(outcome.text or ""),) if film]
@@ -138,19 +132,18 @@ class RobotEpisode:
         """Returns why nothing can be drawn; empty where something can."""
         return self._why_no_films
 
-    def _recorder(self, prompt: Prompt, start: Start) -> FilmRecorder | None:
+    def _recorder(self, prompt: Prompt, start: Start, spec: EnvSpec) -> FilmRecorder | None:
         """Returns what takes an episode's pictures, where its prompt asks for them and they can be drawn."""
-        if not prompt.metadata.get(FILMED) or self._why_no_films or self._spec is None:
+        if not prompt.metadata.get(FILMED) or self._why_no_films:
             return None
-        return FilmRecorder(f"{self._spec.tasks[start.task]}, start {start.init_state}")
+        return FilmRecorder(f"{spec.tasks[start.task]}, start {start.init_state}")
 
     async def _play(self, session: Session, env: EnvEpisode, actions: ActionTokens, account: "_Account") -> Outcome:
         params = session.params.model_copy(update={"max_new_tokens": actions.num_tokens, "stop_token_ids": ()})
         while True:
             inputs = self.inputs(env.observation, actions)
             turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
-            async with session.waiting("the simulator"):
-                chunk = await env.chunk_step(actions.decode(turn.token_ids))
+            chunk = await env.chunk_step(actions.decode(turn.token_ids))
             gained = float(chunk.reward.sum()) * self.config.reward_scale
             account.returned += gained
             account.length += int(chunk.valid.sum())
@@ -158,13 +151,13 @@ class RobotEpisode:
                 session.reward(turn, gained)
             account.valid[turn.number] = np.repeat(chunk.valid, actions.size)
             if chunk.ended:
-                return self._outcome(chunk, account, self._final(chunk, actions, account.context))
+                return self._outcome(env.spec, chunk, account, self._final(chunk, actions, account.context))
 
-    def _outcome(self, chunk: SlotChunk, account: "_Account", final: FinalContext | None) -> Outcome:
+    def _outcome(self, spec: EnvSpec, chunk: SlotChunk, account: "_Account", final: FinalContext | None) -> Outcome:
         success = float(chunk.success)
         parts = {SUCCESS: success, "env/return": account.returned, "env/episode_length": float(account.length)}
-        if self._spec is not None and len(self._spec.tasks) > 1:
-            parts[f"{SUCCESS}/{self._spec.tasks[account.task]}"] = success
+        if len(spec.tasks) > 1:
+            parts[f"{SUCCESS}/{spec.tasks[account.task]}"] = success
         return Outcome(
             reward=success if self.config.reward == "success" else 0.0,
             parts=parts,
@@ -180,47 +173,12 @@ class RobotEpisode:
         inputs = self.inputs(chunk.observation, actions)
         return FinalContext(token_ids=context, inputs=inputs, query_ids=actions.query_ids[:1])
 
-    async def fleet(self, actions: ActionTokens) -> EnvFleet:
-        """Starts the simulators, unless they run. UserError where they do not go with the policy's actions."""
-        if self._fleet is None:
-            self._fleet = EnvFleet(self.config.env)
-        spec = await self._fleet.start()
-        if self._spec is None:
-            check_spaces(self.config, spec, actions)
-            self._spec = spec
-        return self._fleet
-
     def inputs(self, observation: Observation, actions: ActionTokens) -> Inputs:
         """Returns what the policy reads of an observation, [1, ...] each."""
         found = dict(observation)
         if "state" in found:
             found["state"] = featured(np.asarray(found["state"], np.float32), self.config.features)
         return {name: np.asarray(found[name])[None] for name in actions.reads.shapes}
-
-    def metrics(self) -> Metrics:
-        """Returns what the simulators did since the last call."""
-        if self._fleet is None:
-            return {}
-        counts = self._fleet.counts
-        now = {
-            "resets": float(counts.num_resets),
-            "actions": float(counts.num_actions),
-            "seconds": counts.busy_s,
-            "broken": float(counts.num_broken + counts.num_died + counts.num_hung),
-        }
-        found = {name: value - self._counted.get(name, 0.0) for name, value in now.items()}
-        self._counted = now
-        repeat = float(str(self.config.env.settings.get("action_repeat", 1)))
-        steps = found["actions"] * repeat
-        return {f"env/{name}": value for name, value in found.items()} | {
-            "env/steps": steps, "env/steps_per_second": steps / max(found["seconds"], 1e-9)
-        }  # fmt: skip
-
-    def close(self) -> None:
-        """Ends the simulators."""
-        if self._fleet is not None:
-            self._fleet.close()
-        self._fleet = None
 
 
 def policy_actions(actions: ActionTokens | None) -> ActionTokens:

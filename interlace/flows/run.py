@@ -1,6 +1,6 @@
 """Interface of the policy flow: the roles of one run, joined by a channel."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -18,7 +18,7 @@ from interlace.core.types import (
     SamplingParams,
     TerminalEvent,
 )
-from interlace.episodes.base import Counting, Episode
+from interlace.episodes.base import Episode
 from interlace.episodes.single_turn import SingleTurn
 from interlace.flows.advantage_checks import check_advantages, check_shapes
 from interlace.flows.baseline import GreedyBaseline
@@ -37,7 +37,7 @@ from interlace.stages.factory import StageFactory
 from interlace.stages.group import GroupStage
 from interlace.stages.map import Columns
 from interlace.stages.play import Player
-from interlace.stages.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RewardGroup, RolloutGroup
+from interlace.stages.role_groups import ActorGroup, CriticGroup, EnvGroup, ReferenceGroup, RewardGroup, RolloutGroup
 from interlace.stages.session import NO_LIMITS, SessionLimits
 from interlace.stages.stream import ADVANTAGES_DONE, MARKS, SELECTED, Stream
 
@@ -52,6 +52,7 @@ class RoleGroups:
     """None where the episode brings its own reward."""
     reference: Sequence[ReferenceGroup] = ()
     """The actor's own group where the actor trains an adapter: the base under it is the reference."""
+    env: Sequence[EnvGroup] = ()
     critic: CriticGroup | None = None
     """Or the process reward model: no algorithm has both."""
     others: Mapping[str, Sequence[WorkerGroup[Any]]] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class RoleGroups:
             actor=cast(ActorGroup, started["actor"][0]),
             reward=cast(RewardGroup | None, one("reward")),
             reference=cast(Sequence[ReferenceGroup], started.get("reference", ())),
+            env=cast(Sequence[EnvGroup], started.get("env", ())),
             critic=cast(CriticGroup | None, one("critic")),
             others={role: groups for role, groups in started.items() if role not in cls.__dataclass_fields__},
         )
@@ -115,6 +117,8 @@ class LoopSettings:
     """Shaping of rewards: the parts that need a whole group are added here; the rest where samples are scored."""
     limits: SessionLimits = NO_LIMITS
     """Limits of each episode."""
+    counts: Callable[[], Metrics] = Metrics
+    """Returns what was counted around the samples since its last call: by simulators."""
 
 
 SINGLE_TURN = SingleTurn()
@@ -157,7 +161,6 @@ class PolicyRun:
         self._stopped = False
         self.rollout = RolloutRole(stages, groups.rollout, settings, self.admission, episode, self._not_scored)
         self._player = Player(cluster, self.rollout.pool, episode, settings.limits)
-        self._counts_of = episode.metrics if isinstance(episode, Counting) else Metrics
         self._baseline = self._greedy_baseline(groups.reward, episode) if algorithm.needs.greedy_baseline else None
         self.reward = RewardRole(stages, groups.reward, self.admission, settings.shaping, on_failed=self._not_scored)
         self._num_not_scored, self._first_failure = 0, ""
@@ -291,8 +294,7 @@ class PolicyRun:
         await self.publisher.publish(batch.step)
         ended, self._ended = self._ended, []
         events = [(entry.sample, entry.event) for entry in ended]
-        metrics = self._meter.measure(batch, self.version, events, len(self._channel))
-        metrics |= self._counts_of()
+        metrics = self._meter.measure(batch, self.version, events, len(self._channel)) | self._settings.counts()
         metrics |= {f"rollout/{name}": value for name, value in self.rollout.pool.engine_metrics().items()}
         result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)
         self._stopped = not await self._observer.on_step(result)

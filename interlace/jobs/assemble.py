@@ -1,13 +1,15 @@
 """The roles of a run, joined and ready to start."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from interlace.algorithms import Algorithm
-from interlace.core.types import PromptSource, SamplingParams
+from interlace.core.types import Metrics, PromptSource, SamplingParams
 from interlace.engines.rollout.kinds import create_kind
+from interlace.envs.fleet import EnvFleet
 from interlace.episodes.base import Closing, Episode, Filming
-from interlace.episodes.by_row import create_episode
+from interlace.episodes.by_row import create_episode, simulators_of
 from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.jobs.state import RunState
 from interlace.models.actions import ActionTokens, action_tokens
@@ -18,8 +20,9 @@ from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.cluster import Cluster
 from interlace.stages.episode_workers import WorkerEpisodes, patience_s
 from interlace.stages.factory import LoopSizes, StageFactory
-from interlace.stages.role_groups import RolloutGroup
+from interlace.stages.role_groups import EnvGroup, RolloutGroup
 from interlace.stages.session import NO_LIMITS, SessionLimits
+from interlace.stages.simulators import fleet_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +80,14 @@ def _in_process(recipe: Recipe) -> tuple[Episode, SessionLimits]:
     return create_episode(recipe.episode), session_limits(recipe)
 
 
+def envs_of(cluster: Cluster, recipe: Recipe, groups: Sequence[EnvGroup]) -> EnvFleet | None:
+    """Returns the environments that a recipe's episodes lease; None where they have none."""
+    config, schedule = simulators_of(recipe.episode), recipe.schedule.resolved
+    if config is None:
+        return None
+    return fleet_of(cluster, groups, config, schedule, samples_per_prompt=recipe.samples_per_prompt)
+
+
 async def assemble(
     cluster: Cluster,
     recipe: Recipe,
@@ -91,8 +102,11 @@ async def assemble(
     """Joins the workers of a recipe. resumed: where the run stands that goes on. stand_in: for the recipe's episode."""
     sampling = await sampling_of(recipe, groups.rollout[0])
     episode, limits = (stand_in, NO_LIMITS) if stand_in else episodes_of(cluster, recipe, sampling)
+    envs = envs_of(cluster, recipe, groups.env)
+    limits = replace(limits, simulators=envs)
     settings = LoopSettings(
         sampling=sampling,
+        counts=envs.metrics if envs else Metrics,
         shaping=recipe.reward.shaping if recipe.reward else ShapingConfig(),
         limits=limits,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
+from interlace.episodes.by_row import simulators_of
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
 from interlace.recipes.config import Recipe, algorithm_of
@@ -75,7 +76,7 @@ class RoleWorker:
 async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     """Starts the workers of all roles that the recipe needs."""
     recipe, needs = sources.recipe, algorithm_of(sources.recipe).needs
-    workers = {**_engine_workers(sources), **_workers_of_their_own(recipe)}
+    workers = {**_engine_workers(sources), **_workers_of_their_own(recipe), **_env_worker(recipe, cluster.place("env"))}
     base_serves = needs.reference and reference_is_base(recipe, cluster.place)
     if base_serves:
         del workers["reference"]
@@ -126,6 +127,17 @@ def _workers_of_their_own(recipe: Recipe) -> dict[str, RoleWorker]:
             factory = partial(found, settings=settings)  # type: ignore[call-arg]  # as Role.worker says
             workers[role.name] = RoleWorker(worker_class=found, factory=factory, on_host=not role.needs_device)
     return workers
+
+
+def _env_worker(recipe: Recipe, places: Sequence[tuple[Device, ...]]) -> dict[str, RoleWorker]:
+    """Makes the simulators of the recipe's episodes, where these have any. places: of their instances."""
+    config = simulators_of(recipe.episode)
+    if config is None:
+        return {}
+    from interlace.workers.env import EnvWorker
+
+    factory = partial(EnvWorker, config=config, num_instances=len(places))
+    return {"env": RoleWorker(worker_class=EnvWorker, factory=factory, on_host=not places[0])}
 
 
 def _around(worker: type[Worker], make_engine: Callable[..., object]) -> RoleWorker:

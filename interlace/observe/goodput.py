@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from interlace.core.types import Metrics
 
 PREFIX = "goodput/"
-USEFUL = ("train", "generate", "score", "inference")
+USEFUL = ("train", "generate", "simulate", "score", "inference")
 GOVERNED_BY: Mapping[str, str] = {
     "decode_underfilled": "dispatch (which engine gets what), or fewer rollout devices (placement)",
     "re_prefill": "on_update (keep computes nothing twice), a larger rollout_budget, or kv_on_switch: offload",
@@ -24,6 +24,7 @@ BINS = (
     "train",
     "generate",
     "decode_underfilled",
+    "simulate",
     "score",
     "inference",
     "re_prefill",

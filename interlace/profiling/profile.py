@@ -67,7 +67,7 @@ def spread_placement(devices: Sequence[Device]) -> Schedule:
     The recipe's own schedule decides who shares what, but not what an instance costs.
     """
     last = str(len(devices) - 1)
-    roles = {role.name: "all" if role.name == "rollout" else last for role in ROLES if not role.beside}
+    roles = {role.name: "all" if role.name == "rollout" else last for role in ROLES if role.is_common}
     return Schedule.parse({"placement": roles}, where="the placement of a profile")
 
 

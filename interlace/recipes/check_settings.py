@@ -4,6 +4,7 @@ from interlace.algorithms import Algorithm
 from interlace.core.errors import UserError
 from interlace.data.rendering.load import check_renderer
 from interlace.engines.train.config import training_temperature
+from interlace.episodes.by_row import simulators_of
 from interlace.episodes.config import create_kind
 from interlace.observe.loggers import load_logger
 from interlace.recipes.config import Recipe, algorithm_of
@@ -44,6 +45,8 @@ def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
     for role in placed_roles():
         for instance in recipe.schedule.resolved.instances(role.name, devices):
             num_ranks(recipe, role.name, instance)
+    if simulators := simulators_of(recipe.episode):
+        simulators.share(0, len(recipe.schedule.resolved.instances("env", devices)))
 
 
 def _check_scorer(recipe: Recipe) -> None:

@@ -15,12 +15,13 @@ CollectFunction: TypeAlias = Callable[[Sequence[Any]], Any]
 """Puts the parts' results together, in the order of the parts."""
 Split: TypeAlias = Literal["broadcast", "samples"] | SplitFunction
 Collect: TypeAlias = Literal["first", "all", "concat"] | CollectFunction
-Bin = Literal["train", "inference", "score", "weight_sync", "switch", "generate", "idle"]
+Bin = Literal["train", "inference", "score", "simulate", "weight_sync", "switch", "generate", "idle"]
 """Bins of the goodput ledger that operations fill. Where operations overlap on a device, the first of these counts."""
 OPERATION_BINS: tuple[Bin, ...] = get_args(Bin)
 _PHASES: dict[Bin | None, str] = {
     "train": "train",
     "score": "reward",
+    "simulate": "env",
     "generate": "rollout",
     "weight_sync": "weight_sync",
     "switch": "switch",

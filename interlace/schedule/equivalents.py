@@ -7,7 +7,7 @@ from interlace.schedule.roles import ROLES, staged_roles
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import NoTail, Oversample, TailBatching
 
-_SPLIT = {role.name: "0-50%" if role.name == "rollout" else "50-100%" for role in ROLES if not role.beside}
+_SPLIT = {role.name: "0-50%" if role.name == "rollout" else "50-100%" for role in ROLES if role.is_common}
 _PLAIN: Mapping[str, object] = {
     "placement": "all",
     "granularity": {role.name: role.granule for role in staged_roles()},

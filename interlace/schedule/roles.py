@@ -10,6 +10,10 @@ from interlace.core.errors import UserError, nearest
 
 Granule: TypeAlias = Literal["step", "group", "sample"] | Annotated[int, Field(ge=1)]
 """How many samples a stage waits for before it asks for its devices; a number counts samples."""
+Share: TypeAlias = Annotated[str, Field(pattern=r"^([1-9]\d?|100)%$")]
+"""Share of the environments, in whole percent."""
+HOST = "host"
+"""Placement of a role that computes on the processor cores beside the devices."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +33,18 @@ class Role:
     """Samples its stage waits for where a schedule says nothing; None: its stage waits for none."""
     needs_device: bool = True
     """True if the role computes on devices in every recipe; else it may run on the host."""
+    counts_envs: bool = False
+    """True if its granule counts environments, and may be a share of them: `50%`."""
     preemptible: bool = False
     """True if the role gives its devices up before its work is done, where another role is ready."""
     worker: str = ""
     """Class of its worker as `package.module:Class`, made as `Class(context, settings)` with the recipe's section of
     the role's name, None where there is none. Empty: jobs/launch.py makes its worker around an engine."""
+
+    @property
+    def is_common(self) -> bool:
+        """Says whether one placement, or one granule, for all roles is meant for this one too."""
+        return not self.beside and self.devices != HOST
 
     def group_name(self, instance: int) -> str:
         """Returns the name of one instance's group."""
@@ -42,6 +53,7 @@ class Role:
 
 ROLES: tuple[Role, ...] = (
     Role(name="rollout", granule=None, preemptible=True),
+    Role(name="env", devices=HOST, granule="sample", needs_device=False, counts_envs=True),
     Role(name="reward", one_instance=True, beside="reference", granule="sample", needs_device=False),
     Role(name="reference"),
     Role(name="critic", one_instance=True),
@@ -64,8 +76,8 @@ def place_in_flow(name: str) -> int:
 
 
 def placed_roles() -> Sequence[Role]:
-    """Roles in the order of a schedule's `placement`: those with a default of their own, then those beside another."""
-    return sorted(ROLES, key=lambda role: bool(role.beside))
+    """Roles in the order of a schedule's `placement`: those that one value places, then the others."""
+    return sorted(ROLES, key=lambda role: not role.is_common)
 
 
 def staged_roles() -> Sequence[Role]:

@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.schedule.concurrency import Adaptive, Concurrency, none_as_null
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.placement import Device, cut, resolve
-from interlace.schedule.roles import ROLES, Granule, placed_roles, role_named, staged_roles
+from interlace.schedule.roles import HOST, ROLES, Granule, Share, placed_roles, role_named, staged_roles
 from interlace.schedule.tail import NoTail, Oversample, Tail, TailBatching
 from interlace.schedule.vocabulary import refuse_foreign_words
 
@@ -70,6 +70,8 @@ class Placement(Config):
     def instances(self, role: str, devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
         """Returns the devices of each instance of a role on a cluster. UserError where they are not there."""
         where, one_instance = self.of(role), role_named(role).one_instance
+        if where.devices == HOST:
+            return (_on_host(role),)
         size = where.devices_per_instance or ("all" if one_instance else 1)
         found = cut(resolve(where.devices, devices, role=role), None if size == "all" else size, role=role)
         if one_instance and len(found) > 1:
@@ -83,22 +85,34 @@ class Placement(Config):
 
 def _placement(value: Any) -> Any:
     """Reads one value as that of every role, but for roles that are beside another."""
-    return {role.name: value for role in ROLES if not role.beside} if _is_one(value) else value
+    return {role.name: value for role in ROLES if role.is_common} if _is_one(value) else value
 
 
-@_with_fields({role.name: (Granule, role.granule) for role in staged_roles()})
+def _on_host(role: str) -> tuple[Device, ...]:
+    """Returns the devices of an instance on the host: none. UserError for a role that computes on devices."""
+    if role_named(role).devices != HOST:
+        able = ", ".join(entry.name for entry in ROLES if entry.devices == HOST)
+        raise UserError(
+            f"placement.{role} = {HOST!r}: the role computes on devices; only {able} runs beside them. Name devices, "
+            "such as all or 0-50%."
+        )
+    return ()
+
+
+@_with_fields({role.name: (Granule | Share if role.counts_envs else Granule, role.granule) for role in staged_roles()})
 class Granularity(Config):
     """Stage -> granule."""
 
-    def of(self, stage: str) -> Granule:
+    def of(self, stage: str) -> Granule | Share:
         """Returns the granule of a role's stage."""
-        granule: Granule = getattr(self, stage)
+        granule: Granule | Share = getattr(self, stage)
         return granule
 
 
 def _granularity(value: Any) -> Any:
     """Reads one value as that of every stage."""
-    return dict.fromkeys(Granularity.model_fields, value) if _is_one(value) else value
+    common = [role.name for role in staged_roles() if not role.counts_envs]
+    return dict.fromkeys(common, value) if _is_one(value) else value
 
 
 class Schedule(Config):
@@ -198,7 +212,7 @@ class Schedule(Config):
         held = {device for instance in self.instances("rollout", devices) for device in instance}
         others = {
             device
-            for role in ("reference", "critic", "actor")
+            for role in ("env", "reference", "critic", "actor")
             for instance in self.instances(role, devices)
             for device in instance
         }
@@ -225,6 +239,15 @@ class Schedule(Config):
 
     def granule_samples(self, stage: str, *, prompts_per_step: int, samples_per_prompt: int) -> int:
         """Returns the granule of a stage, in samples."""
+        return self._granule(stage, prompts_per_step * samples_per_prompt, samples_per_prompt)
+
+    def granule_envs(self, num_envs: int, *, samples_per_prompt: int) -> int:
+        """Returns the number of environments, of so many, that wait for one another before they simulate."""
+        return min(num_envs, self._granule("env", num_envs, samples_per_prompt))
+
+    def _granule(self, stage: str, everything: int, group: int) -> int:
         granule = self.granularity.of(stage)
-        named = {"step": prompts_per_step * samples_per_prompt, "group": samples_per_prompt, "sample": 1}
+        if isinstance(granule, str) and granule.endswith("%"):
+            return max(1, math.ceil(everything * int(granule[:-1]) / 100))
+        named = {"step": everything, "group": group, "sample": 1}
         return named[granule] if isinstance(granule, str) else int(granule)

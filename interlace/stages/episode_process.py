@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import TypeAlias
 
@@ -34,6 +35,7 @@ from interlace.episodes.base import Episode, Outcome, ToolUse
 from interlace.runtime.clock import LoopClock
 from interlace.runtime.process.child import become_child, framed, innermost_line, receive
 from interlace.runtime.waits import WaitRegistry
+from interlace.stages.episode_envs import EnvAnswer, EnvAsk, EnvProxies
 from interlace.stages.generate import failure, outcome_of
 from interlace.stages.session import EpisodeSession, SessionLimits
 
@@ -50,6 +52,8 @@ class EpisodeStart:
 
     key: SampleKey
     prompt: Prompt
+    params: SamplingParams | None = None
+    """Of its session; None: the run's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -64,7 +68,7 @@ class TurnAsk:
     turn: int
     prompt_ids: Sequence[int]
     params: SamplingParams | None
-    """None: the run's."""
+    """None: the session's."""
     inputs: Inputs | None = None
     query_ids: Sequence[int] = ()
     """These two: see Request."""
@@ -117,8 +121,8 @@ class EpisodeEnd:
     """True where the process is of no more use: the episode keeps all others from going on."""
 
 
-FromEpisode: TypeAlias = TurnAsk | TurnWithdraw | WaitNote | EpisodeEnd
-ToEpisode: TypeAlias = EpisodeStart | EpisodeCancel | TurnAnswer
+FromEpisode: TypeAlias = TurnAsk | TurnWithdraw | EnvAsk | WaitNote | EpisodeEnd
+ToEpisode: TypeAlias = EpisodeStart | EpisodeCancel | TurnAnswer | EnvAnswer
 MakeEpisode: TypeAlias = Callable[[], tuple[Episode, SessionLimits]]
 
 
@@ -158,15 +162,16 @@ class _Running:
     """One episode, and the way of its session to the engines."""
 
     def __init__(self, server: "_EpisodeServer", number: int, params: SamplingParams) -> None:
-        self._server, self._number, self._params = server, number, params
+        self._server, self._number, self.params = server, number, params
         self._answers: dict[int, asyncio.Future[TurnAnswer]] = {}
+        self.envs = EnvProxies(partial(server.send, number))
         self.task: asyncio.Task[None] | None = None
 
     async def __call__(self, request: Request, *, who: str, what: str) -> Response:  # noqa: ARG002 - the run knows
         """Asks the run for a turn."""
         answer: asyncio.Future[TurnAnswer] = asyncio.get_running_loop().create_future()
         self._answers[request.turn] = answer
-        params = None if request.params is self._params else request.params
+        params = None if request.params is self.params else request.params
         ask = TurnAsk(
             turn=request.turn,
             prompt_ids=request.prompt_ids,
@@ -236,7 +241,7 @@ class _EpisodeServer:
 
     def _heard(self, number: int, message: ToEpisode) -> None:
         if isinstance(message, EpisodeStart):
-            running = self._running[number] = _Running(self, number, self._params)
+            running = self._running[number] = _Running(self, number, message.params or self._params)
             running.task = self._loop.create_task(self._run(number, running, message))
             return
         running_one = self._running.get(number)
@@ -244,12 +249,15 @@ class _EpisodeServer:
             return  # it ended while this was on its way
         if isinstance(message, TurnAnswer):
             running_one.answered(message)
+        elif isinstance(message, EnvAnswer):
+            running_one.envs.answered(message)
         elif running_one.task:
             running_one.task.cancel()
 
     async def _run(self, number: int, running: _Running, start: EpisodeStart) -> None:
         sample = Sample(key=start.key, prompt=start.prompt)
-        session = EpisodeSession(_Around(self, number, self._loop), running, sample, self._params, self._limits)
+        limits = replace(self._limits, simulators=running.envs)
+        session = EpisodeSession(_Around(self, number, self._loop), running, sample, running.params, limits)
         session.begin()
         try:
             outcome = outcome_of(await session.limited(self._episode.run(start.prompt, session)))

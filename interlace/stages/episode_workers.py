@@ -6,6 +6,7 @@ import time
 from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 from interlace.core.errors import EpisodeFailedError, EpisodeLostError, InterlaceError, UserError
@@ -14,6 +15,7 @@ from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
 from interlace.episodes.base import Outcome, Session, Turn
 from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import Child, Children, Place
+from interlace.stages.episode_envs import EnvAsk, EnvLeases
 from interlace.stages.episode_process import (
     BLOCKED_AFTER_S,
     NO_EPISODE,
@@ -244,11 +246,12 @@ class WorkerEpisodes:
         """Runs one episode to its end."""
         here = cast(EpisodeSession, session)
         number, self._num_begun = self._num_begun, (self._num_begun + 1) % NO_EPISODE
-        start = framed(number, EpisodeStart(key=here.key, prompt=prompt))
+        params = None if here.params is self._params else here.params
+        start = framed(number, EpisodeStart(key=here.key, prompt=prompt, params=params))
         job = _Job(number=number, start=start, alone=not here.may_begin_again)
         self._processes.begin(job)
         try:
-            async with _Exchange(self._processes, job, here, self._params) as exchange:
+            async with _Exchange(self._processes, job, here) as exchange:
                 outcome = await exchange.until_end()
         except EpisodeLostError as error:
             if job.alone:
@@ -263,8 +266,9 @@ class WorkerEpisodes:
 class _Exchange:
     """Words between one episode and its session here."""
 
-    def __init__(self, processes: _Processes, job: _Job, session: EpisodeSession, params: SamplingParams) -> None:
-        self._processes, self._job, self._session, self._params = processes, job, session, params
+    def __init__(self, processes: _Processes, job: _Job, session: EpisodeSession) -> None:
+        self._processes, self._job, self._session = processes, job, session
+        self._envs = EnvLeases(session, partial(processes.tell, job))
         self._turns: dict[int, asyncio.Task[None]] = {}
         self._done: dict[int, Turn] = {}
         self._waits: dict[int, AsyncExitStack] = {}
@@ -276,6 +280,7 @@ class _Exchange:
         for task in self._turns.values():
             task.cancel()
         await asyncio.gather(*self._turns.values(), return_exceptions=True)
+        await self._envs.close()
         for stack in self._waits.values():
             await stack.aclose()
 
@@ -290,13 +295,15 @@ class _Exchange:
             elif isinstance(message, TurnWithdraw):
                 if task := self._turns.pop(message.turn, None):
                     task.cancel()
+            elif isinstance(message, EnvAsk):
+                self._envs.asked(message)
             elif isinstance(message, WaitNote):
                 await self._wait(message)
             else:
                 return self._ended(message)
 
     async def _turn(self, ask: TurnAsk) -> None:
-        params = ask.params or self._params
+        params = ask.params or self._session.params
         try:
             turn = await self._session.generate(
                 ask.prompt_ids, params=params, number=ask.turn, inputs=ask.inputs, query_ids=ask.query_ids

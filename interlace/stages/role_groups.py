@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from interlace.core.types import FloatArray, Metrics, Progress, Request, Response, RewardResult, Sample, SampleKey
+from interlace.envs.pool import EnvBatch
+from interlace.envs.process import SlotJob
+from interlace.envs.spec import EnvSpec
 from interlace.runtime.handle import Handle
 from interlace.runtime.typed_group import TypedGroup
 from interlace.weights.ref import Place, Route, WeightPart, WeightRef
@@ -51,6 +54,26 @@ class RolloutGroup(TypedGroup, Protocol):
 
     def report(self) -> "Handle[EngineReport]":
         """Tells what the engine found out about the model."""
+        ...
+
+
+class EnvGroup(TypedGroup, Protocol):
+    """An instance of simulators: workers/env.py, EnvWorker."""
+
+    def spec(self) -> Handle[EnvSpec]:
+        """Waits until the environments are there, and says what they are like."""
+        ...
+
+    def simulate(self, jobs: Sequence[SlotJob]) -> Handle[EnvBatch]:
+        """Does jobs together, on the devices."""
+        ...
+
+    def simulate_beside(self, jobs: Sequence[SlotJob]) -> Handle[EnvBatch]:
+        """Does jobs on the host, beside those that are under way."""
+        ...
+
+    def forget(self, slot: int) -> Handle[None]:
+        """Ends the episode of a slot."""
         ...
 
 

@@ -16,6 +16,8 @@ from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
 from interlace.core.types import Inputs, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.data.rendering.base import Renderer
+from interlace.envs.base import Start
+from interlace.envs.fleet import Around, EnvEpisode
 from interlace.episodes.base import Context, Tools, ToolUse, Turn
 from interlace.episodes.history import History
 from interlace.models.actions import ActionTokens
@@ -27,6 +29,14 @@ from interlace.stages.pool import EnginePool, settle
 T = TypeVar("T")
 
 
+class Simulators(Protocol):
+    """Environments that are leased to sessions: those of a run, or what stands for them elsewhere."""
+
+    def episode(self, start: Start, *, around: Around) -> AbstractAsyncContextManager[EnvEpisode]:
+        """Leases an environment, reset to a start. around: entered around each wait."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SessionLimits:
     """Limits of each session of a run, and what reads and writes its messages."""
@@ -35,6 +45,8 @@ class SessionLimits:
     """None where episodes work on token ids alone."""
     actions: ActionTokens | None = None
     """How the policy's tokens stand for actions; None where it is no robot's."""
+    simulators: "Simulators | None" = None
+    """The run's environments; None where it has none."""
     timeout_s: float = math.inf
     """Seconds of an episode's own code and tools."""
     max_turns: int | None = None
@@ -212,6 +224,18 @@ class EpisodeSession:
     def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
         """Counts a call of a tool; see Session."""
         self.tool_uses.append(ToolUse(name=name, seconds=seconds, failed=failed))
+
+    @asynccontextmanager
+    async def simulator(self, start: Start) -> AsyncIterator[EnvEpisode]:
+        """Leases an environment; see Session. Waits for it are registered by whatever simulates."""
+        if self._limits.simulators is None:
+            raise UserError("the episode asked for a simulator, and the recipe's episode has no `env`")
+        lease = self._limits.simulators.episode(start, around=self._elsewhere)
+        env = await self._around.waits.wait_for(lease.__aenter__(), who=self.name, what="a free simulator")
+        try:
+            yield env
+        finally:
+            await lease.__aexit__(None, None, None)
 
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncIterator[None]:

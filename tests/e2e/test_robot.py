@@ -1,5 +1,6 @@
 """A robot's runs, whole, at toy size: the same flow, schedules, resume and evaluation as for text."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,17 +64,26 @@ def test_a_run_says_what_its_episodes_did(whole: Path) -> None:
         ("schedule.preset=rlinf-collocated", "schedule.placement.rollout=50-100%"),
         ("schedule.preset=rlinf-disaggregated",),
         ("schedule.preset=verl-colocated", "schedule.granularity=2"),
+        ("schedule.placement.env=0-50%", "schedule.granularity.env=50%", "episode.env.num_envs=4"),
+        ("episode.workers=2", "schedule.granularity.env=2"),
     ],
-    ids=["workers", "hybrid", "collocated", "disaggregated", "half-batches"],
+    ids=["workers", "hybrid", "collocated", "disaggregated", "half-batches", "simulators on a device", "elsewhere"],
 )
 def test_neither_processes_nor_placement_nor_granules_change_an_episode_or_a_weight(
     whole: Path, overrides: Sequence[str]
 ) -> None:
-    name = "-".join(overrides).replace("=", "").replace(".", "")[:40]
+    name = "".join(letter for letter in "-".join(overrides) if letter.isalnum())[:40]
     run(whole, name, overrides)
     assert samples(whole, name) == samples(whole, "whole")
     ours, theirs = final_weights(whole, name), final_weights(whole, "whole")
     assert max(float((ours[key] - theirs[key]).abs().max()) for key in theirs) < 1e-5
+    counted = ("env/steps", "env/resets", "env/broken")
+    assert [[line[key] for key in counted] for line in metrics(whole, name)] == [
+        [line[key] for key in counted] for line in metrics(whole, "whole")
+    ], "counted alike, wherever episodes and simulators are"
+    is_on_device = any(each.startswith("schedule.placement.env") for each in overrides)
+    lines = (whole / name / "metrics.jsonl").read_text().splitlines()
+    assert all((json.loads(line)["goodput/simulate"] > 0) == is_on_device for line in lines)
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(whole: Path) -> None:

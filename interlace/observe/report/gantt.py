@@ -15,6 +15,7 @@ BIN_COLOURS: Mapping[str, Sequence[str]] = {
     "train": ("#1e3a8a", "#0f766e", "#4c1d95", "#6d28d9"),
     "inference": ("#22d3ee", "#67e8f9", "#a78bfa"),
     "score": ("#38bdf8",),
+    "simulate": ("#16a34a",),
     "weight_sync": ("#ec4899", "#f472b6"),
     "switch": ("#f59e0b", "#fbbf24", "#d97706"),
 }

@@ -26,13 +26,13 @@ BIN_COLOURS: Mapping[str, str] = dict(
     zip(
         BINS,
         (
-            "#1e3a8a", "#3b82f6", "#fbbf24", "#7dd3fc", "#22d3ee", "#f97316", "#ef4444",
+            "#1e3a8a", "#3b82f6", "#fbbf24", "#16a34a", "#7dd3fc", "#22d3ee", "#f97316", "#ef4444",
             "#ec4899", "#a855f7", "#f9a8d4", "#64748b", "#8d99ae", "#c3ccd9", "#57534e", "#e3e7ee",
         ),
         strict=True,
     )
 )  # fmt: skip
-"""Useful work in blues, waste that keeps a device busy in warm colours, waiting in greys."""
+"""Useful work in blues and green, waste that keeps a device busy in warm colours, waiting in greys."""
 RUN_COLOURS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
 NUM_SLOWEST = 6
 SHOWN_LETTERS = 4000

@@ -67,7 +67,9 @@ def filmed(family: str, **settings: object) -> tuple[FilmRecorder, list[np.ndarr
         try:
             found = []
             for each in (None, recorder):
-                async with fleet.episode(Start(task=0, init_state=0), recorder=each) as env:
+                async with fleet.episode(Start(task=0, init_state=0)) as env:
+                    if each:
+                        await env.film(each)
                     found += [
                         (await env.chunk_step(np.ones((2, 4), np.float32)[:, :1])).observation["state"]
                         for _ in range(2)

@@ -14,7 +14,7 @@ def test_a_schedule_has_a_placement_for_each_role_and_a_granule_for_each_stage()
     assert set(Placement.model_fields) == {role.name for role in ROLES}
     assert set(Granularity.model_fields) == {role.name for role in ROLES if role.granule is not None}
     dumped = Schedule().model_dump()
-    assert list(dumped["placement"]) == ["rollout", "reference", "critic", "actor", "reward"], "as files have it"
+    assert list(dumped["placement"]) == ["rollout", "reference", "critic", "actor", "env", "reward"], "as files have it"
     assert dumped["placement"]["reward"] is None
 
 
@@ -31,4 +31,14 @@ def test_an_unknown_role_is_refused_with_the_nearest() -> None:
 
 def test_roles_downstream_go_first() -> None:
     order = [role.name for role in sorted(ROLES, key=lambda role: place_in_flow(role.name))]
-    assert order == ["rollout", "reward", "reference", "critic", "actor"]
+    assert order == ["rollout", "env", "reward", "reference", "critic", "actor"]
+
+
+def test_simulators_are_on_the_host_unless_a_schedule_places_them() -> None:
+    assert Schedule.parse({"placement": "0-1"}).instances("env", DEVICES) == ((),)
+    placed = Schedule.parse({"placement": {"env": "0-50%"}, "granularity": {"env": "50%"}})
+    assert placed.instances("env", DEVICES) == ((DEVICES[0],), (DEVICES[1],))
+    assert placed.granule_envs(7, samples_per_prompt=2) == 4, "half of them, rounded up"
+    assert Schedule.parse({"granularity": "step"}).granularity.env == "sample", "it counts environments"
+    with pytest.raises(UserError, match="only env runs beside them"):
+        Schedule.parse({"placement": {"rollout": "host"}}).instances("rollout", DEVICES)
