@@ -34,7 +34,7 @@ class EnvEpisode:
         self._ask, self._around = ask, around
         self._recorder: FilmRecorder | None = None
         self.spec = spec
-        """What the family's environments are like."""
+        """Shapes and tasks of the family's environments."""
         self.observation = observation
         """Present observation; of an episode that ended, the final one."""
 

@@ -242,7 +242,7 @@ class Schedule(Config):
         return self._granule(stage, prompts_per_step * samples_per_prompt, samples_per_prompt)
 
     def granule_envs(self, num_envs: int, *, samples_per_prompt: int) -> int:
-        """Returns the number of environments, of so many, that wait for one another before they simulate."""
+        """Returns the number of environments, of `num_envs`, that wait for one another before they simulate."""
         return min(num_envs, self._granule("env", num_envs, samples_per_prompt))
 
     def _granule(self, stage: str, everything: int, group: int) -> int:

@@ -53,7 +53,7 @@ class EpisodeStart:
     key: SampleKey
     prompt: Prompt
     params: SamplingParams | None = None
-    """Of its session; None: the run's."""
+    """Parameters of its session; None: the run's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

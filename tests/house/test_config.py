@@ -49,6 +49,7 @@ except SystemExit as end:
 SHARED = {
     "actor": "a role's place, its granule, its costs and its section",
     "critic": "likewise",
+    "env": "likewise; and variables of a tool's process",
     "reference": "likewise",
     "reward": "likewise",
     "rollout": "likewise",
