@@ -43,9 +43,9 @@ def plan_here(
 
     if settings.deadline_h is not None:
         raise UserError("plan.deadline_h chooses a number of devices: give the most there may be as --devices.")
-    check_recipe(recipe)
+    longest = check_recipe(recipe).max_prompt_tokens
     with open_progress(Console(), num_steps=len(PARTS), quiet=quiet) as progress:
-        made = planned_for(recipe, given, settings, progress)
+        made = planned_for(recipe, given, settings, progress, longest_prompt=longest)
         measured = None
         if probe:
             from interlace.profiling.probe import probe as run_probes
@@ -78,9 +78,9 @@ def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, Onlin
         without_schedule(recipe),
         PlanSettings(max_lag=lag_steps(recipe.schedule.resolved), search_s=START_S),
     )
-    check_recipe(plain)
+    longest = check_recipe(plain).max_prompt_tokens
     with open_progress(console, num_steps=len(PARTS), quiet=console.quiet) as progress:
-        made = planned_for(plain, None, settings, progress)
+        made = planned_for(plain, None, settings, progress, longest_prompt=longest)
     best = made.found.best
     devices = made.request.simulation.num_devices
     ratio = made.found.ratio(best)
@@ -90,14 +90,22 @@ def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, Onlin
         + f": {differences(best)}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
-    accepts = accepts_here(plain, made.request.simulation.devices)
+    accepts = accepts_here(plain, made.request.simulation.devices, longest)
     return under(recipe, best.schedule, AUTO), OnlinePlanner(made.request, best.schedule, best.score.step_s, accepts)
 
 
 def planned_for(
-    recipe: "Recipe", given: "Profile | None", settings: "PlanSettings", progress: "ProgressView"
+    recipe: "Recipe",
+    given: "Profile | None",
+    settings: "PlanSettings",
+    progress: "ProgressView",
+    *,
+    longest_prompt: int,
 ) -> "RecipePlan":
-    """Plans a checked recipe on its own cluster. given: a profile, None for the one that is kept or measured now."""
+    """Plans a checked recipe on its own cluster.
+
+    given: a profile, None for the one that is kept or measured now. longest_prompt: its tokens.
+    """
     from interlace.jobs.plan import PlanRequest, make_plan
     from interlace.jobs.simulate import Simulation
     from interlace.profiling.store import check_profile, profile_of
@@ -120,6 +128,6 @@ def planned_for(
         settings=settings,
         spans=spans_here(recipe, devices),
     )
-    made = make_plan(request, accepts=accepts_here(recipe, devices))
+    made = make_plan(request, accepts=accepts_here(recipe, devices, longest_prompt))
     progress.stage("planning", 1, 1)
     return made

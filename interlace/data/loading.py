@@ -30,6 +30,11 @@ class PromptSet:
     train: tuple[Prompt, ...]
     heldout: tuple[Prompt, ...]
 
+    @property
+    def longest(self) -> Prompt:
+        """Returns the prompt of most tokens, of either split."""
+        return max([*self.train, *self.heldout], key=lambda prompt: len(prompt.token_ids))
+
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:

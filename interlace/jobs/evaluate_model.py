@@ -25,7 +25,9 @@ def evaluate_model(recipe: Recipe, progress: ProgressView) -> Evaluation:
 
 async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) -> Evaluation:
     prompts = recipe_prompts(recipe)
-    groups = await launch_roles(cluster, ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model))
+    longest = len(prompts.longest.token_ids)
+    sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model, longest_prompt=longest)
+    groups = await launch_roles(cluster, sources)
     stream = PromptStream(prompts.train, recipe.seed)
     assembled = await assemble(cluster, recipe, algorithm_of(recipe), groups, stream, _NoSteps())
     await assembled.run.start()

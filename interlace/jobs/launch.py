@@ -55,6 +55,8 @@ class ModelSources:
     """The current weights: after warm-up, or of the checkpoint."""
     initial: ModelConfig
     """The reference's: after warm-up."""
+    longest_prompt: int
+    """Tokens of the longest prompt: memory for micro-batches follows from it."""
     critic: Path | None = None
     """The value model's folder in a checkpoint; None starts it from the policy."""
     adapter: Path | None = None
@@ -80,7 +82,7 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     base_serves = needs.reference and reference_is_base(recipe, cluster.place)
     if base_serves:
         del workers["reference"]
-    working = forecast_working_bytes(recipe, cluster.devices)
+    working = forecast_working_bytes(recipe, cluster.devices, sources.longest_prompt)
     started = {
         role.name: await _launch_all(cluster, recipe, role, workers[role.name], working.get(role.name, 0))
         for role in needed_roles(needs)
@@ -158,7 +160,10 @@ def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
 
 async def launch_engines(cluster: Cluster, recipe: Recipe) -> list[RolloutGroup]:
     """Starts the rollout engines alone, to serve the recipe's model."""
-    worker = _engine_workers(ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model))["rollout"]
+    from interlace.workers.rollout import RolloutWorker
+
+    source = EngineSource(recipe=recipe, model=recipe.model)
+    worker = _around(RolloutWorker, partial(make_rollout_engine, source))
     return cast("list[RolloutGroup]", await _launch_all(cluster, recipe, role_named("rollout"), worker, 0))
 
 

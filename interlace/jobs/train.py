@@ -271,7 +271,10 @@ class _Session:
         policy = initial.model_copy(update={"path": str(newest), "tokenizer": None}) if newest else initial
         critic = newest / CRITIC_FOLDER if newest else None
         adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None
-        sources = ModelSources(recipe=recipe, policy=policy, initial=initial, critic=critic, adapter=adapter)
+        longest = len(self._prompts.longest.token_ids)
+        sources = ModelSources(
+            recipe=recipe, policy=policy, initial=initial, longest_prompt=longest, critic=critic, adapter=adapter
+        )
         self._groups = await launch_roles(cluster, sources)
         learning = open_learning(recipe, self._folder.path, newest)
         self._saver = Saver(cluster, self._checkpoints, self._groups, self._folder, learning)

@@ -94,7 +94,8 @@ class _Measurement:
         recipe, cluster = self._recipe, self._cluster
         prompts = recipe_prompts(recipe)
         model = await warmed_model(cluster, recipe, prompts.train, self._progress)
-        sources = ModelSources(recipe=recipe, policy=model, initial=model)
+        longest = len(prompts.longest.token_ids)
+        sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)
         groups = self._groups = await launch_roles(cluster, sources)
         await join_weights(groups, recipe)
         engine = groups.rollout[0]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
-from interlace.core.types import Prompt
 from interlace.data.loading import PromptSet
 from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kinds import create_kind
@@ -23,7 +22,7 @@ from interlace.recipes.check_settings import check_placement, check_settings
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.engines import check_engine
-from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory
+from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory, largest_microbatch
 from interlace.recipes.prompts import message_writer, recipe_prompts
 from interlace.runtime.local.cluster import host_memory_bytes
 
@@ -97,7 +96,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     loads = MemoryLoads(
         size=size,
         num_lora=num_lora,
-        max_tokens_per_step=max_tokens_per_step,
+        microbatch_tokens=largest_microbatch(recipe, longest),
         num_adapted=num_adapted_parameters(model, stays) if stays else 0,
     )
     memory = forecast_memory(recipe, algorithm.needs, loads, devices)
@@ -177,7 +176,7 @@ def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedToke
 
 def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
     """Counts the tokens of the longest prompt, which must leave room for a response."""
-    longest: Prompt = max([*prompts.train, *prompts.heldout], key=lambda prompt: len(prompt.token_ids))
+    longest = prompts.longest
     num_tokens, max_new_tokens = len(longest.token_ids), recipe.sampling.max_new_tokens
     if size.context is not None and num_tokens + max_new_tokens > size.context:
         raise UserError(

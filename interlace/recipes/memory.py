@@ -28,8 +28,8 @@ class MemoryLoads:
     size: ModelSize
     num_lora: int | None
     """Parameters of an adapter, where one is trained."""
-    max_tokens_per_step: int
-    """Tokens of a step in which every response is as long as it may be."""
+    microbatch_tokens: int
+    """Tokens of the largest micro-batch."""
     num_adapted: int = 0
     """Parameters of the layers that an engine keeps without the adapter too, where the adapter travels alone."""
 
@@ -93,12 +93,25 @@ def _unused(recipe: Recipe, role: str, devices: Sequence[Device]) -> str:
     return "" if used == len(devices) else f"; computes on {used} of the {len(devices)} devices that it holds"
 
 
-def working_bytes(recipe: Recipe, devices: tuple[Device, ...]) -> Mapping[str, int]:
-    """Returns, by role, the bytes that an operation needs on each device beside the state: an upper bound."""
+def largest_microbatch(recipe: Recipe, longest_prompt: int) -> int:
+    """Counts the tokens of the largest micro-batch that can occur. longest_prompt: tokens of the recipe's longest.
+
+    That is the budget, or the longest sample if it is longer, for a sample is not split; or all of a step if that is
+    less. How long a conversation grows is not known before a run, so of one with several turns the first is counted.
+    """
+    longest = longest_prompt + recipe.sampling.max_new_tokens
+    largest = max(recipe.tokens_per_microbatch, longest)
+    samples = recipe.prompts_per_step * recipe.samples_per_prompt
+    return min(largest, samples * longest) if recipe.episode.is_single_turn else largest
+
+
+def working_bytes(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> Mapping[str, int]:
+    """Returns, by role, the bytes that an operation needs on each device beside the state: an upper bound.
+
+    longest_prompt: as in largest_microbatch().
+    """
     size = model_size(empty_model(recipe.model))
-    longest = size.context or recipe.tokens_per_microbatch
-    max_tokens = recipe.prompts_per_step * recipe.samples_per_prompt * longest
-    loads = MemoryLoads(size=size, num_lora=None, max_tokens_per_step=max_tokens)
+    loads = MemoryLoads(size=size, num_lora=None, microbatch_tokens=largest_microbatch(recipe, longest_prompt))
     forecast = forecast_memory(recipe, algorithm_of(recipe).needs, loads, devices)
     return {worker.worker.partition("/")[0]: worker.transient_bytes for worker in forecast}
 
@@ -123,7 +136,7 @@ def _while_computing(worker: WorkerMemory) -> str:
 
 
 def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Device, ...]) -> list[_Role]:
-    size, tokens = loads.size, min(recipe.tokens_per_microbatch, loads.max_tokens_per_step)
+    size, tokens = loads.size, loads.microbatch_tokens
     logits = tokens * size.logit_bytes_per_token
     kv_bytes = recipe.rollout.max_tokens * size.kv_bytes_per_token
     is_cut = isinstance(recipe.rollout, NativeConfig) and recipe.rollout.weights == "int8"

@@ -8,7 +8,7 @@ from interlace.models.size import model_size
 from interlace.recipes.config import Recipe, ScheduleChoice, algorithm_of
 from interlace.recipes.engines import check_engine
 from interlace.recipes.layout import num_spanned
-from interlace.recipes.memory import MemoryLoads, check_memory, forecast_memory
+from interlace.recipes.memory import MemoryLoads, check_memory, forecast_memory, largest_microbatch
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 
@@ -23,13 +23,14 @@ def spans_here(recipe: Recipe, devices: tuple[Device, ...]) -> tuple[int, ...]:
     return tuple(size for size in (1, 2, 4, MOST_SPANNED) if size <= len(devices))
 
 
-def accepts_here(recipe: Recipe, devices: tuple[Device, ...]) -> Callable[[Schedule], str | None]:
-    """Returns a check of schedules: why one cannot run here, or None. Reads the model's shape once."""
+def accepts_here(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> Callable[[Schedule], str | None]:
+    """Returns a check of schedules: why one cannot run here, or None. Reads the model's shape once.
+
+    longest_prompt: as in largest_microbatch().
+    """
     model = empty_model(recipe.model)
     size = model_size(model)
-    samples = recipe.prompts_per_step * recipe.samples_per_prompt
-    longest = size.context or recipe.tokens_per_microbatch
-    loads = MemoryLoads(size=size, num_lora=None, max_tokens_per_step=samples * longest)
+    loads = MemoryLoads(size=size, num_lora=None, microbatch_tokens=largest_microbatch(recipe, longest_prompt))
     needs = algorithm_of(recipe).needs
 
     def reason(schedule: Schedule) -> str | None:

@@ -89,7 +89,7 @@ def changed_run(root: Path, name: str, changes: Sequence[str] = ()) -> tuple[Rec
         settings=PlanSettings(search_s=0.2, search_processes=1),
         spans=(1,),
     )
-    planner = Patient(request, schedule, 0.5, accepts_here(begun, simulation.devices))
+    planner = Patient(request, schedule, 0.5, accepts_here(begun, simulation.devices, 16))
     folder, heard = RunFolder.create(root, name), Heard()
     recipe = under(begun, schedule, AUTO)
     folder.write_config(recipe)

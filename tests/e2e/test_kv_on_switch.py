@@ -35,8 +35,9 @@ def _crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One device, with memory for the largest worker alone, while it computes."""
     recipe = load_recipe("quickstart", [*SMALL, *SETTINGS])
     roomy = Device(index=0, pool="cpu", pool_index=0, memory_bytes=2**34)
-    working = working_bytes(recipe, (roomy,))
-    states = {worker.worker.partition("/")[0]: worker.num_bytes for worker in check_recipe(recipe).memory}
+    derived = check_recipe(recipe)
+    working = working_bytes(recipe, (roomy,), derived.max_prompt_tokens)
+    states = {worker.worker.partition("/")[0]: worker.num_bytes for worker in derived.memory}
     largest = max(num_bytes + working[role] for role, num_bytes in states.items())
     device = replace(roomy, memory_bytes=largest + min(states.values()) // 2)
 

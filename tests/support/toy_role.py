@@ -49,7 +49,7 @@ async def main() -> dict[str, object]:
     schedule = recipe.schedule.resolved
     cluster = LocalCluster(devices, schedule, hang_after_s=60.0)
     try:
-        sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model)
+        sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model, longest_prompt=16)
         groups = await cluster.run(launch_roles(cluster, sources))
         judges = groups.others["judge"]
         return {

@@ -5,12 +5,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
+from interlace.core.types import Prompt, Sample, SampleKey, Segment
+from interlace.engines.train.packing import split_samples
 from interlace.models.tiny import build_tokenizer
 from interlace.recipes.check import Derived, check_recipe
+from interlace.recipes.clusters.base import back_end
 from interlace.recipes.load import load_recipe
+from interlace.recipes.memory import largest_microbatch, working_bytes
 
 TEXT = """
 model: tiny:micro
@@ -123,6 +128,27 @@ def test_ranks_that_keep_what_they_gather_need_room_for_it(check: Check) -> None
     weights_and_gradient = 2 * given_up.num_bytes * 2 / 4
     assert kept.num_bytes == given_up.num_bytes
     assert kept.transient_bytes - given_up.transient_bytes == weights_and_gradient
+
+
+@pytest.mark.parametrize(("budget", "largest"), [(10, 14), (30, 30), (8192, 4 * 2 * 14)])
+def test_the_largest_micro_batch_that_occurs_is_what_check_and_launch_reckon_with(
+    check: Check, tmp_path: Path, budget: int, largest: int
+) -> None:
+    """A sample is of at most 6 tokens of prompt and 8 of response, and is not split."""
+    setting = f"tokens_per_microbatch={budget}"
+    recipe = load_recipe(str(tmp_path / "mine.yaml"), [setting])
+    assert largest_microbatch(recipe, longest_prompt=6) == largest
+    prompts = [Prompt(uid=f"{n}", token_ids=np.full(6, n, np.int32), text="", answer="") for n in range(4)]
+    response = Segment(token_ids=np.zeros(8, np.int32))
+    samples = [Sample(key=SampleKey(n, 0), prompt=prompts[n // 2], segments=(response,)) for n in range(8)]
+    batches = split_samples(samples, budget, padded=True)
+    assert largest - 14 < max(sum(samples[index].num_total_tokens for index in batch) for batch in batches) <= largest
+    derived = check(setting)
+    launched = working_bytes(recipe, back_end(recipe.cluster).find_devices(recipe.cluster), derived.max_prompt_tokens)
+    assert launched == {worker.worker.partition("/")[0]: worker.transient_bytes for worker in derived.memory}
+    assert launched["actor"] == pytest.approx(
+        largest * check("tokens_per_microbatch=14").memory[-1].transient_bytes / 14
+    )
 
 
 THREE = ["cluster.devices=cpu:3", "schedule.placement.rollout={devices: all, devices_per_instance: 3}"]
