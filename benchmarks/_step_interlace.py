@@ -29,12 +29,11 @@ from interlace.engines.rollout.kinds import EngineSite, native
 from interlace.engines.rollout.protocol import StepOutput
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import StepResult
-from interlace.jobs.assemble import assemble
+from interlace.jobs.host import host
 from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.models.loading import LoadedModel, load_tokenizer
 from interlace.observe.goodput import BINS, PREFIX
 from interlace.recipes.clusters.base import back_end
-from interlace.recipes.config import algorithm_of
 from interlace.recipes.load import load_recipe
 from interlace.runtime.cluster import Cluster
 
@@ -133,8 +132,8 @@ async def main(folder: Path, lengths: str, overrides: Sequence[str]) -> None:
         groups = await launch_roles(cluster, sources)
         prompts = PromptStream(load_prompts(recipe.task, load_tokenizer(recipe.model)).train, recipe.seed)
         turns = Turns(cluster, runs_ahead=recipe.schedule.resolved.max_staleness > 0)
-        run = (await assemble(cluster, recipe, algorithm_of(recipe), groups, prompts, turns)).run
-        await run.start()
+        run = (await host(cluster, recipe, groups, prompts)).run
+        await run.start(turns)
         answer([])
         if await turns.turn():
             await policy_optimization(run)

@@ -140,12 +140,12 @@ class PolicyRun:
         algorithm: Algorithm,
         settings: LoopSettings,
         prompts: PromptSource,
-        observer: StepObserver,
         episode: Episode = SINGLE_TURN,
     ) -> None:
         """stages: made for the sizes of the loop. episode: how a sample comes to be."""
         self.prompts = prompts
-        self._cluster, self._settings, self._algorithm, self._observer = cluster, settings, algorithm, observer
+        self._cluster, self._settings, self._algorithm = cluster, settings, algorithm
+        self._observer: StepObserver | None = None
         self._sizes = stages.sizes
         self._ended: list[Ended] = []
         self._failures: dict[SampleKey, str] = {}
@@ -212,8 +212,9 @@ class PolicyRun:
         """Groups admitted so far, over all of a run's processes: the next one's number."""
         return self.admission.gate.admitted
 
-    async def start(self) -> None:
-        """Starts the engines with the actor's weights; before the flow, so that an evaluation can come first."""
+    async def start(self, observer: StepObserver | None = None) -> None:
+        """Starts the engines, before the flow: an evaluation can come first. observer: called at step boundaries."""
+        self._observer = observer
         self.rollout.pool.start()
         await self.publisher.install()
 
@@ -297,7 +298,7 @@ class PolicyRun:
         metrics = self._meter.measure(batch, self.version, events, len(self._channel)) | self._settings.counts()
         metrics |= {f"rollout/{name}": value for name, value in self.rollout.pool.engine_metrics().items()}
         result = StepResult(step=batch.step + 1, version=self.version, metrics=metrics, ended=ended)
-        self._stopped = not await self._observer.on_step(result)
+        self._stopped = self._observer is not None and not await self._observer.on_step(result)
         self._meter.start()
         if not self._stopped:
             self.admission.pump()

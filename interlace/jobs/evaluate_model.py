@@ -3,13 +3,13 @@
 import asyncio
 
 from interlace.data.stream import PromptStream
-from interlace.flows.run import StepResult
-from interlace.jobs.assemble import assemble
-from interlace.jobs.evaluation import Evaluation, Evaluator
+from interlace.jobs.evaluation import Evaluation
+from interlace.jobs.evaluator import Evaluator
+from interlace.jobs.host import host
 from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.observe.progress import ProgressView
 from interlace.recipes.clusters.base import run_on
-from interlace.recipes.config import Recipe, algorithm_of
+from interlace.recipes.config import Recipe
 from interlace.recipes.prompts import recipe_prompts
 from interlace.runtime.cluster import Cluster
 
@@ -28,20 +28,11 @@ async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) ->
     longest = len(prompts.longest.token_ids)
     sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model, longest_prompt=longest)
     groups = await launch_roles(cluster, sources)
-    stream = PromptStream(prompts.train, recipe.seed)
-    assembled = await assemble(cluster, recipe, algorithm_of(recipe), groups, stream, _NoSteps())
-    await assembled.run.start()
+    hosted = await host(cluster, recipe, groups, PromptStream(prompts.train, recipe.seed))
+    await hosted.run.start()
     progress.stage("evaluation", 0, 1)
-    evaluator = Evaluator(recipe, assembled.sampling, prompts.heldout, assembled.run, groups.reward)
-    evaluation = await evaluator.evaluate()
+    evaluation = await Evaluator(hosted, prompts.heldout).evaluate()
     progress.stage("evaluation", 1, 1)
     if evaluation.warning:
         progress.say(f"evaluation: {evaluation.warning}")
     return evaluation
-
-
-class _NoSteps:
-    """Nothing is trained here, so there is no step to observe."""
-
-    async def on_step(self, result: StepResult) -> bool:
-        raise ValueError(f"step {result.step} of an evaluation, which has none")

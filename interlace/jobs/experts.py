@@ -10,7 +10,7 @@ from interlace.core.random import stable_hash
 from interlace.core.types import PROMPT, IntArray, Prompt, Sample, SampleKey, Segment
 from interlace.episodes.experts import Demonstrated, demonstrate, first_of_each_task
 from interlace.episodes.robot import RobotConfig, RobotEpisode, policy_actions
-from interlace.jobs.assemble import policy_actions_of
+from interlace.jobs.host import policy_actions_of
 from interlace.models.actions import ActionTokens
 from interlace.recipes.config import Recipe
 

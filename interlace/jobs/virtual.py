@@ -16,9 +16,8 @@ from interlace.core.training import LossInputs, LossOutputs
 from interlace.core.types import Prompt, Sample, SampleGroup
 from interlace.data.stream import PromptStream
 from interlace.episodes.base import Episode
-from interlace.flows.policy import policy_optimization
-from interlace.flows.run import Ended, PolicyRun, RoleGroups, StepResult
-from interlace.jobs.assemble import assemble
+from interlace.flows.run import Ended, RoleGroups, StepResult
+from interlace.jobs.host import host
 from interlace.jobs.launch import RoleWorker, role_spec
 from interlace.observe.goodput import Ledger
 from interlace.observe.run_data import RunData, Transcript
@@ -116,7 +115,7 @@ def run_virtually(
     cluster raises: HangError, RemoteError, WorkerDiedError.
     """
     with _no_search_for_cycles():
-        return on_virtual_clock(lambda: _Session(recipe, stand_ins, on_step).run(name, recorder))
+        return on_virtual_clock(lambda: _simulated(recipe, stand_ins, name, recorder, on_step))
 
 
 def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -143,53 +142,46 @@ def _no_search_for_cycles() -> Iterator[None]:
             gc.enable()
 
 
-class _Session:
-    """One run, observed."""
+class _Steps:
+    """Observer that keeps each step's result."""
 
-    def __init__(self, recipe: Recipe, stand_ins: SimulationBackend, hook: StepHook | None) -> None:
-        self._recipe, self._stand_ins, self._hook = recipe, stand_ins, hook
-        self._algorithm = Timed(algorithm_of(recipe))
-        self._results: list[StepResult] = []
-
-    async def run(self, name: str, recorder: Callable[[], Recorder]) -> Simulated:
-        recipe, stand_ins = self._recipe, self._stand_ins
-        cluster = SimCluster(
-            stand_ins.devices,
-            recipe.schedule.resolved,
-            hang_after_s=HANG_AFTER_S,
-            around=stand_ins.around,
-        )
-        prompts = PromptStream(stand_ins.prompts(recipe), recipe.seed)
-        try:
-            groups = await launch(cluster, self._algorithm.needs, stand_ins.roles(recipe))
-            ready = await assemble(
-                cluster, recipe, self._algorithm, groups, prompts, self, stand_in=stand_ins.episode(recipe)
-            )
-            with cluster.timeline.recorded_by(recorder()):
-                await cluster.run(_flow(ready.run))
-                books = ready.run.ledger()
-        finally:
-            await cluster.shutdown()
-        leftover = ready.run.finish()
-        if not self._results:
-            raise UserError("the recipe's data ended before its first step: nothing was simulated.")
-        return Simulated(
-            name=name,
-            results=self._results,
-            ledger=books,
-            events=[*(ended for result in self._results for ended in result.ended), *leftover],
-            seconds=cluster.clock.now(),
-        )
+    def __init__(self, hook: StepHook | None) -> None:
+        self._hook = hook
+        self.results: list[StepResult] = []
 
     async def on_step(self, result: StepResult) -> bool:
         """Keeps the result. Returns False where the run is to end."""
-        self._results.append(result)
+        self.results.append(result)
         return self._hook is None or self._hook(result)
 
 
-async def _flow(run: PolicyRun) -> None:
-    await run.start()
-    await policy_optimization(run)
+async def _simulated(
+    recipe: Recipe, stand_ins: SimulationBackend, name: str, recorder: Callable[[], Recorder], hook: StepHook | None
+) -> Simulated:
+    algorithm, steps = Timed(algorithm_of(recipe)), _Steps(hook)
+    cluster = SimCluster(
+        stand_ins.devices, recipe.schedule.resolved, hang_after_s=HANG_AFTER_S, around=stand_ins.around
+    )
+    prompts = PromptStream(stand_ins.prompts(recipe), recipe.seed)
+    try:
+        groups = await launch(cluster, algorithm.needs, stand_ins.roles(recipe))
+        episode = stand_ins.episode(recipe)
+        hosted = await host(cluster, recipe, groups, prompts, algorithm=algorithm, stand_in=episode)
+        with cluster.timeline.recorded_by(recorder()):
+            await cluster.run(hosted.train(steps))
+            ledger = hosted.run.ledger()
+    finally:
+        await cluster.shutdown()
+    leftover = hosted.run.finish()
+    if not steps.results:
+        raise UserError("the recipe's data ended before its first step: nothing was simulated.")
+    return Simulated(
+        name=name,
+        results=steps.results,
+        ledger=ledger,
+        events=[*(ended for result in steps.results for ended in result.ended), *leftover],
+        seconds=cluster.clock.now(),
+    )
 
 
 class Timed(Algorithm):

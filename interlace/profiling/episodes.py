@@ -10,7 +10,7 @@ import numpy as np
 
 from interlace.core.profile import Turns
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams
-from interlace.jobs.assemble import episodes_of
+from interlace.jobs.host import episodes_of
 from interlace.profiling.samples import ENOUGH_SAMPLES, NUM_QUANTILES
 from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster

@@ -9,7 +9,7 @@ from interlace.core.profile import InferenceCosts, Interference, Profile, Reward
 from interlace.core.types import Prompt, Sample, SamplingParams
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
-from interlace.jobs.assemble import sampling_of
+from interlace.jobs.host import sampling_of
 from interlace.jobs.launch import ModelSources, launch_roles, launch_second_actor
 from interlace.jobs.warmup import warmed_model
 from interlace.jobs.weights import join_weights
@@ -55,7 +55,15 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     recipe = with_zero_lr(recipe, spread_placement(devices))
 
     async def measure(cluster: Cluster) -> tuple[Profile, StepTimes | None]:
-        return await _Measurement(cluster, recipe, progress, budget_s).measure(source)
+        prompts = recipe_prompts(recipe)
+        model = await warmed_model(cluster, recipe, prompts.train, progress)
+        longest = len(prompts.longest.token_ids)
+        sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)
+        groups = await launch_roles(cluster, sources)
+        await join_weights(groups, recipe)
+        sampling = await sampling_of(recipe, groups.rollout[0])
+        measurement = _Measurement(cluster, sources, groups, sampling, progress, budget_s)
+        return await measurement.measure(prompts.train, source)
 
     profile, steps = asyncio.run(run_on(recipe.cluster, recipe.schedule.resolved, measure))
     return fitted(profile, steps, recipe, len(devices)) if steps else profile
@@ -84,36 +92,33 @@ def with_zero_lr(recipe: Recipe, schedule: Schedule) -> Recipe:
 
 
 class _Measurement:
-    def __init__(self, cluster: Cluster, recipe: Recipe, progress: ProgressView, budget_s: float) -> None:
-        self._cluster, self._recipe, self._progress, self._budget_s = cluster, recipe, progress, budget_s
-        self._groups: RoleGroups
-        self._samples: list[Sample]
-        self._sampling: SamplingParams
+    def __init__(
+        self,
+        cluster: Cluster,
+        sources: ModelSources,
+        groups: RoleGroups,
+        sampling: SamplingParams,
+        progress: ProgressView,
+        budget_s: float,
+    ) -> None:
+        self._cluster, self._sources, self._groups, self._sampling = cluster, sources, groups, sampling
+        self._recipe, self._progress, self._budget_s = sources.recipe, progress, budget_s
 
-    async def measure(self, source: str) -> tuple[Profile, StepTimes | None]:
-        recipe, cluster = self._recipe, self._cluster
-        prompts = recipe_prompts(recipe)
-        model = await warmed_model(cluster, recipe, prompts.train, self._progress)
-        longest = len(prompts.longest.token_ids)
-        sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)
-        groups = self._groups = await launch_roles(cluster, sources)
-        await join_weights(groups, recipe)
+    async def measure(self, prompts: Sequence[Prompt], source: str) -> tuple[Profile, StepTimes | None]:
+        recipe, cluster, groups = self._recipe, self._cluster, self._groups
         engine = groups.rollout[0]
-        budget_s = self._begin("samples")
-        self._sampling = sampling = await sampling_of(recipe, engine)
-        drawn, responses, turns = await self._draw(engine, prompts.train, budget_s)
-        budget_s = self._begin("rollout")
-        rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=budget_s)
+        drawn, responses, turns = await self._draw(engine, prompts, self._begin("samples"))
+        rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=self._begin("rollout"))
         reward = await self._reward(drawn)
-        self._samples = [*drawn][: recipe.prompts_per_step * recipe.samples_per_prompt]
-        kept = await self._efficiency(sources)
+        samples = [*drawn][: recipe.prompts_per_step * recipe.samples_per_prompt]
+        kept = await self._efficiency(samples)
         profile = Profile(
             device=device_name(cluster.devices[0]),
             model=recipe.model.path,
             sizes=RunSizes(
                 prompts_per_step=recipe.prompts_per_step,
                 samples_per_prompt=recipe.samples_per_prompt,
-                max_new_tokens=sampling.max_new_tokens,
+                max_new_tokens=self._sampling.max_new_tokens,
             ),
             source=source,
             device_memory_bytes=cluster.devices[0].memory_bytes,
@@ -121,12 +126,12 @@ class _Measurement:
             reward=reward,
             lengths=measure_lengths(responses),
             turns=turns,
-            reference=await self._reference(),
-            critic=await self._critic(kept),
-            actor=(await self._actor()).model_copy(update={"efficiency": kept}),
-            interference=await self._interference(),
+            reference=await self._reference(samples),
+            critic=await self._critic(samples, kept),
+            actor=(await self._actor(samples)).model_copy(update={"efficiency": kept}),
+            interference=await self._interference(samples),
         )
-        budget_s, stream = self._begin("whole steps"), PromptStream(prompts.train, recipe.seed)
+        budget_s, stream = self._begin("whole steps"), PromptStream(prompts, recipe.seed)
         return profile, await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
 
     async def _draw(
@@ -146,46 +151,43 @@ class _Measurement:
             return RewardCosts()
         return await measure_reward(group, drawn, settings, budget_s=self._begin("reward"))
 
-    async def _reference(self) -> InferenceCosts | None:
+    async def _reference(self, samples: Sequence[Sample]) -> InferenceCosts | None:
         if not self._groups.reference:
             return None
         budget_s = self._begin("reference")
-        return await measure_inference(
-            self._groups.reference[0], ReferenceGroup.logprobs, self._samples, budget_s=budget_s
-        )
+        return await measure_inference(self._groups.reference[0], ReferenceGroup.logprobs, samples, budget_s=budget_s)
 
-    async def _critic(self, kept: float) -> TrainCosts | None:
+    async def _critic(self, samples: Sequence[Sample], kept: float) -> TrainCosts | None:
         if not self._groups.critic:
             return None
         budget_s = self._begin("critic")
         needs = algorithm_of(self._recipe).needs
         operation = CriticGroup.process_rewards if needs.process_reward else CriticGroup.values
-        critic, samples = self._groups.critic, self._samples
-        costs = await measure_training(critic, operation, samples, self._recipe, budget_s=budget_s)
+        costs = await measure_training(self._groups.critic, operation, samples, self._recipe, budget_s=budget_s)
         return costs.model_copy(update={"efficiency": kept})
 
-    async def _actor(self) -> TrainCosts:
+    async def _actor(self, samples: Sequence[Sample]) -> TrainCosts:
         budget_s = self._begin("actor")
-        actor, samples = self._groups.actor, self._samples
+        actor = self._groups.actor
         costs = await measure_training(actor, ActorGroup.logprobs, samples, self._recipe, budget_s=budget_s)
         return costs.model_copy(update={"export_s": await measure_export(actor)})
 
-    async def _efficiency(self, sources: ModelSources) -> float:
+    async def _efficiency(self, samples: Sequence[Sample]) -> float:
         """Measures the speed that training keeps on a second device; on one device there is nothing to keep."""
         devices = [device for device in self._cluster.devices if device.pool == self._cluster.devices[0].pool]
         if len(devices) < 2:
             return NOTHING_KEPT
         budget_s = self._begin("two devices")
-        alone, recipe, samples = self._groups.actor, self._recipe, self._samples
-        both = await launch_second_actor(self._cluster, sources, tuple(devices[:2]))
+        alone, recipe = self._groups.actor, self._recipe
+        both = await launch_second_actor(self._cluster, self._sources, tuple(devices[:2]))
         calls = [train_call(group, samples, recipe) for group in (alone, both)]
         alone_s, both_s = await medians(calls, rounds=7, budget_s=budget_s)
         await self._cluster.dismiss(both)
         return efficiency(alone_s, both_s)
 
-    async def _interference(self) -> tuple[Interference, ...]:
+    async def _interference(self, samples: Sequence[Sample]) -> tuple[Interference, ...]:
         budget_s = self._begin("side by side")
-        return await measure_interference(self._groups, self._samples, self._sampling, self._recipe, budget_s=budget_s)
+        return await measure_interference(self._groups, samples, self._sampling, self._recipe, budget_s=budget_s)
 
     def _begin(self, part: str) -> float:
         """Says what comes. Returns its seconds."""

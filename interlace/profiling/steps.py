@@ -13,11 +13,10 @@ from statistics import median
 from interlace.core.profile import Profile, RolloutCosts, TrainCosts
 from interlace.core.types import Metrics
 from interlace.data.stream import PromptStream
-from interlace.flows.policy import policy_optimization
 from interlace.flows.run import RoleGroups, StepResult
-from interlace.jobs.assemble import assemble
+from interlace.jobs.host import host
 from interlace.jobs.simulate import Simulation, simulate
-from interlace.recipes.config import Recipe, algorithm_of
+from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import KeepAll, Span, StepRecord, busy_seconds
 
@@ -77,12 +76,11 @@ async def measure_steps(
         return None
     rows: list[Metrics] = []
     shortened = recipe.model_copy(update={"steps": num_steps})
-    ready = await assemble(cluster, shortened, algorithm_of(recipe), groups, prompts, _Collector(rows))
+    hosted = await host(cluster, shortened, groups, prompts)
     recorder = KeepAll()
     with cluster.timeline.recorded_by(recorder):
-        await ready.run.start()
-        await policy_optimization(ready.run)
-        ready.run.finish()
+        await hosted.train(_Collector(rows))
+        hosted.run.finish()
     waiting = [waiting_s(step, recorder.spans) for step in recorder.steps]
     return StepTimes.of(lambda metric: [row[metric] for row in rows], waiting)
 

@@ -51,51 +51,61 @@ class MapStage(Generic[G, R]):
 
         granule: samples it waits for. on_failed: called with each failure and its reason.
         """
-        self._name, self._cluster, self._replicas = name, cluster, tuple(replicas)
-        self._operation, self._writes, self._to_columns = operation, tuple(writes), to_columns
-        self._granule, self._on_failed = granule, on_failed
-        self._wanted = f"{granule} samples for {name}"
-        self._attached = self._flush = False
-        self._released: deque[int] = deque()
+        self.name, self.cluster, self.replicas = name, cluster, tuple(replicas)
+        self.operation, self._writes, self.to_columns = operation, tuple(writes), to_columns
+        self.granule, self.on_failed = granule, on_failed
+        self._attached: AttachedMap[G, R] | None = None
 
     def attach(self, stream: Stream, *, given: Callable[[Sample], R | None] | None = None) -> Stream:
         """Starts the stage behind `stream`; returns the stream behind the stage.
 
         given: a row's result where it is known already and needs no call; else None.
         """
-        self._given = given
-        self._cursor = stream.subscribe(self._name)
-        self._channel = stream.channel
-        self._attached = True
-        for replica in self._replicas:
-            loop = self._serve(replica) if replica.devices else self._serve_concurrently(replica)
-            self._cluster.spawn(loop, name=f"{self._name} {replica.name}")
+        attached = self._attached = AttachedMap(self, stream, given)
+        for replica in self.replicas:
+            loop = attached.serve(replica) if replica.devices else attached.serve_concurrently(replica)
+            self.cluster.spawn(loop, name=f"{self.name} {replica.name}")
         return stream.plus(*self._writes)
 
     def flush(self) -> bool:
         """Lets a partial granule go, at a stall. False where there is none."""
-        if not self._attached or self._flush or self._released or not self._cursor.num_ready:
+        return self._attached is not None and self._attached.flush()
+
+
+class AttachedMap(Generic[G, R]):
+    """A stage that is attached: it serves the rows of one stream."""
+
+    def __init__(self, stage: MapStage[G, R], stream: Stream, given: Callable[[Sample], R | None] | None) -> None:
+        self._stage, self._given = stage, given
+        self._channel, self._cursor = stream.channel, stream.subscribe(stage.name)
+        self._wanted = f"{stage.granule} samples for {stage.name}"
+        self._flush = False
+        self._released: deque[int] = deque()
+
+    def flush(self) -> bool:
+        """See MapStage.flush."""
+        if self._flush or self._released or not self._cursor.num_ready:
             return False
         self._flush = True
         self._cursor.changed.fire()
         return True
 
-    async def _serve(self, replica: G) -> None:
+    async def serve(self, replica: G) -> None:
         while await self._granule_released(replica):
-            async with replica.hold(self._name):
+            async with replica.hold(self._stage.name):
                 # Only now: while it waited for devices others may have taken all, or rows may have ended.
                 rows = self._cursor.lease(self._released.popleft()) if self._released else []
                 results = await self._results(replica, rows)
             self._write(rows, results)
 
-    async def _serve_concurrently(self, replica: G) -> None:
-        name = f"{self._name} {replica.name}"
+    async def serve_concurrently(self, replica: G) -> None:
+        name = f"{self._stage.name} {replica.name}"
         while await self._granule_released(replica):
             rows = self._cursor.lease(self._released.popleft())
-            self._cluster.spawn(self._serve_granule(replica, rows), name=name)
+            self._stage.cluster.spawn(self._serve_granule(replica, rows), name=name)
 
     async def _serve_granule(self, replica: G, rows: Sequence[Sample]) -> None:
-        self._write(rows, await self._results(replica, rows, cause=self._name))
+        self._write(rows, await self._results(replica, rows, cause=self._stage.name))
 
     async def _results(self, replica: G, rows: Sequence[Sample], cause: str = "") -> Sequence[R]:
         """Returns one result a row; only rows without a given one are part of the call."""
@@ -108,13 +118,13 @@ class MapStage(Generic[G, R]):
 
     async def _compute(self, replica: G, rows: Sequence[Sample], cause: str) -> list[R]:
         group = replica.with_cause(cause) if cause else replica
-        results, _ = await group.inline(self._operation, rows)
+        results, _ = await group.inline(self._stage.operation, rows)
         return results
 
     async def _granule_released(self, replica: G) -> bool:
         while not self._released:
             ready = self._cursor.num_ready
-            if ready and (ready >= self._granule or self._flush or self._cursor.starved):
+            if ready and (ready >= self._stage.granule or self._flush or self._cursor.starved):
                 self._release(ready)
                 self._cursor.changed.fire()
             elif self._cursor.exhausted:
@@ -128,16 +138,17 @@ class MapStage(Generic[G, R]):
         # How samples are packed together moves the last bits of what is computed of them: with whole steps as granules
         # two runs are equal only if the order is that of admission.
         self._cursor.sort_ready(lambda key: key)
-        share = math.ceil(ready / len(self._replicas)) if self._replicas[0].devices else min(ready, self._granule)
+        replicas = self._stage.replicas
+        share = math.ceil(ready / len(replicas)) if replicas[0].devices else min(ready, self._stage.granule)
         self._released.extend([min(share, ready - start) for start in range(0, ready, share)])
 
     def _write(self, rows: Sequence[Sample], results: Sequence[R]) -> None:
         for row, result in zip(rows, results, strict=True):
-            columns = self._to_columns(result)
+            columns = self._stage.to_columns(result)
             if row.key not in self._channel:
                 continue  # it ended meanwhile
             if isinstance(columns, Failure):
-                self._on_failed(row.key, columns.reason)
+                self._stage.on_failed(row.key, columns.reason)
                 self._channel.end(row.key, TerminalEvent.FAILED)
             else:
                 self._channel.put(row.key, columns)

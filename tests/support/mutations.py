@@ -15,7 +15,7 @@ from interlace.stages import train
 from interlace.stages.admission import Admission
 from interlace.stages.driver import EngineDriver
 from interlace.stages.factory import StageFactory
-from interlace.stages.map import MapStage
+from interlace.stages.map import AttachedMap
 from interlace.stages.minibatches import Minibatches
 from interlace.stages.pool import EnginePool
 from interlace.stages.publish import Publisher
@@ -151,16 +151,16 @@ def everybody_is_preempted() -> Mutation:
 def devices_before_the_granule() -> Mutation:
     """A stage takes its devices, and then waits for samples."""
 
-    async def serve(self: MapStage, replica: WorkerGroup[Any]) -> None:
+    async def serve(self: AttachedMap, replica: WorkerGroup[Any]) -> None:
         while True:
-            async with replica.hold(self._name):
+            async with replica.hold("a stage"):
                 if not await self._granule_released(replica):
                     return
                 rows = self._cursor.lease(self._released.popleft())
-                results = await getattr(replica, self._operation)(rows)
+                results = await self._results(replica, rows)
             self._write(rows, results)
 
-    return [(MapStage, "_serve", serve)]
+    return [(AttachedMap, "serve", serve)]
 
 
 def new_sequences_with_old_weights() -> Mutation:

@@ -91,9 +91,8 @@ class Workload:
 
 
 class _Observer:
-    def __init__(self, record: Record, stop_after: int | None, between: Between) -> None:
-        self._record, self._stop_after, self._between = record, stop_after, between
-        self.run: PolicyRun
+    def __init__(self, run: PolicyRun, record: Record, stop_after: int | None, between: Between) -> None:
+        self._run, self._record, self._stop_after, self._between = run, record, stop_after, between
 
     async def on_step(self, result: StepResult) -> bool:
         record = self._record
@@ -102,7 +101,7 @@ class _Observer:
         trained = {e.sample.prompt.uid for e in result.ended if e.event == TerminalEvent.TRAINED}
         record.trained.append(sorted(trained))
         record.staleness.append(result.metrics["sched/staleness_max"])
-        await self._between(self.run)
+        await self._between(self._run)
         return result.step != self._stop_after
 
 
@@ -184,11 +183,10 @@ async def _run(
     record = Record(cluster=cluster)
     algorithm = CostAlgorithm(work.costs, work.needs, work.refill_rounds)
     prompts = CountedPrompts(work.num_prompts)
-    observer = _Observer(record, stop_after, between)
-    run = observer.run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer, work.episode)
+    run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, work.episode)
 
     async def main() -> None:
-        await run.start()
+        await run.start(_Observer(run, record, stop_after, between))
         await policy_optimization(run)
 
     with cluster.timeline.recorded_by(recorder):

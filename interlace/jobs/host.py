@@ -1,4 +1,4 @@
-"""The roles of a run, joined and ready to start."""
+"""A recipe's run on an open cluster: roles joined, flow run: for training, evaluation, profile, simulation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +10,12 @@ from interlace.engines.rollout.kinds import create_kind
 from interlace.envs.fleet import EnvFleet
 from interlace.episodes.base import Closing, Episode, Filming
 from interlace.episodes.by_row import create_episode, simulators_of
+from interlace.flows.policy import policy_optimization
 from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
 from interlace.jobs.state import RunState
 from interlace.models.actions import ActionTokens, action_tokens
 from interlace.models.loading import empty_model
-from interlace.recipes.config import Recipe
+from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.prompts import renderer_of
 from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.cluster import Cluster
@@ -26,14 +27,21 @@ from interlace.stages.simulators import fleet_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Assembled:
-    """Parts that a session works with."""
+class Hosted:
+    """Parts of a recipe's run that a job works with."""
 
+    recipe: Recipe
+    groups: RoleGroups
     run: PolicyRun
     sampling: SamplingParams
     """The recipe's, ending where the model's responses end."""
     filming: Filming | None = None
     """Its episode, where that draws what goes on."""
+
+    async def train(self, observer: StepObserver) -> None:
+        """Starts the run and trains to its last step. observer: called at each step boundary."""
+        await self.run.start(observer)
+        await policy_optimization(self.run)
 
 
 async def sampling_of(recipe: Recipe, engine: RolloutGroup) -> SamplingParams:
@@ -88,18 +96,20 @@ def envs_of(cluster: Cluster, recipe: Recipe, groups: Sequence[EnvGroup]) -> Env
     return fleet_of(cluster, groups, config, schedule, samples_per_prompt=recipe.samples_per_prompt)
 
 
-async def assemble(
+async def host(
     cluster: Cluster,
     recipe: Recipe,
-    algorithm: Algorithm,
     groups: RoleGroups,
     prompts: PromptSource,
-    observer: StepObserver,
     *,
+    algorithm: Algorithm | None = None,
     resumed: RunState | None = None,
     stand_in: Episode | None = None,
-) -> Assembled:
-    """Joins the workers of a recipe. resumed: where the run stands that goes on. stand_in: for the recipe's episode."""
+) -> Hosted:
+    """Joins the workers of a recipe into its run, which is not started yet.
+
+    algorithm, stand_in: instead of the recipe's algorithm and episode. resumed: where the run stands that goes on.
+    """
     sampling = await sampling_of(recipe, groups.rollout[0])
     episode, limits = (stand_in, NO_LIMITS) if stand_in else episodes_of(cluster, recipe, sampling)
     envs = envs_of(cluster, recipe, groups.env)
@@ -123,5 +133,6 @@ async def assemble(
     )
     if resumed:
         stages.gate.restore(resumed.num_groups)
-    run = PolicyRun(cluster, stages, groups, algorithm, settings, prompts, observer, episode)
-    return Assembled(run=run, sampling=sampling, filming=episode if isinstance(episode, Filming) else None)
+    run = PolicyRun(cluster, stages, groups, algorithm or algorithm_of(recipe), settings, prompts, episode)
+    filming = episode if isinstance(episode, Filming) else None
+    return Hosted(recipe=recipe, groups=groups, run=run, sampling=sampling, filming=filming)
