@@ -7,7 +7,7 @@ from interlace.schedule import roles
 
 if __name__ == "__main__":
     entry = roles.Role(name="judge", granule="group", worker="tests.support.toy_role:Judge")
-    roles.ROLES = (*roles.ROLES[:2], entry, *roles.ROLES[2:])
+    roles.ROLES = (*roles.ROLES[:3], entry, *roles.ROLES[3:])
 
 from interlace.core.errors import UserError
 from interlace.jobs.launch import ModelSources, launch_roles
