@@ -108,7 +108,7 @@ def read_arguments(text: str, where: str) -> Mapping[str, JSON]:
     """Reads the arguments of a call from their JSON text. Raises UserError where they are no object."""
     try:
         found = json.loads(text) if text.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where} has a tool call whose arguments are no JSON: {error}.") from None
     if not isinstance(found, dict):
         raise UserError(f"{where} has a tool call whose arguments are {text!r:.80}: they must be an object.")

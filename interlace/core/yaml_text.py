@@ -37,7 +37,10 @@ for _each in (_Loader, _Dumper):
 
 def parse_yaml(text: str) -> Any:
     """Returns the contents of the text. Raises yaml.YAMLError."""
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("its brackets or lists are nested too deeply to be read") from None
 
 
 def to_yaml(data: Any, *, flow: bool | None = False, width: int = 80) -> str:

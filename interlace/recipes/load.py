@@ -69,8 +69,8 @@ def _value(override: str) -> Any:
     except yaml.YAMLError:
         key = override.partition("=")[0]
         raise UserError(
-            f"the value of the override {override!r} is not YAML: put text in quotes, within those of the shell: "
-            f"'{key}=\"{text}\"'. {FORM}"
+            f"the value of the override {override!r:.120} is not YAML: put text in quotes, within those of the shell: "
+            f"'{key}=\"{text:.80}\"'. {FORM}"
         ) from None
 
 
