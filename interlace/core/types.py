@@ -113,6 +113,8 @@ class Request:
     params: SamplingParams
     may_continue: bool = False
     """True where its owner may ask again behind what it gets: an engine keeps what it computed, while that pays."""
+    streams: bool = False
+    """True where its tokens are handed out as they are drawn, as drafts."""
     inputs: Inputs | None = None
     """Arrays whose embeddings take the places of the prompt's placeholder tokens, in order; None: it has none."""
     query_ids: Sequence[int] = ()
@@ -190,10 +192,23 @@ class Response:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Draft:
+    """A response so far, of a request that streams."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    """All its tokens, those generated before a resumption included."""
+    text: str
+    """The tokens, decoded as a Response's; its end may be a part of a character."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Progress:
     """Results of a rollout worker since the last query."""
 
     responses: tuple[Response, ...] = ()
+    drafts: tuple[Draft, ...] = ()
+    """Of the requests that stream, those that go on and have more tokens than at the last query."""
     num_running: int = 0
     num_waiting: int = 0
     num_new_tokens: int = 0

@@ -1,6 +1,6 @@
 """Episodes: coroutines whose model calls are requests to the engine pool."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -57,6 +57,23 @@ class Turn:
     """Tokens of the context whose keys and values were there already; 0 where the engine does not say."""
     query_ids: IntArray | None = None
     """[L] tokens that the drawn ones were drawn from, all at once; None: one after another."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TurnDraft:
+    """A turn so far, while it is drawn."""
+
+    prompt_ids: IntArray
+    """[P] tokens that the model was given, the whole context."""
+    token_ids: Sequence[int]
+    """Tokens that were drawn so far."""
+    text: str
+    """These, decoded; its end may be a part of a character."""
+    read: Callable[[], Message]
+    """Reader of the reasoning and the content that no further token can change; calls are read when the turn ends."""
+
+
+OnTurnDraft: TypeAlias = Callable[[TurnDraft], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -124,6 +141,7 @@ class Session(Protocol):
         number: int | None = None,
         inputs: Inputs | None = None,
         query_ids: Sequence[int] = (),
+        on_draft: OnTurnDraft | None = None,
     ) -> Turn:
         """Lets the policy go on behind the whole context; waits while weights change or engines are full.
 
@@ -131,6 +149,7 @@ class Session(Protocol):
         behind that turn's tokens where the chat template allows it. tools: that the messages are written with.
         inputs, query_ids: see Request. params: None: the run's. number: the turn's, which keys its sampling noise;
         None: the next. Calls side by side whose order depends on the clock name theirs, so that two runs draw the same.
+        on_draft: called with the turn so far, whenever more of it is drawn.
         """
         ...
 

@@ -24,6 +24,7 @@ from interlace.recipes.clusters.base import run_on
 from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
+from interlace.stages.driver import OnDraft
 from interlace.stages.pool import EnginePool
 from interlace.stages.session import EpisodeSession, SessionLimits
 
@@ -140,9 +141,9 @@ class PoolVisitors:
         finally:
             session.close()
 
-    async def _ask(self, request: Request, *, who: str, what: str) -> Response:
+    async def _ask(self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None) -> Response:
         del what
-        [response] = await self._pool.complete([request], who=who)
+        [response] = await self._pool.complete([request], who=who, on_draft=on_draft)
         return response
 
     def busy_s(self) -> float | None:

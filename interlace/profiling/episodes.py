@@ -14,6 +14,7 @@ from interlace.jobs.host import episodes_of
 from interlace.profiling.samples import ENOUGH_SAMPLES, NUM_QUANTILES
 from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster
+from interlace.stages.driver import OnDraft
 from interlace.stages.generate import played
 from interlace.stages.pool import EnginePool
 from interlace.stages.role_groups import RolloutGroup
@@ -44,14 +45,14 @@ class _Course:
     tool_s: list[float] = field(default_factory=list)
     ended_s: float = 0.0
 
-    async def __call__(self, request: Request, *, who: str, what: str) -> Response:
+    async def __call__(self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None) -> Response:
         """Notes when a turn begins and ends."""
         if self.responses:
             before = self.responses[-1].completion
             known = len(before.request.prompt_ids) + len(before.token_ids)
             self.given.append(max(0, len(request.prompt_ids) - known))
             self.tool_s.append(max(0.0, time.perf_counter() - self.ended_s))
-        response = await self.pool(request, who=who, what=what)
+        response = await self.pool(request, who=who, what=what, on_draft=on_draft)
         self.responses.append(response)
         self.ended_s = time.perf_counter()
         return response

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
-from interlace.core.types import Metrics, Progress, Request, Response, SampleKey
+from interlace.core.types import Draft, Metrics, Progress, Request, Response, SampleKey
 from interlace.runtime.clock import Clock
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.timeline import Timeline
@@ -22,6 +22,7 @@ from interlace.weights.ref import WeightRef
 ROUNDING_S = 1e-6
 """Rounding tolerance of clocks, in seconds."""
 Deliver: TypeAlias = Callable[[Response], None]
+OnDraft: TypeAlias = Callable[[Draft], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -52,6 +53,10 @@ class EngineHost(Protocol):
 
     def on_response(self, job: Job, response: Response) -> None:
         """Takes in the response of a job that ended."""
+        ...
+
+    def on_draft(self, draft: Draft) -> None:
+        """Takes in what a job that goes on has got."""
         ...
 
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
@@ -191,6 +196,8 @@ class EngineDriver:
             served = self._meter.end(span, progress, self.num_queued)
             if self._host.curve:
                 self._host.curve.observe(served)
+            for draft in progress.drafts:
+                self._host.on_draft(draft)
             for response in progress.responses:
                 self._deliver(response)
             if self._limit.adapts:

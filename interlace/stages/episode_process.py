@@ -20,6 +20,7 @@ from interlace.core.errors import EpisodeLostError, UserError
 from interlace.core.runs import Runs
 from interlace.core.types import (
     Completion,
+    Draft,
     FinishReason,
     FloatArray,
     Inputs,
@@ -35,6 +36,7 @@ from interlace.episodes.base import Episode, Outcome, ToolUse
 from interlace.runtime.clock import LoopClock
 from interlace.runtime.process.child import become_child, framed, innermost_line, receive
 from interlace.runtime.waits import WaitRegistry
+from interlace.stages.driver import OnDraft
 from interlace.stages.episode_envs import EnvAnswer, EnvAsk, EnvProxies
 from interlace.stages.generate import failure, outcome_of
 from interlace.stages.session import EpisodeSession, SessionLimits
@@ -71,7 +73,8 @@ class TurnAsk:
     """None: the session's."""
     inputs: Inputs | None = None
     query_ids: Sequence[int] = ()
-    """These two: see Request."""
+    streams: bool = False
+    """These three: see Request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -87,6 +90,15 @@ class TurnAnswer:
     num_cached_tokens: int = 0
     refusal: str = ""
     """Message of a UserError."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TurnSoFar:
+    """What was drawn so far of a turn that streams."""
+
+    turn: int
+    token_ids: Sequence[int]
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -122,7 +134,7 @@ class EpisodeEnd:
 
 
 FromEpisode: TypeAlias = TurnAsk | TurnWithdraw | EnvAsk | WaitNote | EpisodeEnd
-ToEpisode: TypeAlias = EpisodeStart | EpisodeCancel | TurnAnswer | EnvAnswer
+ToEpisode: TypeAlias = EpisodeStart | EpisodeCancel | TurnSoFar | TurnAnswer | EnvAnswer
 MakeEpisode: TypeAlias = Callable[[], tuple[Episode, SessionLimits]]
 
 
@@ -164,10 +176,18 @@ class _Running:
     def __init__(self, server: "_EpisodeServer", number: int, params: SamplingParams) -> None:
         self._server, self._number, self.params = server, number, params
         self._answers: dict[int, asyncio.Future[TurnAnswer]] = {}
+        self._listeners: dict[int, Callable[[TurnSoFar], None]] = {}
         self.envs = EnvProxies(partial(server.send, number))
         self.task: asyncio.Task[None] | None = None
 
-    async def __call__(self, request: Request, *, who: str, what: str) -> Response:  # noqa: ARG002 - the run knows
+    async def __call__(
+        self,
+        request: Request,
+        *,
+        who: str,  # noqa: ARG002 - the run knows
+        what: str,  # noqa: ARG002 - likewise
+        on_draft: OnDraft | None = None,
+    ) -> Response:
         """Asks the run for a turn."""
         answer: asyncio.Future[TurnAnswer] = asyncio.get_running_loop().create_future()
         self._answers[request.turn] = answer
@@ -178,7 +198,10 @@ class _Running:
             params=params,
             inputs=request.inputs,
             query_ids=request.query_ids,
+            streams=request.streams,
         )
+        if on_draft:
+            self._listeners[request.turn] = partial(_pass_on, request.id, on_draft)
         self._server.send(self._number, ask)
         try:
             found = await answer
@@ -187,6 +210,7 @@ class _Running:
             raise
         finally:
             del self._answers[request.turn]
+            self._listeners.pop(request.turn, None)
         if found.refusal:
             raise UserError(found.refusal)
         done = Completion(
@@ -199,11 +223,20 @@ class _Running:
         )
         return Response(completion=done, text=found.text)
 
+    def got_more(self, found: TurnSoFar) -> None:
+        """Takes in a turn so far, if it is awaited."""
+        if listener := self._listeners.get(found.turn):
+            listener(found)
+
     def answered(self, answer: TurnAnswer) -> None:
         """Takes in a turn, if it is awaited."""
         waiting = self._answers.get(answer.turn)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
+
+
+def _pass_on(request_id: str, on_draft: OnDraft, found: TurnSoFar) -> None:
+    on_draft(Draft(request_id=request_id, token_ids=found.token_ids, text=found.text))
 
 
 class _EpisodeServer:
@@ -249,6 +282,8 @@ class _EpisodeServer:
             return  # it ended while this was on its way
         if isinstance(message, TurnAnswer):
             running_one.answered(message)
+        elif isinstance(message, TurnSoFar):
+            running_one.got_more(message)
         elif isinstance(message, EnvAnswer):
             running_one.envs.answered(message)
         elif running_one.task:

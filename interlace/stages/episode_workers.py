@@ -12,7 +12,7 @@ from typing import cast
 from interlace.core.errors import EpisodeFailedError, EpisodeLostError, InterlaceError, UserError
 from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
-from interlace.episodes.base import Outcome, Session, Turn
+from interlace.episodes.base import Outcome, Session, Turn, TurnDraft
 from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import Child, Children, Place
 from interlace.stages.episode_envs import EnvAsk, EnvLeases
@@ -27,6 +27,7 @@ from interlace.stages.episode_process import (
     ToEpisode,
     TurnAnswer,
     TurnAsk,
+    TurnSoFar,
     TurnWithdraw,
     WaitNote,
     serve_episodes,
@@ -306,7 +307,12 @@ class _Exchange:
         params = ask.params or self._session.params
         try:
             turn = await self._session.generate(
-                ask.prompt_ids, params=params, number=ask.turn, inputs=ask.inputs, query_ids=ask.query_ids
+                ask.prompt_ids,
+                params=params,
+                number=ask.turn,
+                inputs=ask.inputs,
+                query_ids=ask.query_ids,
+                on_draft=partial(self._drafted, ask.turn) if ask.streams else None,
             )
         except UserError as error:
             nothing = TurnAnswer(
@@ -328,6 +334,9 @@ class _Exchange:
             num_cached_tokens=turn.num_cached_tokens,
         )
         self._processes.tell(self._job, answer)
+
+    def _drafted(self, turn: int, draft: TurnDraft) -> None:
+        self._processes.tell(self._job, TurnSoFar(turn=turn, token_ids=draft.token_ids, text=draft.text))
 
     async def _wait(self, note: WaitNote) -> None:
         if note.what is None:

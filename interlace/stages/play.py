@@ -7,6 +7,7 @@ from dataclasses import replace
 from interlace.core.types import NO_GROUP, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.episodes.base import Episode
 from interlace.runtime.cluster import Cluster
+from interlace.stages.driver import OnDraft
 from interlace.stages.generate import played
 from interlace.stages.map import Columns
 from interlace.stages.pool import EnginePool
@@ -19,8 +20,9 @@ class _Outside:
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
 
-    async def __call__(self, request: Request, *, who: str, what: str) -> Response:
-        [response] = await self._pool.complete([replace(request, may_continue=False)], who=f"{who}, {what}")
+    async def __call__(self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None) -> Response:
+        asked = [replace(request, may_continue=False)]
+        [response] = await self._pool.complete(asked, who=f"{who}, {what}", on_draft=on_draft)
         return response
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from interlace.core.errors import UserError
-from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
+from interlace.core.types import Draft, FinishReason, Metrics, Request, Response, SampleKey
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.waits import Signal
@@ -18,7 +18,7 @@ from interlace.schedule.roles import ROLES
 from interlace.schedule.routing import route
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Migrate
-from interlace.stages.driver import Deliver, EngineDriver, Job
+from interlace.stages.driver import Deliver, EngineDriver, Job, OnDraft
 from interlace.stages.homes import Homes
 from interlace.stages.role_groups import RolloutGroup
 from interlace.stages.tool_waits import ToolWaits
@@ -87,6 +87,8 @@ class EnginePool:
         """Samples that are not finished, each with the ids of its requests."""
         self._driver_of: dict[str, EngineDriver] = {}
         """Driver of each request that is out: there may be a thousand to look through."""
+        self._listeners: dict[str, OnDraft] = {}
+        """Receivers of the drafts of requests that stream."""
         self._suspended: dict[str, Job] = {}
         self._num_suspensions = 0
         """Since the start."""
@@ -125,11 +127,13 @@ class EnginePool:
             jobs = [job for job in (self._within_rest(job) for job in jobs) if job]
         self._deal(jobs, self._kept)
 
-    def ask(self, request: Request, deliver: Deliver) -> None:
+    def ask(self, request: Request, deliver: Deliver, on_draft: OnDraft | None = None) -> None:
         """Submits one turn of an episode, in one wave with those that others ask for in this round of the event loop.
 
-        deliver: called as submit() does.
+        deliver: called as submit() does. on_draft: called with each draft before it, where the request streams.
         """
+        if on_draft:
+            self._listeners[request.id] = on_draft
         self._owners[request.owner].append(request.id)
         if not self._wave:
             asyncio.get_running_loop().call_soon(self._submit_wave)
@@ -140,11 +144,15 @@ class EnginePool:
         wave, self._wave = self._wave, {}
         self._submit([*wave.values()])
 
-    async def complete(self, requests: Sequence[Request], *, who: str) -> list[Response]:
+    async def complete(
+        self, requests: Sequence[Request], *, who: str, on_draft: OnDraft | None = None
+    ) -> list[Response]:
         """Serves requests from outside the flow; they pass no gate and have no budget. Responses in the order given.
 
-        who: named in the wait-for graph. UserError where an engine refuses one.
+        who: named in the wait-for graph. on_draft: see ask(). UserError where an engine refuses one.
         """
+        if on_draft:
+            self._listeners.update((request.id, on_draft) for request in requests)
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Response]] = [loop.create_future() for _ in requests]
         jobs = [
@@ -223,6 +231,7 @@ class EnginePool:
     def withdraw(self, request_id: str) -> None:
         """Ends a request without a response. Nothing where it has one."""
         suspended = self._suspended.pop(request_id, None)
+        self._listeners.pop(request_id, None)
         self._wave.pop(request_id, None)
         if suspended:
             self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
@@ -237,7 +246,7 @@ class EnginePool:
         driver = self._driver_of.pop(done.request.id)
         if job.max_new_tokens is None or response.refusal:
             self._tool_waits.settled(done.request.id, driver)
-            job.deliver(response)
+            self._deliver(job, response)
             return
         owner = done.request.owner
         if self._budget is not None:
@@ -249,7 +258,16 @@ class EnginePool:
         if done.request.may_continue:
             self._homes.answered(done, driver)
         self._lengths.observe(done.request, len(done.token_ids))
+        self._deliver(job, response)
+
+    def _deliver(self, job: Job, response: Response) -> None:
+        self._listeners.pop(job.request.id, None)
         job.deliver(response)
+
+    def on_draft(self, draft: Draft) -> None:
+        """Passes a draft on; what its receiver raises is not the engine's."""
+        if listener := self._listeners.get(draft.request_id):
+            asyncio.get_running_loop().call_soon(listener, draft)
 
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
         """Dispatches again the jobs that an engine gave up unfinished. onto: the engines that may take them over."""

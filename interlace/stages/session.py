@@ -14,16 +14,17 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool
 from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
-from interlace.core.types import Inputs, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.core.types import Draft, Inputs, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.data.rendering.base import Renderer
 from interlace.envs.base import Start
 from interlace.envs.fleet import Around, EnvEpisode
-from interlace.episodes.base import Context, Tools, ToolUse, Turn
+from interlace.episodes.base import Context, OnTurnDraft, Tools, ToolUse, Turn, TurnDraft
 from interlace.episodes.history import History
 from interlace.models.actions import ActionTokens
 from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.waits import WaitRegistry
+from interlace.stages.driver import OnDraft
 from interlace.stages.pool import EnginePool, settle
 
 T = TypeVar("T")
@@ -62,8 +63,10 @@ LOSSES = 2
 class Asker(Protocol):
     """Way of a session to the engines."""
 
-    def __call__(self, request: Request, *, who: str, what: str) -> Awaitable[Response]:
-        """Returns the response to a request. who, what: for the wait-for graph."""
+    def __call__(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None
+    ) -> Awaitable[Response]:
+        """Returns the response to a request. who, what: for the wait-for graph. on_draft: of one that streams."""
         ...
 
 
@@ -87,10 +90,10 @@ class FromPool:
     def __init__(self, cluster: Cluster, pool: EnginePool) -> None:
         self._cluster, self._pool = cluster, pool
 
-    async def __call__(self, request: Request, *, who: str, what: str) -> Response:
+    async def __call__(self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None) -> Response:
         """Submits a request and waits; one that is awaited no more is withdrawn."""
         future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._pool.ask(request, partial(settle, future))
+        self._pool.ask(request, partial(settle, future), on_draft)
         try:
             return await self._cluster.waits.wait_for(future, who=who, what=what)
         except asyncio.CancelledError:
@@ -196,6 +199,7 @@ class EpisodeSession:
         number: int | None = None,
         inputs: Inputs | None = None,
         query_ids: Sequence[int] = (),
+        on_draft: OnTurnDraft | None = None,
     ) -> Turn:
         """Lets the policy go on behind a context; see Session. UserError for what is no context of a turn."""
         place = max(self._turns, default=-1) + 1 if number is None else number
@@ -205,9 +209,13 @@ class EpisodeSession:
         request = self._request(ids, params or self.params, place)
         if inputs is not None or query_ids:
             request = replace(request, inputs=inputs, query_ids=tuple(query_ids))
+        drafted = None
+        if on_draft:
+            request = replace(request, streams=True)
+            drafted = partial(self._drafted, request, shown, on_draft)
         self._turns[place] = None
         with self._elsewhere(), self._asking():
-            response = await self._ask(request, who=self.name, what=f"turn {place}")
+            response = await self._ask(request, who=self.name, what=f"turn {place}", on_draft=drafted)
         if response.refusal:
             raise UserError(f"the engine refused turn {place}: {response.refusal}")
         turn = self._turns[place] = _turn(place, response, self._read(response, shown))
@@ -251,6 +259,17 @@ class EpisodeSession:
                 "instruct model or its tokenizer (model.tokenizer), or give token ids."
             )
         return self._history.context(messages, tools)
+
+    def _drafted(self, request: Request, tools: tuple[ToolSpec, ...], on_draft: OnTurnDraft, draft: Draft) -> None:
+        renderer = self._limits.renderer
+
+        def read() -> Message:
+            if renderer is None:
+                return Message(role="assistant", content=draft.text)
+            return renderer.begun(draft.token_ids, tools=tools)
+
+        prompt_ids, token_ids = np.asarray(request.prompt_ids, np.int32), draft.token_ids
+        on_draft(TurnDraft(prompt_ids=prompt_ids, token_ids=token_ids, text=draft.text, read=read))
 
     def _read(self, response: Response, tools: tuple[ToolSpec, ...]) -> Message:
         done = response.completion

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast
 
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, FinishReason, Metrics, Progress, Request, Response, SampleKey
+from interlace.core.types import Completion, Draft, FinishReason, Metrics, Progress, Request, Response, SampleKey
 from interlace.engines.rollout.protocol import EngineReport, RolloutEngine, SwitchMode, TakesAdapters
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.weights.reader import WeightReader
@@ -51,13 +51,16 @@ class RolloutWorker(Worker):
         self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
         self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
+        self._streams: dict[str, int] = {}
+        """Live requests that stream, each with the number of its tokens that were handed out."""
 
     @operation(bin="generate")
     def serve(self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()) -> Progress:
         """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left.
 
-        A call that began less than MIN_CALL_S ago goes on, whatever finishes. Those taken out are among the responses,
-        with what they had. ended: samples whose next turns nothing is kept for any more.
+        A request that streams ends a call with each token it gets. A call that began less than MIN_CALL_S ago goes on,
+        whatever finishes. Those taken out are among the responses, with what they had. ended: samples whose next turns
+        nothing is kept for any more.
         """
         start_s = self._now()
         finished = list(self._engine.abort(aborts)) if aborts else []
@@ -73,12 +76,13 @@ class RolloutWorker(Worker):
             kv_use = max(kv_use, output.kv_use)
             finished += output.finished
             is_over = self._interrupted.is_set() or not output.num_running + output.num_waiting
-            has_some = bool(finished or refused)
+            has_some = bool(finished or refused) or self._have_more()
             if self._decide(is_over or (has_some and self._now() - start_s >= MIN_CALL_S)):
                 break
         self._interrupted.clear()
         return Progress(
             responses=(*refused, *self._decoded(finished)),
+            drafts=self._drafts(),
             num_running=output.num_running,
             num_waiting=output.num_waiting,
             num_new_tokens=num_new_tokens,
@@ -95,7 +99,7 @@ class RolloutWorker(Worker):
     @operation(bin="switch", phase="rollout")
     def abort(self) -> tuple[Response, ...]:
         """Ends everything and returns what there is, to be resubmitted."""
-        return self._decoded(self._engine.abort())
+        return self._decoded(self._engine.abort())  # what streams is handed out again where it is submitted again
 
     @operation(bin="weight_sync")
     def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
@@ -140,6 +144,8 @@ class RolloutWorker(Worker):
 
     def _submit(self, request: Request) -> Response | None:
         """Gives a request to the engine. Returns a response where the engine refuses it: its sample alone ends."""
+        if request.streams:
+            self._streams[request.id] = 0
         try:
             self._engine.submit(request)
         except UserError as error:
@@ -154,10 +160,23 @@ class RolloutWorker(Worker):
         self._reader.close()
 
     def _decoded(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
+        for completion in completions:
+            self._streams.pop(completion.request.id, None)
         return tuple(
-            Response(
-                completion=completion,
-                text=str(self._tokenizer.decode(list(completion.token_ids), skip_special_tokens=True)),
-            )
-            for completion in completions
+            Response(completion=completion, text=self._text(completion.token_ids)) for completion in completions
         )
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def _have_more(self) -> bool:
+        return any(len(self._engine.drawn(name)) > handed_out for name, handed_out in self._streams.items())
+
+    def _drafts(self) -> tuple[Draft, ...]:
+        found = []
+        for name, handed_out in self._streams.items():
+            token_ids = self._engine.drawn(name)
+            if len(token_ids) > handed_out:
+                self._streams[name] = len(token_ids)
+                found.append(Draft(request_id=name, token_ids=token_ids, text=self._text(token_ids)))
+        return tuple(found)

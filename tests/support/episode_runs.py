@@ -1,11 +1,12 @@
 """Episodes over the real engine, on one device of a local cluster."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
-from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams
+from interlace.core.types import JSON, Prompt, Sample, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeEngine
 from interlace.episodes.base import Episode
 from interlace.models.tiny import build_tiny
@@ -16,6 +17,7 @@ from interlace.runtime.worker import WorkerContext
 from interlace.schedule.schedule import Schedule
 from interlace.stages.generate import GenerateStage
 from interlace.stages.pool import EnginePool
+from interlace.stages.session import NO_LIMITS, SessionLimits
 from interlace.stages.stream import ADMITTED, GENERATED
 from interlace.workers.rollout import RolloutBundle, RolloutWorker
 
@@ -27,12 +29,19 @@ def samples_of(
     failures: dict[SampleKey, str],
     num_prompts: int = 3,
     backend: str = "local",
+    *,
+    model: str = "micro",
+    params: SamplingParams = PARAMS,
+    limits: SessionLimits = NO_LIMITS,
+    columns: Mapping[str, JSON] = MappingProxyType({}),
 ) -> list[Sample]:
     """All samples of a wave, two a prompt, on one device of a local cluster. episode: or what makes one there."""
 
     def bundle(_context: WorkerContext) -> RolloutBundle:
-        model, tokenizer = build_tiny("micro", seed=0)
-        return RolloutBundle(engine=NativeEngine(model), tokenizer=tokenizer, stop_token_ids=())
+        built, tokenizer = build_tiny(model, seed=0)
+        return RolloutBundle(
+            engine=NativeEngine(built, tokenizer=tokenizer), tokenizer=tokenizer, stop_token_ids=params.stop_token_ids
+        )
 
     async def flow(cluster: Cluster) -> list[Sample]:
         spec = WorkerSpec(
@@ -47,13 +56,20 @@ def samples_of(
             [await cluster.launch(spec)],
             Schedule(),
             samples_per_step=2 * num_prompts,
-            expected_tokens=PARAMS.max_new_tokens,
+            expected_tokens=params.max_new_tokens,
             on_suspended=lambda: None,
         )
         channel = Channel[SampleKey, Sample]("samples", Sample, cluster.waits)
         runs = episode if hasattr(episode, "run") else episode(cluster)
         stage = GenerateStage(
-            cluster, pool, runs, PARAMS, channel, on_generated=lambda _key: None, on_failed=failures.__setitem__
+            cluster,
+            pool,
+            runs,
+            params,
+            channel,
+            limits=limits,
+            on_generated=lambda _key: None,
+            on_failed=failures.__setitem__,
         )
         reader = channel.subscribe("reader", GENERATED)
         wave = [
@@ -64,7 +80,7 @@ def samples_of(
                     token_ids=np.arange(3, 9 + gid, dtype=np.int32),
                     text="",
                     answer="",
-                    metadata={"index": index},
+                    metadata={"index": index, **columns},
                 ),
             )
             for gid in range(num_prompts)

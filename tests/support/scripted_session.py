@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, SamplingParams
-from interlace.episodes.base import Context, Tools, Turn
+from interlace.episodes.base import Context, OnTurnDraft, Tools, Turn, TurnDraft
 
 
 @dataclass
@@ -29,7 +29,13 @@ class ScriptedSession:
     turns: list[Turn] = field(default_factory=list)
 
     async def generate(
-        self, context: Context, *, tools: Tools = (), params: SamplingParams | None = None, number: int | None = None
+        self,
+        context: Context,
+        *,
+        tools: Tools = (),
+        params: SamplingParams | None = None,
+        number: int | None = None,
+        on_draft: OnTurnDraft | None = None,
     ) -> Turn:
         place = len(self.asked)
         self.asked.append((list(context), list(tools), params or self.params))
@@ -42,6 +48,8 @@ class ScriptedSession:
             self.num_withdrawn += 1
             raise
         message = self.answers[place]
+        if on_draft:
+            await self._draft(message, on_draft)
         turn = Turn(
             number=place if number is None else number, prompt_ids=np.arange(5, dtype=np.int32),
             token_ids=np.array([11, 12, 2], np.int32), logprobs=np.array([-0.5, -0.25, -1.0], np.float32),
@@ -49,6 +57,19 @@ class ScriptedSession:
         )  # fmt: skip
         self.turns.append(turn)
         return turn
+
+    async def _draft(self, message: Message, on_draft: OnTurnDraft) -> None:
+        """Draws the content character by character; waits until each draft was taken in."""
+        for size in range(len(message.content)):
+            so_far = Message(role="assistant", content=message.content[:size])
+            on_draft(
+                TurnDraft(
+                    prompt_ids=np.arange(5, dtype=np.int32), token_ids=[], text=so_far.content,
+                    read=lambda so_far=so_far: so_far,
+                )
+            )  # fmt: skip
+            for _ in range(5):
+                await asyncio.sleep(0)
 
     def reward(self, turn: Turn, value: float) -> None:
         raise NotImplementedError

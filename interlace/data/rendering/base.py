@@ -28,6 +28,13 @@ class Renderer(Protocol):
         """Reads an answer: content, reasoning, tool calls. prompt_ids: the context it was drawn behind."""
         ...
 
+    def begun(self, token_ids: Sequence[int], *, tools: Sequence[ToolSpec] = ()) -> Message:
+        """Reads an answer that goes on: the reasoning and the content that no further token can change, without calls.
+
+        The content of the whole answer begins with this one's, but for a part of a character at its end.
+        """
+        ...
+
     def extend(
         self,
         previous_ids: Sequence[int],

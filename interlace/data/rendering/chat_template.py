@@ -8,7 +8,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec, to_mapping, tool_mapping
 from interlace.core.types import JSON
 from interlace.data.rendering.config import RendererConfig
-from interlace.data.rendering.parsers.base import Parser
+from interlace.data.rendering.parsers.base import MarkedText, Parser
 from interlace.data.rendering.proof import Kind, Proof, prove
 from interlace.data.rendering.text import TokenText
 from interlace.data.rendering.tools_in_prompt import written_out
@@ -111,16 +111,24 @@ class ChatTemplateRenderer:
         self, token_ids: Sequence[int], *, prompt_ids: Sequence[int] = (), tools: Sequence[ToolSpec] = ()
     ) -> Message:
         """Reads an answer; see Renderer."""
-        ids = list(token_ids)
-        while ids and ids[-1] in self.stop_token_ids:
-            ids.pop()
-        answer = self._text.marked(ids, self._parser.tags)
-        found = self._parser.parse(answer, tools, in_thought=self._opens_thought)
+        found = self._parser.parse(self._marked(token_ids), tools, in_thought=self._opens_thought)
         first = len(prompt_ids) % 10**7
         calls = [replace(call, id=f"{first:07d}{place % 100:02d}") for place, call in enumerate(found.calls)]
         return Message(
             role="assistant", content=found.content, reasoning=found.reasoning or None, tool_calls=tuple(calls)
         )
+
+    def begun(self, token_ids: Sequence[int], *, tools: Sequence[ToolSpec] = ()) -> Message:
+        """Reads an answer that goes on; see Renderer."""
+        found = self._parser.begun(self._marked(token_ids), tools, in_thought=self._opens_thought)
+        return Message(role="assistant", content=found.content, reasoning=found.reasoning or None)
+
+    def _marked(self, token_ids: Sequence[int]) -> MarkedText:
+        """Returns an answer's text, without the tokens that end it."""
+        ids = list(token_ids)
+        while ids and ids[-1] in self.stop_token_ids:
+            ids.pop()
+        return self._text.marked(ids, self._parser.tags)
 
     def extend(
         self,

@@ -162,6 +162,10 @@ class NativeEngine:
             num_preemptions=self._scheduler.num_preemptions - preemptions,
         )
 
+    def drawn(self, request_id: str) -> Sequence[int]:
+        sequence = self._live.get(request_id)
+        return () if sequence is None else self._table.drawn(sequence)
+
     def interrupt(self) -> None:
         self._decode_loop.interrupted.value = 1
 

@@ -78,6 +78,10 @@ class LiveRequests:
             list(request.generated_versions),
         )
 
+    def drawn(self, name: str) -> Sequence[int]:
+        """Returns the tokens of a live request, those before a resumption too; none where it is not live."""
+        return tuple(self._live[name].token_ids) if name in self._live else ()
+
     def num_sent(self, name: str) -> int:
         """Counts tokens that came back since the request was submitted."""
         progress = self._live[name]
@@ -168,6 +172,9 @@ class ExternalEngine(ABC):
                 if ended is not None:
                     finished.append(self._live.end(name, ended))
         return StepOutput(finished=tuple(finished), num_running=len(self._live), num_new_tokens=new_tokens)
+
+    def drawn(self, request_id: str) -> Sequence[int]:
+        return self._live.drawn(request_id)
 
     def interrupt(self) -> None:  # noqa: B027 - a step is short
         """Does nothing: a step is one forward pass."""

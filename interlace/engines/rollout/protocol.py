@@ -78,6 +78,10 @@ class RolloutEngine(Protocol):
         """Advances all running sequences (one decode step, or as many as the engine's setting says)."""
         ...
 
+    def drawn(self, request_id: str) -> Sequence[int]:
+        """Returns the tokens that a live request has so far, those it came with included; none where it is not live."""
+        ...
+
     def interrupt(self) -> None:
         """Ends early, from any thread, the step() that runs, or else the next: no further decode step begins."""
         ...

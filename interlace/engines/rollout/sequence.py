@@ -136,6 +136,13 @@ class SequenceTable:
         self.num_tokens[row] = self.num_computed[row] = self.num_drafts[row] = 0
         self._free.append(row)
 
+    def drawn(self, sequence: SequenceState) -> list[int]:
+        """Returns the tokens behind a sequence's prompt."""
+        if sequence.row < 0:
+            return sequence.token_ids[sequence.num_prompt :]
+        drawn: list[int] = self.token_ids[sequence.row, sequence.num_prompt : self.num_tokens[sequence.row]].tolist()
+        return drawn
+
     def params(self, row: int) -> SamplingParams:
         """Returns the sampling parameters of the sequence in a row."""
         return self.occupant(row).request.params

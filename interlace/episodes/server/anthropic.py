@@ -5,14 +5,16 @@ from collections.abc import Iterator
 
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import JSON
+from interlace.episodes.base import TurnDraft
 from interlace.episodes.server.ask import (
     Answers,
+    AnswerStream,
     Ask,
     Event,
     TextCodec,
     cached_tokens,
+    details_of,
     finish_of,
-    runs_of,
     sampling_of,
     shown,
     stops_of,
@@ -21,6 +23,7 @@ from interlace.episodes.server.ask import (
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError
+from interlace.episodes.server.stream import Sent
 
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 
@@ -50,51 +53,80 @@ class AnthropicMessages:
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
         del codec
-        found: dict[str, JSON] = {
+        return {
             **_head(answer),
             "content": _blocks(answer),
             "stop_reason": _reason(answer),
             "stop_sequence": _stopped_by(answer),
             "usage": _usage(answer),
+            **details_of(answer),
         }
-        if answer.ask.token_ids:
-            turn = answer.turns[0]
-            found |= {
-                "prompt_token_ids": turn.prompt_ids.tolist(),
-                "token_ids": turn.token_ids.tolist(),
-                "logprobs": turn.logprobs.tolist(),
-                "weight_versions": runs_of(turn),
-            }
-        return found
 
-    def events(self, answer: Answers, codec: TextCodec | None) -> Iterator[Event]:
-        """Writes the events of a stream."""
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins the events of a stream."""
         del codec
-        usage = _usage(answer)
-        begun: dict[str, JSON] = {
-            **_head(answer), "content": [], "stop_reason": None, "stop_sequence": None,
-            "usage": {**usage, "output_tokens": 0},
-        }  # fmt: skip
-        yield _event("message_start", message=begun)
-        for place, block in enumerate(_blocks(answer)):
-            assert isinstance(block, dict)
-            if block["type"] == "text":
-                start: dict[str, JSON] = {"type": "text", "text": ""}
-                delta: dict[str, JSON] = {"type": "text_delta", "text": block["text"]}
-            else:
-                start = {**block, "input": {}}
-                delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-            yield _event("content_block_start", index=place, content_block=start)
-            yield _event("content_block_delta", index=place, delta=delta)
-            yield _event("content_block_stop", index=place)
-        ended: dict[str, JSON] = {"stop_reason": _reason(answer), "stop_sequence": _stopped_by(answer)}
-        yield _event("message_delta", delta=ended, usage=usage)
-        yield _event("message_stop")
+        return _MessageStream(head)
 
     def error(self, error: ApiError) -> dict[str, JSON]:
         """Writes an error."""
         fields: dict[str, JSON] = {"type": error.kind, "message": str(error)}
         return {"type": "error", "error": fields}
+
+
+class _MessageStream:
+    """Text as it is drawn; a use of a tool whole, when the answer is."""
+
+    def __init__(self, head: Answers) -> None:
+        self._answer, self._sent = head, Sent()
+        self._has_begun = self._is_text_open = False
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes what a draft adds."""
+        del place  # there is one answer
+        yield from self._begin(len(draft.prompt_ids))
+        if new := self._sent.more(draft.read().content, self._answer.ask.stop):
+            yield from self._text(new)
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes what is left."""
+        yield from self._begin(answer.num_prompt_tokens)
+        for place, block in enumerate(_blocks(answer)):
+            assert isinstance(block, dict)
+            if block["type"] == "text":
+                yield from self._text(self._sent.rest(str(block["text"])))
+            else:
+                yield _event("content_block_start", index=place, content_block={**block, "input": {}})
+                delta: dict[str, JSON] = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+                yield _event("content_block_delta", index=place, delta=delta)
+            yield _event("content_block_stop", index=place)
+        ended: dict[str, JSON] = {"stop_reason": _reason(answer), "stop_sequence": _stopped_by(answer)}
+        yield _event("message_delta", delta=ended, usage=_usage(answer))
+        yield _event("message_stop")
+
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Writes the error, by which clients know that no more comes."""
+        yield "error", AnthropicMessages().error(error)
+
+    def _begin(self, num_prompt_tokens: int) -> Iterator[Event]:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        usage: dict[str, JSON] = {
+            "input_tokens": num_prompt_tokens, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0,
+            "output_tokens": 0,
+        }  # fmt: skip
+        head = _head(self._answer)
+        yield _event(
+            "message_start",
+            message={**head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage},
+        )
+
+    def _text(self, new: str) -> Iterator[Event]:
+        if not self._is_text_open:
+            self._is_text_open = True
+            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        if new:
+            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": new})
 
 
 def _event(kind: str, **fields: JSON) -> Event:

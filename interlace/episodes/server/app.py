@@ -1,11 +1,10 @@
 """The server itself: routes, keys, errors. aiohttp does the HTTP, in the event loop that is there."""
 
-import asyncio
 import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -14,11 +13,11 @@ from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.episodes.base import Session
 from interlace.episodes.server.anthropic import AnthropicMessages
-from interlace.episodes.server.ask import Answers, Ask, Dialect, TextCodec
+from interlace.episodes.server.ask import Answers, AnswerStream, Dialect, Event, TextCodec
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.chat import Chat, Completions, TokenGeneration
-from interlace.episodes.server.conversation import Conversation, Retries, digest_of, renamed
-from interlace.episodes.server.errors import ApiError, as_openai
+from interlace.episodes.server.conversation import Asked, Conversation, OnDraft, Retries, digest_of
+from interlace.episodes.server.errors import ApiError, as_api_error, as_openai
 from interlace.episodes.server.metrics import ServerMetrics
 from interlace.episodes.server.responses import Responses
 
@@ -165,10 +164,6 @@ class SessionServer:
         self.metrics.running += 1
         try:
             response = await handler(request)
-        except ApiError as error:
-            response = _failed(request.path, error)
-        except UserError as error:
-            response = _failed(request.path, ApiError(400, str(error)))
         except web.HTTPRequestEntityTooLarge:
             too_large = f"the body is larger than {LARGEST_BODY >> 20} MiB."
             response = _failed(request.path, ApiError(413, too_large))
@@ -176,7 +171,7 @@ class SessionServer:
             what = f"{request.method} {request.path}: {error.reason}."
             response = _failed(request.path, ApiError(error.status, what))
         except Exception as error:  # noqa: BLE001 - the client reads why, and the server goes on
-            response = _failed(request.path, ApiError(500, f"{type(error).__name__}: {error}"))
+            response = _failed(request.path, as_api_error(error))
         finally:
             self.metrics.running -= 1
         self.metrics.observe(name, response.status, time.perf_counter() - start_s)
@@ -190,33 +185,37 @@ class SessionServer:
         retries = conversation.retries if conversation else self._retries
         before = retries.num_retries
 
-        async def make() -> Answers:
-            ask = dialect.read(Body.parse(content), self._codec)
+        number = _turn_number(request)
+
+        async def make(head: Answers, on_draft: OnDraft) -> Answers:
             if conversation:
-                return await self._answer(conversation, ask, _turn_number(request), prefix)
-            return await self._visit(ask, prefix)
+                return await self._answer(conversation, head, on_draft, number)
+            async with self._welcome().session(head.ask.seed) as session:
+                visit = Conversation(session, keeps_distribution=False)
+                return await self._answer(visit, head, on_draft, None)
+
+        def begin() -> Asked:
+            ask = dialect.read(Body.parse(content), self._codec)
+            return Asked(digest, Answers(id=prefix + secrets.token_hex(12), created=int(time.time()), ask=ask), make)
 
         if conversation:
             conversation.check_open()
-        answer = await retries.once(named, digest, make)
-        self.metrics.retries += retries.num_retries - before
-        oldest, newest = answer.versions
-        headers = {"x-weight-versions": f"{oldest}-{newest}", "x-request-id": answer.id}
-        if answer.ask.stream:
-            return await _stream(request, dialect.events(answer, self._codec), headers)
-        return _json(dialect.write(answer, self._codec), headers=headers)
+        with retries.once(named, digest, begin) as asked:
+            self.metrics.retries += retries.num_retries - before
+            if asked.head.ask.stream:
+                return await _stream(request, dialect.stream(asked.head, self._codec), asked)
+            answer = await asked.answer()
+            oldest, newest = answer.versions
+            headers = {"x-weight-versions": f"{oldest}-{newest}", "x-request-id": answer.id}
+            return _json(dialect.write(answer, self._codec), headers=headers)
 
-    async def _answer(self, conversation: Conversation, ask: Ask, number: int | None, prefix: str) -> Answers:
-        answer = renamed(await conversation.answer(ask, number=number), prefix)
+    async def _answer(
+        self, conversation: Conversation, head: Answers, on_draft: OnDraft, number: int | None
+    ) -> Answers:
+        answer = await conversation.answer(head, on_draft, number=number)
         self.metrics.prompt_tokens += answer.num_prompt_tokens
         self.metrics.drawn_tokens += answer.num_drawn_tokens
         return answer
-
-    async def _visit(self, ask: Ask, prefix: str) -> Answers:
-        """Answers a request of the server's own key, in a session of its own."""
-        visitors = self._welcome()
-        async with visitors.session(ask.seed) as session:
-            return await self._answer(Conversation(session, keeps_distribution=False), ask, None, prefix)
 
     def _welcome(self) -> Visitors:
         if self._visitors is None:
@@ -345,18 +344,38 @@ def _json(
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
-async def _stream(request: "web.Request", events: object, headers: Mapping[str, str]) -> "web.StreamResponse":
-    """Sends an answer as server-sent events. Its status is known by now: an error before it has its own."""
+async def _stream(request: "web.Request", stream: AnswerStream, asked: Asked) -> "web.StreamResponse":
+    """Sends answers as server-sent events, while they are drawn. An error before the first has its own status."""
     from aiohttp import web
 
-    response = web.StreamResponse(headers={**headers, "Cache-Control": "no-cache"})
+    response = web.StreamResponse(headers={"Cache-Control": "no-cache", "x-request-id": asked.head.id})
     response.content_type = "text/event-stream"
-    await response.prepare(request)
-    lines = []
-    for name, data in events:  # type: ignore[attr-defined]
-        text = data if isinstance(data, str) else json.dumps(data)
-        lines.append((f"event: {name}\n" if name else "") + f"data: {text}\n\n")
-    with contextlib.suppress(ConnectionResetError, asyncio.CancelledError):
-        await response.write("".join(lines).encode())
+
+    async def send(events: Iterable[Event]) -> None:
+        lines = "".join(map(_lines, events))
+        if lines and not response.prepared:
+            await response.prepare(request)
+        if lines:
+            await response.write(lines.encode())
+
+    try:
+        try:
+            async with contextlib.aclosing(asked.drafts()) as drafts:
+                async for place, draft in drafts:
+                    await send(stream.more(place, draft))
+            await send(stream.end(await asked.answer()))
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            if not response.prepared:
+                raise
+            await send(stream.fail(as_api_error(error)))
         await response.write_eof()
+    except ConnectionResetError:
+        pass  # the client has gone: leaving withdraws its request
     return response
+
+
+def _lines(event: Event) -> str:
+    name, data = event
+    return (f"event: {name}\n" if name else "") + f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n"

@@ -1,12 +1,12 @@
 """A request and its answer, whatever form a client writes them in."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool
-from interlace.core.types import JSON, FinishReason, SamplingParams
-from interlace.episodes.base import Context, Turn
+from interlace.core.types import JSON, FinishReason, IntArray, SamplingParams
+from interlace.episodes.base import Context, Turn, TurnDraft
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError, as_openai
 
@@ -41,8 +41,8 @@ class Answers:
     created: int
     """Seconds since 1970."""
     ask: Ask
-    turns: Sequence[Turn]
-    """One for each answer."""
+    turns: Sequence[Turn] = ()
+    """One for each answer; none where they are still drawn."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -77,6 +77,22 @@ Event = tuple[str, Mapping[str, JSON] | str]
 """One event of a stream: its name, empty for none, and its data."""
 
 
+class AnswerStream(Protocol):
+    """Writer of the events of one request's answers, while they are drawn."""
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes what a draft adds. place: of the answer among the request's."""
+        ...
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes what is left, and the end."""
+        ...
+
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Writes the end of answers that cannot be drawn to theirs."""
+        ...
+
+
 class Dialect(Protocol):
     """A form in which clients write requests and read answers."""
 
@@ -88,8 +104,8 @@ class Dialect(Protocol):
         """Writes an answer whole."""
         ...
 
-    def events(self, answer: Answers, codec: TextCodec | None) -> Iterable[Event]:
-        """Writes an answer as the events of a stream."""
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins to write answers as the events of a stream. head: without turns."""
         ...
 
     def error(self, error: ApiError) -> dict[str, JSON]:
@@ -190,7 +206,8 @@ def shown(turn: Turn, stops: Sequence[str]) -> Message:
     """
     message = turn.message
     if message.tool_calls and all(call.error for call in message.tool_calls):
-        return Message(role="assistant", content=turn.text)
+        content_at = max(0, turn.text.find(message.content))
+        return Message(role="assistant", content=turn.text[content_at:])
     cuts = [place for stop in stops if (place := message.content.find(stop)) >= 0]
     return message if not cuts else Message(role="assistant", content=message.content[: min(cuts)])
 
@@ -221,6 +238,26 @@ def cached_tokens(answer: Answers) -> int:
 def runs_of(turn: Turn) -> list[JSON]:
     """Returns the versions that drew an answer's tokens, as [version, number of tokens] one behind the other."""
     return [[version, count] for version, count in turn.versions.pieces]
+
+
+def prompt_of(answer: Answers, prompt_ids: IntArray) -> dict[str, JSON]:
+    """Returns the context's token ids, where they were asked for."""
+    return {"prompt_token_ids": prompt_ids.tolist()} if answer.ask.token_ids else {}
+
+
+def tokens_of(answer: Answers, turn: Turn) -> dict[str, JSON]:
+    """Returns an answer's token ids and versions, where they were asked for."""
+    if not answer.ask.token_ids:
+        return {}
+    return {"token_ids": turn.token_ids.tolist(), "weight_versions": runs_of(turn)}
+
+
+def details_of(answer: Answers) -> dict[str, JSON]:
+    """Returns all that is known of the tokens of the only answer, where they were asked for."""
+    turn = answer.turns[0]
+    if not answer.ask.token_ids:
+        return {}
+    return {**prompt_of(answer, turn.prompt_ids), **tokens_of(answer, turn), "logprobs": turn.logprobs.tolist()}
 
 
 def token_name(token: int, codec: TextCodec | None) -> str:

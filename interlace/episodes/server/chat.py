@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from interlace.core.messages import Message
-from interlace.core.types import JSON
-from interlace.episodes.base import Context, Turn
+from interlace.core.types import JSON, IntArray
+from interlace.episodes.base import Context, Turn, TurnDraft
 from interlace.episodes.server.ask import (
     Answers,
+    AnswerStream,
     Ask,
     Event,
     OpenAIErrors,
@@ -16,15 +17,18 @@ from interlace.episodes.server.ask import (
     finish_of,
     logprobs_of,
     message_of,
-    runs_of,
+    prompt_of,
     sampling_of,
     shown,
     stops_of,
+    token_name,
+    tokens_of,
     tools_of,
     usage_of,
 )
 from interlace.episodes.server.body import Body
-from interlace.episodes.server.errors import ApiError
+from interlace.episodes.server.errors import ApiError, as_openai
+from interlace.episodes.server.stream import Sent
 
 
 class Chat(OpenAIErrors):
@@ -51,25 +55,84 @@ class Chat(OpenAIErrors):
                     "message": chat_message(message),
                     "finish_reason": finish_of(turn),
                     "logprobs": logprobs,
-                    **extras_of(answer, turn),
+                    **tokens_of(answer, turn),
                 }
             )
-        return {**_head(answer, "chat.completion"), "choices": choices, "usage": usage_of(answer), **prompt_of(answer)}
+        found: dict[str, JSON] = {**_head(answer, "chat.completion"), "choices": choices, "usage": usage_of(answer)}
+        return {**found, **prompt_of(answer, answer.turns[0].prompt_ids)}
 
-    def events(self, answer: Answers, codec: TextCodec | None) -> Iterator[Event]:
-        """Writes the chunks of a stream."""
-        head = _head(answer, "chat.completion.chunk")
-        for place, turn in enumerate(answer.turns):
-            first: dict[str, JSON] = {"role": "assistant", "content": ""}
-            yield "", {**head, "choices": [_chunk(place, first)], **(prompt_of(answer) if not place else {})}
-            for delta in _deltas(shown(turn, answer.ask.stop)):
-                yield "", {**head, "choices": [_chunk(place, delta)]}
-            last: dict[str, JSON] = {**_chunk(place, {}), "finish_reason": finish_of(turn), **extras_of(answer, turn)}
-            last["logprobs"] = logprobs_of(turn, codec) if answer.ask.logprobs else None
-            yield "", {**head, "choices": [last]}
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins the chunks of a stream."""
+        return _ChatStream(head, codec)
+
+
+class _Chunks:
+    """Chunks of OpenAI's streams."""
+
+    kind = ""
+
+    def __init__(self, head: Answers, codec: TextCodec | None) -> None:
+        self._answer, self._head, self._codec = head, _head(head, self.kind), codec
+        self._sent: dict[int, Sent] = {}
+        """Text that went out of each answer."""
+
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Writes the error, by which clients know that no more comes."""
+        yield "", as_openai(error)
+
+    def _chunk(self, choice: dict[str, JSON], **more: JSON) -> Event:
+        return "", {**self._head, "choices": [choice], **more}
+
+    def _ended(self, answer: Answers) -> Iterator[Event]:
         if answer.ask.include_usage:
-            yield "", {**head, "choices": [], "usage": usage_of(answer)}
+            yield "", {**self._head, "choices": [], "usage": usage_of(answer)}
         yield "", "[DONE]"
+
+
+class _ChatStream(_Chunks):
+    """Content and reasoning as they are drawn; a call whole, when the answer is; log-probs and token ids at the end."""
+
+    kind = "chat.completion.chunk"
+
+    def __init__(self, head: Answers, codec: TextCodec | None) -> None:
+        super().__init__(head, codec)
+        self._thought: dict[int, Sent] = {}
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes what a draft adds."""
+        found = draft.read()
+        yield from self._begin(place, draft.prompt_ids)
+        yield from self._texts(
+            place, self._thought[place].more(found.reasoning or ""),
+            self._sent[place].more(found.content, self._answer.ask.stop),
+        )  # fmt: skip
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes what is left."""
+        for place, turn in enumerate(answer.turns):
+            found = shown(turn, answer.ask.stop)
+            yield from self._begin(place, turn.prompt_ids)
+            thought = self._thought[place].rest(found.reasoning or "")
+            yield from self._texts(place, thought, self._sent[place].rest(found.content))
+            for number, call in enumerate(_calls(found)):
+                assert isinstance(call, dict)
+                yield self._chunk(_choice(place, {"tool_calls": [{"index": number, **call}]}))
+            last: dict[str, JSON] = {**_choice(place, {}), "finish_reason": finish_of(turn), **tokens_of(answer, turn)}
+            last["logprobs"] = logprobs_of(turn, self._codec) if answer.ask.logprobs else None
+            yield self._chunk(last)
+        yield from self._ended(answer)
+
+    def _begin(self, place: int, prompt_ids: IntArray) -> Iterator[Event]:
+        if place not in self._sent:
+            about = {} if self._sent else prompt_of(self._answer, prompt_ids)
+            self._sent[place], self._thought[place] = Sent(), Sent()
+            yield self._chunk(_choice(place, {"role": "assistant", "content": ""}), **about)
+
+    def _texts(self, place: int, thought: str, content: str) -> Iterator[Event]:
+        if thought:
+            yield self._chunk(_choice(place, {"reasoning_content": thought}))
+        if content:
+            yield self._chunk(_choice(place, {"content": content}))
 
 
 def completion_ask(body: Body, context: Context) -> Ask:
@@ -87,18 +150,6 @@ def completion_ask(body: Body, context: Context) -> Ask:
         include_usage=body.inner("stream_options").flag("include_usage"),
         token_ids=body.flag("return_token_ids"),
     )
-
-
-def prompt_of(answer: Answers) -> dict[str, JSON]:
-    """Returns the context's token ids, where they were asked for."""
-    return {"prompt_token_ids": answer.turns[0].prompt_ids.tolist()} if answer.ask.token_ids else {}
-
-
-def extras_of(answer: Answers, turn: Turn) -> dict[str, JSON]:
-    """Returns an answer's token ids and versions, where they were asked for."""
-    if not answer.ask.token_ids:
-        return {}
-    return {"token_ids": turn.token_ids.tolist(), "weight_versions": runs_of(turn)}
 
 
 def chat_message(message: Message) -> dict[str, JSON]:
@@ -124,21 +175,11 @@ def _calls(message: Message) -> list[JSON]:
     ]
 
 
-def _deltas(message: Message) -> Iterator[dict[str, JSON]]:
-    if message.reasoning:
-        yield {"reasoning_content": message.reasoning}
-    if message.content:
-        yield {"content": message.content}
-    for place, call in enumerate(_calls(message)):
-        assert isinstance(call, dict)
-        yield {"tool_calls": [{"index": place, **call}]}
-
-
 def _head(answer: Answers, kind: str) -> dict[str, JSON]:
     return {"id": answer.id, "object": kind, "created": answer.created, "model": answer.ask.model}
 
 
-def _chunk(place: int, delta: dict[str, JSON]) -> dict[str, JSON]:
+def _choice(place: int, delta: dict[str, JSON]) -> dict[str, JSON]:
     return {"index": place, "delta": delta, "finish_reason": None, "logprobs": None}
 
 
@@ -166,25 +207,46 @@ class Completions(OpenAIErrors):
         """Writes an answer."""
         choices = [self._choice(answer, place, turn, codec) for place, turn in enumerate(answer.turns)]
         found = {**_head(answer, "text_completion"), "choices": choices, "usage": usage_of(answer)}
-        return {**found, **prompt_of(answer)}
+        return {**found, **prompt_of(answer, answer.turns[0].prompt_ids)}
 
-    def events(self, answer: Answers, codec: TextCodec | None) -> Iterator[Event]:
-        """Writes the chunks of a stream."""
-        head = _head(answer, "text_completion")
-        for place, turn in enumerate(answer.turns):
-            yield "", {**head, "choices": [self._choice(answer, place, turn, codec)]}
-        if answer.ask.include_usage:
-            yield "", {**head, "choices": [], "usage": usage_of(answer)}
-        yield "", "[DONE]"
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins the chunks of a stream."""
+        return _CompletionStream(head, codec)
 
     def _choice(self, answer: Answers, place: int, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
-        content = shown(replace(turn, message=Message(role="assistant", content=turn.text)), answer.ask.stop).content
-        found: dict[str, JSON] = {"index": place, "text": content, "logprobs": None, **extras_of(answer, turn)}
-        if answer.ask.logprobs:
-            names = [logprob["token"] for logprob in logprobs_of(turn, codec)["content"]]  # type: ignore[index,union-attr,call-overload]
-            found["logprobs"] = {"tokens": names, "token_logprobs": turn.logprobs.tolist(), "top_logprobs": None}
-        found["finish_reason"] = "length" if finish_of(turn) == "length" else "stop"
-        return found
+        return {"index": place, "text": _text_of(answer, turn), **_completion_end(answer, turn, codec)}
+
+
+class _CompletionStream(_Chunks):
+    """Text as it is drawn; log-probs and token ids at the end."""
+
+    kind = "text_completion"
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes what a draft adds."""
+        new = self._sent.setdefault(place, Sent()).more(draft.text, self._answer.ask.stop)
+        if new:
+            yield self._chunk({"index": place, "text": new, "logprobs": None, "finish_reason": None})
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes what is left."""
+        for place, turn in enumerate(answer.turns):
+            about = {} if place else prompt_of(answer, turn.prompt_ids)
+            rest = self._sent.setdefault(place, Sent()).rest(_text_of(answer, turn))
+            yield self._chunk({"index": place, "text": rest, **_completion_end(answer, turn, self._codec)}, **about)
+        yield from self._ended(answer)
+
+
+def _text_of(answer: Answers, turn: Turn) -> str:
+    return shown(replace(turn, message=Message(role="assistant", content=turn.text)), answer.ask.stop).content
+
+
+def _completion_end(answer: Answers, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:
+    found: dict[str, JSON] = {"logprobs": None, **tokens_of(answer, turn)}
+    if answer.ask.logprobs:
+        names: list[JSON] = [token_name(token, codec) for token in turn.token_ids.tolist()]
+        found["logprobs"] = {"tokens": names, "token_logprobs": turn.logprobs.tolist(), "top_logprobs": None}
+    return {**found, "finish_reason": "length" if finish_of(turn) == "length" else "stop"}
 
 
 class TokenGeneration(OpenAIErrors):
@@ -203,18 +265,42 @@ class TokenGeneration(OpenAIErrors):
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
         del codec  # tokens are named by their ids
-        choices: list[JSON] = [
-            {
-                "index": place,
-                "finish_reason": "length" if finish_of(turn) == "length" else "stop",
-                "logprobs": logprobs_of(turn, None),
-                **extras_of(answer, turn),
-            }
-            for place, turn in enumerate(answer.turns)
-        ]
+        choices = [self.choice(answer, place) for place in range(len(answer.turns))]
         return {"request_id": answer.id, "choices": choices, "usage": usage_of(answer), "prompt_logprobs": None}
 
-    def events(self, answer: Answers, codec: TextCodec | None) -> Iterator[Event]:
-        """Writes the chunks of a stream: one."""
-        yield "", self.write(answer, codec)
+    @staticmethod
+    def choice(answer: Answers, place: int, first: int = 0) -> dict[str, JSON]:
+        """Writes one of the answers. first: of its tokens that are written."""
+        turn = answer.turns[place]
+        return {
+            "index": place,
+            "finish_reason": "length" if finish_of(turn) == "length" else "stop",
+            "logprobs": logprobs_of(turn, None),
+            **tokens_of(answer, turn),
+            "token_ids": turn.token_ids[first:].tolist(),
+        }
+
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins the chunks of a stream."""
+        return _TokenStream(head, codec)
+
+
+class _TokenStream(_Chunks):
+    """Token ids as they are drawn; log-probs and versions at the end."""
+
+    def __init__(self, head: Answers, codec: TextCodec | None) -> None:
+        super().__init__(head, codec)
+        self._num_sent: dict[int, int] = {}
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes what a draft adds."""
+        new, self._num_sent[place] = draft.token_ids[self._num_sent.get(place, 0) :], len(draft.token_ids)
+        choice: dict[str, JSON] = {"index": place, "token_ids": list(map(int, new)), "finish_reason": None}
+        yield "", {"request_id": self._answer.id, "choices": [choice]}
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes what is left."""
+        places = range(len(answer.turns))
+        choices = [TokenGeneration.choice(answer, place, self._num_sent.get(place, 0)) for place in places]
+        yield "", {"request_id": answer.id, "choices": choices, "usage": usage_of(answer), "prompt_logprobs": None}
         yield "", "[DONE]"

@@ -4,44 +4,81 @@ import asyncio
 import hashlib
 import math
 import secrets
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
 
 from interlace.core.messages import Message, same_message
-from interlace.core.types import SamplingParams
-from interlace.episodes.base import Context, Session, Turn
-from interlace.episodes.server.ask import Answers, Ask, merged, shown
+from interlace.episodes.base import Session, TurnDraft
+from interlace.episodes.server.ask import Answers, merged, shown
 from interlace.episodes.server.errors import ApiError
 
 _KEPT_ANSWERS = 256
 """Answers that are kept for a retry, the newest."""
 
 
-@dataclass(slots=True, eq=False)
-class _Asked:
-    digest: str
-    task: "asyncio.Task[Answers]"
-    num_waiting: int = 0
+OnDraft: TypeAlias = Callable[[int, TurnDraft], None]
+"""Receiver of drafts, each with the place of its answer among the request's."""
+
+
+class Asked:
+    """A request that is answered, or was, for all who wait for the answer."""
+
+    def __init__(self, digest: str, head: Answers, make: Callable[[Answers, OnDraft], Awaitable[Answers]]) -> None:
+        self.digest, self.head, self.num_waiting = digest, head, 0
+        self._drafts: dict[int, TurnDraft] = {}
+        self._listeners: set[asyncio.Event] = set()
+        self.task = asyncio.ensure_future(make(head, self._drafted))
+        self.task.add_done_callback(lambda _: self._tell())
+
+    async def answer(self) -> Answers:
+        """Waits for the answers; cancelled, it leaves the others waiting."""
+        return await asyncio.shield(self.task)
+
+    async def drafts(self) -> AsyncGenerator[tuple[int, TurnDraft], None]:
+        """Yields the newest draft of each answer, with its place, until the answers are there."""
+        news, seen = asyncio.Event(), dict[int, TurnDraft]()
+        self._listeners.add(news)
+        try:
+            while not self.task.done():
+                news.clear()
+                for place, draft in [*self._drafts.items()]:
+                    if seen.get(place) is not draft:
+                        seen[place] = draft
+                        yield place, draft
+                await news.wait()
+        finally:
+            self._listeners.discard(news)
+
+    def _drafted(self, place: int, draft: TurnDraft) -> None:
+        self._drafts[place] = draft
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener.set()
 
 
 class Retries:
     """Requests of one client: one that is sent again, since its client lost patience, is answered by the first."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, Asked] = {}
         self.num_retries = 0
 
-    async def once(self, name: str | None, digest: str, make: Callable[[], Awaitable[Answers]]) -> Answers:
-        """Answers a request, or gives the answer to the same one.
+    @contextmanager
+    def once(self, name: str | None, digest: str, begin: Callable[[], Asked]) -> Iterator[Asked]:
+        """Begins a request, or gives the same one that was begun before.
 
-        name: the client's name of the request; the same body in flight is the same request where there is none.
-        Cancelled, it withdraws the request, unless another waits for it too.
+        name: the client's name of the request; the same body in flight is the same request where there is none. Left
+        before it is answered, the request is withdrawn, unless another waits for it too.
         """
         key = name or f"body {digest}"
         asked = self._asked.get(key)
         if asked is None:
-            asked = self._asked[key] = _Asked(digest, asyncio.ensure_future(make()))
+            asked = self._asked[key] = begin()
             self._forget_old()
         elif asked.digest != digest:
             raise ApiError(400, f"Idempotency-Key {key!r} was given with another body before.", code="idempotency_key")
@@ -49,12 +86,12 @@ class Retries:
             self.num_retries += 1
         asked.num_waiting += 1
         try:
-            return await asyncio.shield(asked.task)
+            yield asked
         finally:
             asked.num_waiting -= 1
             self._left(key, asked, is_named=name is not None)
 
-    def _left(self, key: str, asked: _Asked, *, is_named: bool) -> None:
+    def _left(self, key: str, asked: Asked, *, is_named: bool) -> None:
         task = asked.task
         if not task.done() and not asked.num_waiting:
             task.cancel()
@@ -96,14 +133,26 @@ class Conversation:
     _shown: list[tuple[Message, Message]] = field(default_factory=list)
     """Answers whose client saw another message than the one that was drawn, each with the latter."""
 
-    async def answer(self, ask: Ask, *, number: int | None = None) -> Answers:
+    async def answer(self, head: Answers, on_draft: OnDraft, *, number: int | None = None) -> Answers:
         """Draws the answers to a request. ApiError where the session has ended. number: of the (first) turn."""
         self.check_open()
+        ask = head.ask
         messages = [self._drawn(message) for message in ask.context if isinstance(message, Message)]
         context = messages or ask.context
         params = merged(self.session.params, ask, keeps_distribution=self.keeps_distribution)
         numbers = [None if number is None else number + place for place in range(ask.num_answers)]
-        drawn = [asyncio.ensure_future(self._turn(context, ask, params, each)) for each in numbers]
+        drawn = [
+            asyncio.ensure_future(
+                self.session.generate(
+                    context,
+                    tools=ask.tools,
+                    params=params,
+                    number=each,
+                    on_draft=partial(on_draft, place) if ask.stream else None,
+                )
+            )
+            for place, each in enumerate(numbers)
+        ]
         try:
             turns = await asyncio.gather(*drawn)
         except asyncio.CancelledError:
@@ -118,10 +167,7 @@ class Conversation:
             seen = shown(turn, ask.stop)
             if not same_message(seen, turn.message):
                 self._shown.append((seen, turn.message))
-        return Answers(id=secrets.token_hex(12), created=int(time.time()), ask=ask, turns=turns)
-
-    async def _turn(self, context: Context, ask: Ask, params: SamplingParams, number: int | None) -> Turn:
-        return await self.session.generate(context, tools=ask.tools, params=params, number=number)
+        return replace(head, turns=turns)
 
     def _drawn(self, message: Message) -> Message:
         """Returns the message that was drawn, where a client gives back what it was shown."""
@@ -145,8 +191,3 @@ class Conversation:
         """Ends the session; requests in flight are withdrawn."""
         self.ended = True
         await self.retries.close()
-
-
-def renamed(answer: Answers, prefix: str) -> Answers:
-    """Returns an answer whose id begins with a dialect's prefix."""
-    return replace(answer, id=f"{prefix}{answer.id}")

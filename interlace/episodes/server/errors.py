@@ -35,6 +35,15 @@ class ApiError(UserError):
         return {"x-should-retry": "false"} if self.status == 409 else {}
 
 
+def as_api_error(error: Exception) -> ApiError:
+    """Returns what a client is told of an exception."""
+    if isinstance(error, ApiError):
+        return error
+    return (
+        ApiError(400, str(error)) if isinstance(error, UserError) else ApiError(500, f"{type(error).__name__}: {error}")
+    )
+
+
 def as_openai(error: ApiError) -> dict[str, JSON]:
     """Writes an error in OpenAI's form."""
     fields: dict[str, JSON] = {

@@ -2,18 +2,21 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import count
 
 from interlace.core.messages import Message, ToolCall, ToolSpec, as_tool, read_arguments
 from interlace.core.types import JSON
+from interlace.episodes.base import TurnDraft
 from interlace.episodes.server.ask import (
     Answers,
+    AnswerStream,
     Ask,
     Event,
     OpenAIErrors,
     TextCodec,
     cached_tokens,
+    details_of,
     finish_of,
-    runs_of,
     sampling_of,
     shown,
     text_of,
@@ -21,6 +24,7 @@ from interlace.episodes.server.ask import (
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError
+from interlace.episodes.server.stream import Sent
 
 _TEXT = ("input_text", "output_text", "text")
 
@@ -56,9 +60,8 @@ class Responses(OpenAIErrors):
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
         del codec
-        turn = answer.turns[0]
-        is_cut = finish_of(turn) == "length"
-        found: dict[str, JSON] = {
+        is_cut = finish_of(answer.turns[0]) == "length"
+        return {
             **_head(answer),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -70,20 +73,13 @@ class Responses(OpenAIErrors):
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": answer.num_prompt_tokens + answer.num_drawn_tokens,
             },
+            **details_of(answer),
         }
-        if answer.ask.token_ids:
-            found |= {
-                "prompt_token_ids": turn.prompt_ids.tolist(),
-                "token_ids": turn.token_ids.tolist(),
-                "logprobs": turn.logprobs.tolist(),
-                "weight_versions": runs_of(turn),
-            }
-        return found
 
-    def events(self, answer: Answers, codec: TextCodec | None) -> Iterator[Event]:
-        """Writes the events of a stream."""
-        for number, (kind, fields) in enumerate(_events(answer, self.write(answer, codec))):
-            yield kind, {"type": kind, "sequence_number": number, **fields}
+    def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
+        """Begins the events of a stream."""
+        del codec
+        return _ResponseStream(head)
 
 
 def _messages(items: list[Body]) -> list[Message]:
@@ -145,17 +141,12 @@ def _head(answer: Answers) -> dict[str, JSON]:
 
 
 def _items(answer: Answers) -> list[JSON]:
-    message, number = shown(answer.turns[0], answer.ask.stop), answer.id.removeprefix("resp_")
+    message = shown(answer.turns[0], answer.ask.stop)
     calls = [call for call in message.tool_calls if not call.error]
-    items: list[JSON] = []
-    if message.content or not calls:
-        part: dict[str, JSON] = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
-        items.append(
-            {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part]}
-        )
+    items: list[JSON] = [_message_item(answer, message.content)] if message.content or not calls else []
     items += [
         {
-            "type": "function_call", "id": f"fc_{number}{place}", "call_id": call.id, "name": call.name,
+            "type": "function_call", "id": f"fc_{_number(answer)}{place}", "call_id": call.id, "name": call.name,
             "arguments": json.dumps(call.arguments), "status": "completed",
         }
         for place, call in enumerate(calls)
@@ -163,30 +154,80 @@ def _items(answer: Answers) -> list[JSON]:
     return items
 
 
-def _events(answer: Answers, whole: dict[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
-    begun: dict[str, JSON] = {**_head(answer), "status": "in_progress"}
-    yield "response.created", {"response": begun}
-    yield "response.in_progress", {"response": begun}
-    for place, item in enumerate(_items(answer)):
-        assert isinstance(item, Mapping)
-        at: dict[str, JSON] = {"output_index": place, "item_id": item["id"]}
-        if item["type"] == "message":
-            yield from _message_events(item, at)
-        else:
-            yield "response.output_item.added", {"output_index": place, "item": {**item, "arguments": ""}}
-            yield "response.function_call_arguments.delta", {**at, "delta": item["arguments"]}
-            yield "response.function_call_arguments.done", {**at, "name": item["name"], "arguments": item["arguments"]}
-        yield "response.output_item.done", {"output_index": place, "item": item}
-    yield ("response.incomplete" if whole["status"] == "incomplete" else "response.completed"), {"response": whole}
+def _number(answer: Answers) -> str:
+    return answer.id.removeprefix("resp_")
 
 
-def _message_events(item: Mapping[str, JSON], at: dict[str, JSON]) -> Iterator[tuple[str, dict[str, JSON]]]:
-    content = item["content"]
-    assert isinstance(content, list)
-    part, at_part = content[0], {**at, "content_index": 0}
-    added: dict[str, JSON] = {**item, "content": [], "status": "in_progress"}
-    yield "response.output_item.added", {"output_index": at["output_index"], "item": added}
-    yield "response.content_part.added", {**at_part, "part": {**part, "text": ""}}
-    yield "response.output_text.delta", {**at_part, "delta": part["text"], "logprobs": []}
-    yield "response.output_text.done", {**at_part, "text": part["text"], "logprobs": []}
-    yield "response.content_part.done", {**at_part, "part": part}
+def _message_item(answer: Answers, text: str) -> dict[str, JSON]:
+    item: dict[str, JSON] = {"type": "message", "id": f"msg_{_number(answer)}", "role": "assistant"}
+    return {**item, "status": "completed", "content": [_part(text)]}
+
+
+def _part(text: str) -> dict[str, JSON]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+class _ResponseStream:
+    """Text as it is drawn; a call whole, when the answer is."""
+
+    def __init__(self, head: Answers) -> None:
+        self._answer, self._sent = head, Sent()
+        self._has_begun = self._is_text_open = False
+        self._numbers = count()
+
+    def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
+        """Writes what a draft adds."""
+        del place  # there is one answer
+        yield from self._begin()
+        if new := self._sent.more(draft.read().content, self._answer.ask.stop):
+            yield from self._text(new)
+
+    def end(self, answer: Answers) -> Iterator[Event]:
+        """Writes what is left."""
+        yield from self._begin()
+        for place, item in enumerate(_items(answer)):
+            assert isinstance(item, Mapping)
+            at: dict[str, JSON] = {"output_index": place, "item_id": item["id"]}
+            if item["type"] == "message":
+                yield from self._message_end(item, at)
+            else:
+                arguments = item["arguments"]
+                yield self._event("response.output_item.added", output_index=place, item={**item, "arguments": ""})
+                yield self._event("response.function_call_arguments.delta", **at, delta=arguments)
+                yield self._event("response.function_call_arguments.done", **at, name=item["name"], arguments=arguments)
+            yield self._event("response.output_item.done", output_index=place, item=item)
+        whole = Responses().write(answer, None)
+        yield self._event(f"response.{whole['status']}", response=whole)
+
+    def fail(self, error: ApiError) -> Iterator[Event]:
+        """Writes the error, by which clients know that no more comes."""
+        yield self._event("error", code=error.code or error.kind, message=str(error), param=error.param or None)
+
+    def _event(self, kind: str, **fields: JSON) -> Event:
+        return kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
+
+    def _begin(self) -> Iterator[Event]:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response={**_head(self._answer), "status": "in_progress"})
+
+    def _text(self, new: str) -> Iterator[Event]:
+        item = _message_item(self._answer, "")
+        at: dict[str, JSON] = {"output_index": 0, "item_id": item["id"], "content_index": 0}
+        if not self._is_text_open:
+            self._is_text_open = True
+            added: dict[str, JSON] = {**item, "content": [], "status": "in_progress"}
+            yield self._event("response.output_item.added", output_index=0, item=added)
+            yield self._event("response.content_part.added", **at, part=_part(""))
+        if new:
+            yield self._event("response.output_text.delta", **at, delta=new, logprobs=[])
+
+    def _message_end(self, item: Mapping[str, JSON], at: dict[str, JSON]) -> Iterator[Event]:
+        content = item["content"]
+        assert isinstance(content, list) and isinstance(content[0], dict)
+        text, at_part = str(content[0]["text"]), {**at, "content_index": 0}
+        yield from self._text(self._sent.rest(text))
+        yield self._event("response.output_text.done", **at_part, text=text, logprobs=[])
+        yield self._event("response.content_part.done", **at_part, part=content[0])

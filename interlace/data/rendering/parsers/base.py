@@ -4,7 +4,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from interlace.core.messages import ToolCall, ToolSpec
@@ -56,6 +56,31 @@ class Parser(ABC):
     @abstractmethod
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         """Reads an answer, end-of-turn tokens left out. in_thought: its context ended within the reasoning."""
+
+    def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str] | None:
+        """Names the tags with which calls begin; None where it is not known how they do."""
+        del tools
+        return None
+
+    def begun(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
+        """Reads an answer that goes on: what stands before its first call, without what may become a tag."""
+        tags = self.call_tags(tools)
+        if tags is None:
+            return Parsed(content="")
+        begins = [answer.tag(tag) for tag in tags]
+        first = min((place for tag in begins if (place := answer.text.find(tag)) >= 0), default=len(answer.text))
+        text = answer.text[:first]
+        if first == len(answer.text):
+            text = text[: len(text) - open_end(text, [*begins, *map(answer.tag, self.thoughts or ())])]
+        found = self.parse(replace(answer, text=text), tools, in_thought=in_thought)
+        return replace(found, calls=())
+
+
+def open_end(text: str, tags: Sequence[str]) -> int:
+    """Counts the characters at the end of a text with which one of the tags may begin."""
+    longest = max(map(len, tags), default=0)
+    sizes = range(min(longest - 1, len(text)), 0, -1)
+    return next((size for size in sizes if any(tag.startswith(text[-size:]) for tag in tags if len(tag) > size)), 0)
 
 
 def split_thought(answer: MarkedText, tags: tuple[str, str], *, in_thought: bool) -> tuple[str | None, str]:

@@ -15,6 +15,10 @@ class HermesParser(Parser):
     tags: ClassVar[tuple[str, ...]] = (BEGIN, END)
     signs: ClassVar[tuple[str, ...]] = (BEGIN, '"arguments"')
 
+    def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str]:
+        del tools
+        return (BEGIN,)
+
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         del tools
         reasoning, text = None, answer.text

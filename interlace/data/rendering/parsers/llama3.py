@@ -7,6 +7,8 @@ from interlace.core.messages import ToolCall, ToolSpec
 from interlace.data.rendering.parsers.base import MarkedText, Parsed, Parser, json_call
 
 TAG = "<|python_tag|>"
+SIGNS = ('{"name":', '{"type":"function"')
+"""Beginnings of a call without a tag, spaces left out."""
 
 
 class Llama3Parser(Parser):
@@ -14,6 +16,16 @@ class Llama3Parser(Parser):
 
     tags = (TAG,)
     signs = ('"parameters": ', "ipython")
+
+    def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str]:
+        del tools
+        return (TAG,)
+
+    def begun(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
+        compact = _compact(answer.text.strip())
+        if tools and any(sign.startswith(compact) or compact.startswith(sign) for sign in SIGNS):
+            return Parsed(content="")
+        return super().begun(answer, tools, in_thought=in_thought)
 
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         del in_thought
@@ -26,8 +38,11 @@ class Llama3Parser(Parser):
 
 
 def _begins_as_call(body: str, tools: Sequence[ToolSpec]) -> bool:
-    compact = body[:200].replace(" ", "").replace("\n", "")
-    return bool(tools) and compact.startswith(('{"name":', '{"type":"function"'))
+    return bool(tools) and _compact(body).startswith(SIGNS)
+
+
+def _compact(body: str) -> str:
+    return body[:200].replace(" ", "").replace("\n", "")
 
 
 def _calls(body: str) -> list[ToolCall]:

@@ -19,6 +19,10 @@ class Qwen3CoderParser(Parser):
     tags = (BEGIN, END, "<think>", "</think>")
     signs = (BEGIN, "<function=", "<parameter=")
 
+    def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str]:
+        del tools
+        return (BEGIN,)
+
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         reasoning, text = split_thought(answer, self.thoughts, in_thought=in_thought)
         found = between(text, answer.tag(BEGIN), answer.tag(END))

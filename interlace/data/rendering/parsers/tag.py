@@ -14,6 +14,9 @@ class TagParser(Parser):
     thoughts = ("<think>", "</think>")
     tags = ("<think>", "</think>")
 
+    def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str]:
+        return [f"<{tool.name}>" for tool in tools]
+
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
         reasoning, text = split_thought(answer, self.thoughts, in_thought=in_thought)
         calls, spans = [], []
