@@ -152,6 +152,23 @@ def _partial(engine: RolloutEngine) -> Completion:
     return partial
 
 
+def test_what_a_live_request_has_drawn_is_the_beginning_of_its_response(engine: RolloutEngine) -> None:
+    name = request(1).id
+    assert not engine.drawn(name)
+    engine.submit(request(1, params=LONG))
+    while not (partial := _partial(engine)).token_ids:
+        engine.submit(partial.resumed)
+    engine.submit(partial.resumed)
+    assert list(engine.drawn(name)) == list(partial.token_ids)
+    seen, done = [], None
+    while done is None:
+        seen.append(list(engine.drawn(name)))
+        engine.interrupt()
+        done = next(iter(engine.step().finished), None)
+    assert all(list(done.token_ids)[: len(drawn)] == drawn for drawn in seen)
+    assert len(seen[-1]) > len(partial.token_ids) and not engine.drawn(name)
+
+
 def test_a_paused_engine_stands_still(engine: RolloutEngine) -> None:
     engine.submit(request())
     engine.pause()

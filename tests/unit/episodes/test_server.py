@@ -342,15 +342,17 @@ def test_openais_own_client_is_served(capsys: pytest.CaptureFixture[str]) -> Non
     openai = pytest.importorskip("openai")
 
     async def use(client: Client) -> None:
-        theirs = openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key=client.key, max_retries=0)
-        answer = await theirs.chat.completions.create(model="gpt", messages=ASK["messages"])
-        assert answer.choices[0].message.content == "hello"
-        stream: Sequence[object] = [
-            chunk.choices[0].delta.content
-            async for chunk in await theirs.chat.completions.create(model="gpt", messages=ASK["messages"], stream=True)
-        ]
-        assert "".join(map(str, stream[:-1])) == "hello" and len(stream) > 3
-        assert (await theirs.responses.create(model="gpt", input="hi")).output_text == "hello"
-        assert [model.id for model in (await theirs.models.list()).data] == ["policy"]
+        async with openai.AsyncOpenAI(base_url=f"{client.url}/v1", api_key=client.key, max_retries=0) as theirs:
+            answer = await theirs.chat.completions.create(model="gpt", messages=ASK["messages"])
+            assert answer.choices[0].message.content == "hello"
+            stream: Sequence[object] = [
+                chunk.choices[0].delta.content
+                async for chunk in await theirs.chat.completions.create(
+                    model="gpt", messages=ASK["messages"], stream=True
+                )
+            ]
+            assert "".join(map(str, stream[:-1])) == "hello" and len(stream) > 3
+            assert (await theirs.responses.create(model="gpt", input="hi")).output_text == "hello"
+            assert [model.id for model in (await theirs.models.list()).data] == ["policy"]
 
     served(ScriptedSession([HELLO] * 3), use)

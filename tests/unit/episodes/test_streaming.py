@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 
-from interlace.core.messages import Message
 from interlace.core.types import JSON, Sample, SampleKey, SamplingParams
 from interlace.data.rendering.config import RendererConfig
 from interlace.data.rendering.load import create_renderer
@@ -16,6 +15,7 @@ from interlace.episodes.server.stream import Sent
 from interlace.models.tiny import build_tiny
 from interlace.stages.driver import EngineDriver
 from interlace.stages.session import SessionLimits
+from tests.support.chat_templates import tokenizer_of
 from tests.support.episode_runs import samples_of
 
 openai = pytest.importorskip("openai")
@@ -118,6 +118,33 @@ def test_pieces_come_while_an_answer_is_drawn_and_join_to_it_and_the_recording_i
         ]
 
 
+def test_what_may_still_change_is_held_back() -> None:
+    sent = Sent()
+    pieces = [
+        sent.more(text, ("END", "\n\n"))
+        for text in ("a \ufffd", "a é", "a é\n", "a é\nb E", "a é\nb ENE", "a é\nb ENEND")
+    ]
+    assert pieces == ["a ", "é", "", "\nb ", "EN", ""] and sent.rest("a é\nb EN") == ""
+    assert sent.rest("a é\nb EN, the rest") == ", the rest"
+
+
+@pytest.mark.parametrize(
+    ("how", "answer"),
+    [
+        ("a call in letters", 'So <tool_call>{"name": "now"}</tool_call>'),
+        ("a call that cannot be read", "So <tool_call>{now"),
+        ("a thought", "<think>hm</think>So it is, is it?"),
+    ],
+)
+def test_a_call_is_never_sent_as_text(how: str, answer: str) -> None:
+    renderer = create_renderer(tokenizer_of("qwen3"), RendererConfig())
+    ids = renderer._text.encode(answer)
+    drafts = [renderer.begun(ids[:size]) for size in range(len(ids))]
+    assert "So".startswith(drafts[-1].content) or how == "a thought"
+    assert all(renderer.parse(ids).content.startswith(draft.content) for draft in drafts)
+    assert max(len(draft.content) for draft in drafts) >= 2
+
+
 def test_a_client_that_hangs_up_in_the_middle_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     cancel = EngineDriver.cancel
@@ -131,4 +158,6 @@ def test_a_client_that_hangs_up_in_the_middle_ends_its_request(monkeypatch: pyte
     assert len(ended) == len(samples) == 2
     for sample in samples:
         drawn = [segment for segment in sample.segments if segment.sampled is None]
-        assert [len(segment.token_ids) for segment in drawn] == [4], "the turn that was given up is no part of the sample"
+        assert [len(segment.token_ids) for segment in drawn] == [4], (
+            "the turn that was given up is no part of the sample"
+        )

@@ -62,6 +62,9 @@ def converse(renderer: ChatTemplateRenderer, rng: random.Random, count: Count) -
     for _ in range(rng.randrange(1, 5)):
         drawn = sampled(renderer, rng)
         answer = renderer.parse(drawn, prompt_ids=ids, tools=TOOLS)
+        for size in rng.sample(range(len(drawn)), k=min(3, len(drawn))):
+            so_far = renderer.begun(drawn[:size], tools=TOOLS).content.rstrip("\ufffd")
+            assert answer.content.startswith(so_far), "a client would have read what is no part of the answer"
         new = answers(answer, rng) or [user(rng)]
         before = [*ids, *drawn]
         after = renderer.extend(before, answer, new, TOOLS)
