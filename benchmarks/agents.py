@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,21 +30,17 @@ from train_step import branches_alone, build, make_trees, measure
 
 from interlace.algorithms import create_algorithm
 from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams
-from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout import NativeConfig
 from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine
 from interlace.episodes.base import Episode, Session
-from interlace.models.tiny import build_tiny
 from interlace.recipes.clusters.base import ClusterConfig, run_on
-from interlace.runtime.channel import Channel
-from interlace.runtime.cluster import Cluster, WorkerSpec
-from interlace.runtime.worker import WorkerContext
+from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
 from interlace.stages.episode_workers import WorkerEpisodes
-from interlace.stages.generate import GenerateStage
-from interlace.stages.pool import EnginePool
 from interlace.stages.session import NO_LIMITS, SessionLimits
-from interlace.stages.stream import ADMITTED, GENERATED
-from interlace.workers.rollout import RolloutBundle, RolloutWorker
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.episode_runs import OneEngine
 
 PARTS = ("rollout", "crowd", "tree")
 EPISODES, TURNS, TOOL_S = 256, 8, 0.05
@@ -114,51 +111,26 @@ def make(num_turns: int) -> tuple[Episode, SessionLimits]:
 def roll_out(num_episodes: int, num_turns: int, *, kept: bool, workers: int = 0, model: str = "mini") -> Rollout:
     """Runs a wave of episodes to its end."""
     torch.set_num_threads(1)
-    params = SamplingParams(max_new_tokens=ANSWER_TOKENS)
-    config = NativeConfig(max_running=MAX_RUNNING, max_tokens=MAX_TOKENS, prefix_cache=kept)
-
-    def bundle(_context: WorkerContext) -> RolloutBundle:
-        own, tokenizer = build_tiny(model, seed=0)
-        return RolloutBundle(engine=NativeEngine(own, config=config), tokenizer=tokenizer, stop_token_ids=())
+    engine = OneEngine(
+        model=model,
+        config=NativeConfig(max_running=MAX_RUNNING, max_tokens=MAX_TOKENS, prefix_cache=kept),
+        schedule=Schedule.parse({"concurrency": MAX_RUNNING}),
+        params=SamplingParams(max_new_tokens=ANSWER_TOKENS),
+    )
 
     async def flow(cluster: Cluster) -> Rollout:
-        spec = WorkerSpec(
-            name="rollout/0",
-            factory=lambda context: RolloutWorker(context, bundle),
-            worker_class=RolloutWorker,
-            devices=cluster.place("rollout")[0],
-            preemptible=True,
-        )
-        pool = EnginePool(
-            cluster,
-            [await cluster.launch(spec)],
-            Schedule.parse({"concurrency": MAX_RUNNING}),
-            samples_per_step=num_episodes,
-            expected_tokens=ANSWER_TOKENS,
-            on_suspended=lambda: None,
-        )
+        pool = await engine.pool(cluster, num_episodes)
         episode: Episode = ToolUser(num_turns)
         if workers:
-            there = WorkerEpisodes(partial(make, num_turns), params, workers)
+            there = WorkerEpisodes(partial(make, num_turns), engine.params, workers)
             cluster.at_end(there.close)
             with cluster.waits.operation(who="episodes", what="their processes' start"):
                 while there.num_ready < workers:
                     await asyncio.sleep(0.05)
             episode = there
-        failures: dict[SampleKey, str] = {}
-        channel = Channel[SampleKey, Sample]("samples", Sample, cluster.waits)
-        stage = GenerateStage(
-            cluster, pool, episode, params, channel, on_generated=lambda _key: None, on_failed=failures.__setitem__
-        )
-        reader = channel.subscribe("reader", GENERATED)
         wave = [Sample(key=SampleKey(gid, 0), prompt=prompt(gid)) for gid in range(num_episodes)]
-        for sample in wave:
-            channel.open(sample.key, sample, ADMITTED)
-        channel.close()
-        pool.start()
         before = time.perf_counter(), time.process_time(), time.thread_time()
-        stage.generate(wave)
-        rows = [row async for _, row in reader.rows()]
+        rows, failures = await engine.play(pool, cluster, episode, wave)
         after = time.perf_counter(), time.process_time(), time.thread_time()
         wall_s, cpu_s, controller_s = (end - start for start, end in zip(before, after, strict=True))
         return Rollout(

@@ -208,7 +208,7 @@ class Progress:
 
     responses: tuple[Response, ...] = ()
     drafts: tuple[Draft, ...] = ()
-    """Of the requests that stream, those that go on and have more tokens than at the last query."""
+    """Responses so far of requests that stream and have more tokens than at the last query."""
     num_running: int = 0
     num_waiting: int = 0
     num_new_tokens: int = 0

@@ -50,13 +50,11 @@ class EngineHost(Protocol):
 
     curve: DecodeCurve | None
     """Learns from each call; None where calls are of no interest."""
+    listeners: dict[str, OnDraft]
+    """Receivers of drafts, by request."""
 
     def on_response(self, job: Job, response: Response) -> None:
         """Takes in the response of a job that ended."""
-        ...
-
-    def on_draft(self, draft: Draft) -> None:
-        """Takes in what a job that goes on has got."""
         ...
 
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
@@ -197,7 +195,8 @@ class EngineDriver:
             if self._host.curve:
                 self._host.curve.observe(served)
             for draft in progress.drafts:
-                self._host.on_draft(draft)
+                if listener := self._host.listeners.get(draft.request_id):
+                    asyncio.get_running_loop().call_soon(listener, draft)  # what it raises is not the engine's
             for response in progress.responses:
                 self._deliver(response)
             if self._limit.adapts:

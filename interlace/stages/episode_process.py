@@ -94,7 +94,7 @@ class TurnAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TurnSoFar:
-    """What was drawn so far of a turn that streams."""
+    """Tokens so far of a turn that streams."""
 
     turn: int
     token_ids: Sequence[int]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from interlace.core.errors import UserError
-from interlace.core.types import Draft, FinishReason, Metrics, Request, Response, SampleKey
+from interlace.core.types import FinishReason, Metrics, Request, Response, SampleKey
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.waits import Signal
@@ -87,7 +87,7 @@ class EnginePool:
         """Samples that are not finished, each with the ids of its requests."""
         self._driver_of: dict[str, EngineDriver] = {}
         """Driver of each request that is out: there may be a thousand to look through."""
-        self._listeners: dict[str, OnDraft] = {}
+        self.listeners: dict[str, OnDraft] = {}
         """Receivers of the drafts of requests that stream."""
         self._suspended: dict[str, Job] = {}
         self._num_suspensions = 0
@@ -133,7 +133,7 @@ class EnginePool:
         deliver: called as submit() does. on_draft: called with each draft before it, where the request streams.
         """
         if on_draft:
-            self._listeners[request.id] = on_draft
+            self.listeners[request.id] = on_draft
         self._owners[request.owner].append(request.id)
         if not self._wave:
             asyncio.get_running_loop().call_soon(self._submit_wave)
@@ -152,7 +152,7 @@ class EnginePool:
         who: named in the wait-for graph. on_draft: see ask(). UserError where an engine refuses one.
         """
         if on_draft:
-            self._listeners.update((request.id, on_draft) for request in requests)
+            self.listeners.update((request.id, on_draft) for request in requests)
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Response]] = [loop.create_future() for _ in requests]
         jobs = [
@@ -231,7 +231,7 @@ class EnginePool:
     def withdraw(self, request_id: str) -> None:
         """Ends a request without a response. Nothing where it has one."""
         suspended = self._suspended.pop(request_id, None)
-        self._listeners.pop(request_id, None)
+        self.listeners.pop(request_id, None)
         self._wave.pop(request_id, None)
         if suspended:
             self._cluster.timeline.drop_tokens(len(suspended.request.generated_ids))
@@ -261,13 +261,8 @@ class EnginePool:
         self._deliver(job, response)
 
     def _deliver(self, job: Job, response: Response) -> None:
-        self._listeners.pop(job.request.id, None)
+        self.listeners.pop(job.request.id, None)
         job.deliver(response)
-
-    def on_draft(self, draft: Draft) -> None:
-        """Passes a draft on; what its receiver raises is not the engine's."""
-        if listener := self._listeners.get(draft.request_id):
-            asyncio.get_running_loop().call_soon(listener, draft)
 
     def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
         """Dispatches again the jobs that an engine gave up unfinished. onto: the engines that may take them over."""

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -52,7 +52,7 @@ class RolloutWorker(Worker):
         self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
         self._streams: dict[str, int] = {}
-        """Live requests that stream, each with the number of its tokens that were handed out."""
+        """Number of tokens that were handed out, of live requests that stream."""
 
     @operation(bin="generate")
     def serve(self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()) -> Progress:
@@ -76,13 +76,13 @@ class RolloutWorker(Worker):
             kv_use = max(kv_use, output.kv_use)
             finished += output.finished
             is_over = self._interrupted.is_set() or not output.num_running + output.num_waiting
-            has_some = bool(finished or refused) or self._have_more()
+            has_some = bool(finished or refused) or self._have_more(output.drawn)
             if self._decide(is_over or (has_some and self._now() - start_s >= MIN_CALL_S)):
                 break
         self._interrupted.clear()
         return Progress(
             responses=(*refused, *self._decoded(finished)),
-            drafts=self._drafts(),
+            drafts=self._drafts(output.drawn),
             num_running=output.num_running,
             num_waiting=output.num_waiting,
             num_new_tokens=num_new_tokens,
@@ -99,7 +99,7 @@ class RolloutWorker(Worker):
     @operation(bin="switch", phase="rollout")
     def abort(self) -> tuple[Response, ...]:
         """Ends everything and returns what there is, to be resubmitted."""
-        return self._decoded(self._engine.abort())  # what streams is handed out again where it is submitted again
+        return self._decoded(self._engine.abort())
 
     @operation(bin="weight_sync")
     def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
@@ -144,8 +144,7 @@ class RolloutWorker(Worker):
 
     def _submit(self, request: Request) -> Response | None:
         """Gives a request to the engine. Returns a response where the engine refuses it: its sample alone ends."""
-        if request.streams:
-            self._streams[request.id] = 0
+        self._streams.pop(request.id, None)  # of one that was taken out: handed out again, from its beginning
         try:
             self._engine.submit(request)
         except UserError as error:
@@ -169,14 +168,12 @@ class RolloutWorker(Worker):
     def _text(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def _have_more(self) -> bool:
-        return any(len(self._engine.drawn(name)) > handed_out for name, handed_out in self._streams.items())
+    def _have_more(self, drawn: Mapping[str, Sequence[int]]) -> bool:
+        return any(len(token_ids) > self._streams.get(name, 0) for name, token_ids in drawn.items())
 
-    def _drafts(self) -> tuple[Draft, ...]:
-        found = []
-        for name, handed_out in self._streams.items():
-            token_ids = self._engine.drawn(name)
-            if len(token_ids) > handed_out:
-                self._streams[name] = len(token_ids)
-                found.append(Draft(request_id=name, token_ids=token_ids, text=self._text(token_ids)))
-        return tuple(found)
+    def _drafts(self, drawn: Mapping[str, Sequence[int]]) -> tuple[Draft, ...]:
+        more = {name: token_ids for name, token_ids in drawn.items() if len(token_ids) > self._streams.get(name, 0)}
+        self._streams.update((name, len(token_ids)) for name, token_ids in more.items())
+        return tuple(
+            Draft(request_id=name, token_ids=token_ids, text=self._text(token_ids)) for name, token_ids in more.items()
+        )

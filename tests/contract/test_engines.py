@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,21 +153,22 @@ def _partial(engine: RolloutEngine) -> Completion:
     return partial
 
 
-def test_what_a_live_request_has_drawn_is_the_beginning_of_its_response(engine: RolloutEngine) -> None:
-    name = request(1).id
-    assert not engine.drawn(name)
-    engine.submit(request(1, params=LONG))
+def test_what_a_request_that_streams_has_drawn_is_the_beginning_of_its_response(engine: RolloutEngine) -> None:
+    engine.submit(replace(request(1, params=LONG), streams=True))
     while not (partial := _partial(engine)).token_ids:
         engine.submit(partial.resumed)
     engine.submit(partial.resumed)
-    assert list(engine.drawn(name)) == list(partial.token_ids)
-    seen, done = [], None
-    while done is None:
-        seen.append(list(engine.drawn(name)))
+    engine.submit(request(2, params=LONG))
+    seen, done = [], dict[str, Completion]()
+    while len(done) < 2:
         engine.interrupt()
-        done = next(iter(engine.step().finished), None)
-    assert all(list(done.token_ids)[: len(drawn)] == drawn for drawn in seen)
-    assert len(seen[-1]) > len(partial.token_ids) and not engine.drawn(name)
+        output = engine.step()
+        done.update((one.request.id, one) for one in output.finished)
+        assert set(output.drawn) == {partial.request.id} - set(done), "only what streams, while it is live"
+        seen += output.drawn.values()
+    whole = list(done[partial.request.id].token_ids)
+    assert len(seen) > 1 and all(len(drawn) > len(partial.token_ids) for drawn in seen)
+    assert all(whole[: len(drawn)] == list(drawn) for drawn in seen)
 
 
 def test_a_paused_engine_stands_still(engine: RolloutEngine) -> None:

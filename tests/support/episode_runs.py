@@ -1,13 +1,14 @@
 """Episodes over the real engine, on one device of a local cluster."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from interlace.core.types import JSON, Prompt, Sample, SampleKey, SamplingParams
-from interlace.engines.rollout import NativeEngine
+from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.episodes.base import Episode
 from interlace.models.tiny import build_tiny
 from interlace.recipes.clusters.base import ClusterConfig, run_on
@@ -24,29 +25,21 @@ from interlace.workers.rollout import RolloutBundle, RolloutWorker
 PARAMS = SamplingParams(max_new_tokens=12)
 
 
-def samples_of(
-    episode: Episode | Callable[[Cluster], Episode],
-    failures: dict[SampleKey, str],
-    num_prompts: int = 3,
-    backend: str = "local",
-    *,
-    model: str = "micro",
-    params: SamplingParams = PARAMS,
-    limits: SessionLimits = NO_LIMITS,
-    columns: Mapping[str, JSON] = MappingProxyType({}),
-) -> list[Sample]:
-    """All samples of a wave, two a prompt, on one device of a local cluster. episode: or what makes one there."""
+@dataclass(frozen=True, kw_only=True)
+class OneEngine:
+    """An engine with a tiny model, and what its episodes are run with."""
 
-    def bundle(_context: WorkerContext) -> RolloutBundle:
-        built, tokenizer = build_tiny(model, seed=0)
-        return RolloutBundle(
-            engine=NativeEngine(built, tokenizer=tokenizer), tokenizer=tokenizer, stop_token_ids=params.stop_token_ids
-        )
+    model: str = "micro"
+    config: NativeConfig = NativeConfig()
+    schedule: Schedule = Schedule()
+    params: SamplingParams = PARAMS
+    limits: SessionLimits = NO_LIMITS
 
-    async def flow(cluster: Cluster) -> list[Sample]:
+    async def pool(self, cluster: Cluster, num_samples: int) -> EnginePool:
+        """The engine's pool, started."""
         spec = WorkerSpec(
             name="rollout/0",
-            factory=lambda context: RolloutWorker(context, bundle),
+            factory=lambda context: RolloutWorker(context, self._bundle),
             worker_class=RolloutWorker,
             devices=cluster.place("rollout")[0],
             preemptible=True,
@@ -54,44 +47,69 @@ def samples_of(
         pool = EnginePool(
             cluster,
             [await cluster.launch(spec)],
-            Schedule(),
-            samples_per_step=2 * num_prompts,
-            expected_tokens=params.max_new_tokens,
+            self.schedule,
+            samples_per_step=num_samples,
+            expected_tokens=self.params.max_new_tokens,
             on_suspended=lambda: None,
         )
+        pool.start()
+        return pool
+
+    def _bundle(self, _context: WorkerContext) -> RolloutBundle:
+        model, tokenizer = build_tiny(self.model, seed=0)
+        engine = NativeEngine(model, config=self.config, tokenizer=tokenizer)
+        return RolloutBundle(engine=engine, tokenizer=tokenizer, stop_token_ids=self.params.stop_token_ids)
+
+    async def play(
+        self, pool: EnginePool, cluster: Cluster, episode: Episode, wave: Sequence[Sample]
+    ) -> tuple[list[Sample], dict[SampleKey, str]]:
+        """Plays a wave to its end. Returns the samples that were made, and why others were not."""
+        failures: dict[SampleKey, str] = {}
         channel = Channel[SampleKey, Sample]("samples", Sample, cluster.waits)
-        runs = episode if hasattr(episode, "run") else episode(cluster)
         stage = GenerateStage(
             cluster,
             pool,
-            runs,
-            params,
+            episode,
+            self.params,
             channel,
-            limits=limits,
+            limits=self.limits,
             on_generated=lambda _key: None,
             on_failed=failures.__setitem__,
         )
         reader = channel.subscribe("reader", GENERATED)
-        wave = [
-            Sample(
-                key=SampleKey(gid, index),
-                prompt=Prompt(
-                    uid=f"p{gid}",
-                    token_ids=np.arange(3, 9 + gid, dtype=np.int32),
-                    text="",
-                    answer="",
-                    metadata={"index": index, **columns},
-                ),
-            )
-            for gid in range(num_prompts)
-            for index in range(2)
-        ]
         for sample in wave:
             channel.open(sample.key, sample, ADMITTED)
         channel.close()
-        pool.start()
         stage.generate(wave)
-        return sorted([row async for _, row in reader.rows()], key=lambda row: row.key)
+        return [row async for _, row in reader.rows()], failures
+
+
+def samples_of(
+    episode: Episode | Callable[[Cluster], Episode],
+    failures: dict[SampleKey, str],
+    num_prompts: int = 3,
+    backend: str = "local",
+    *,
+    engine: OneEngine = OneEngine(),
+    columns: Mapping[str, JSON] = MappingProxyType({}),
+) -> list[Sample]:
+    """All samples of a wave, two a prompt. episode: or what makes one on the cluster. columns: of each row."""
+
+    def prompt(gid: int, index: int) -> Prompt:
+        token_ids = np.arange(3, 9 + gid, dtype=np.int32)
+        return Prompt(uid=f"p{gid}", token_ids=token_ids, text="", answer="", metadata={"index": index, **columns})
+
+    async def flow(cluster: Cluster) -> list[Sample]:
+        wave = [
+            Sample(key=SampleKey(gid, index), prompt=prompt(gid, index))
+            for gid in range(num_prompts)
+            for index in range(2)
+        ]
+        pool = await engine.pool(cluster, len(wave))
+        runs = episode if hasattr(episode, "run") else episode(cluster)
+        rows, found = await engine.play(pool, cluster, runs, wave)
+        failures.update(found)
+        return sorted(rows, key=lambda row: row.key)
 
     config = ClusterConfig(backend=backend, devices="cpu:1")
     return asyncio.run(run_on(config, Schedule(), flow))

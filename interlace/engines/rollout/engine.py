@@ -83,6 +83,8 @@ class NativeEngine:
             has_tokenizer=tokenizer is not None, reads=input_reader(self._model),
         )  # fmt: skip
         self._live: dict[str, SequenceState] = {}
+        self._streaming: set[str] = set()
+        """Live requests that stream."""
         self._arrivals = self._version = 0
         self._paused = False
         self._saved: dict[int, list[Tensor]] | None = None
@@ -141,6 +143,8 @@ class NativeEngine:
         )  # fmt: skip
         self._arrivals += 1
         self._live[request.id] = sequence
+        if request.streams:
+            self._streaming.add(request.id)
         self._scheduler.add(sequence)
 
     def step(self) -> StepOutput:
@@ -160,11 +164,8 @@ class NativeEngine:
             num_new_tokens=new_tokens,
             kv_use=self._kv_use(),
             num_preemptions=self._scheduler.num_preemptions - preemptions,
+            drawn={name: self._table.drawn(self._live[name]) for name in sorted(self._streaming)},
         )
-
-    def drawn(self, request_id: str) -> Sequence[int]:
-        sequence = self._live.get(request_id)
-        return () if sequence is None else self._table.drawn(sequence)
 
     def interrupt(self) -> None:
         self._decode_loop.interrupted.value = 1
@@ -275,6 +276,7 @@ class NativeEngine:
             self._saved.pop(sequence.row, None)
         self._scheduler.remove(sequence, retain=self._saved is None)
         del self._live[sequence.request.id]
+        self._streaming.discard(sequence.request.id)
         return Completion(
             request=sequence.request,
             token_ids=tuple(sequence.token_ids[sequence.num_prompt :]),

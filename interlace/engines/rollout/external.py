@@ -78,9 +78,9 @@ class LiveRequests:
             list(request.generated_versions),
         )
 
-    def drawn(self, name: str) -> Sequence[int]:
-        """Returns the tokens of a live request, those before a resumption too; none where it is not live."""
-        return tuple(self._live[name].token_ids) if name in self._live else ()
+    def drawn(self) -> dict[str, Sequence[int]]:
+        """Returns the tokens of each live request that streams, those before a resumption too."""
+        return {name: tuple(one.token_ids) for name, one in self._live.items() if one.request.streams}
 
     def num_sent(self, name: str) -> int:
         """Counts tokens that came back since the request was submitted."""
@@ -171,10 +171,12 @@ class ExternalEngine(ABC):
                 new_tokens += len(token_ids)
                 if ended is not None:
                     finished.append(self._live.end(name, ended))
-        return StepOutput(finished=tuple(finished), num_running=len(self._live), num_new_tokens=new_tokens)
-
-    def drawn(self, request_id: str) -> Sequence[int]:
-        return self._live.drawn(request_id)
+        return StepOutput(
+            finished=tuple(finished),
+            num_running=len(self._live),
+            num_new_tokens=new_tokens,
+            drawn=self._live.drawn(),
+        )
 
     def interrupt(self) -> None:  # noqa: B027 - a step is short
         """Does nothing: a step is one forward pass."""

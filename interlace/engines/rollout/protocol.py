@@ -1,7 +1,7 @@
 """Protocol of rollout engines: token-in, token-out, with the verbs of serving engines."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
@@ -39,6 +39,8 @@ class StepOutput:
     """Share of the KV cache that running sequences hold, 0 to 1; 0 where the engine does not say."""
     num_preemptions: int = 0
     """Sequences that gave their KV cells back in this step, to be computed again."""
+    drawn: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """All tokens so far of each live request that streams, those it came with included, by its id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,10 +78,6 @@ class RolloutEngine(Protocol):
 
     def step(self) -> StepOutput:
         """Advances all running sequences (one decode step, or as many as the engine's setting says)."""
-        ...
-
-    def drawn(self, request_id: str) -> Sequence[int]:
-        """Returns the tokens that a live request has so far, those it came with included; none where it is not live."""
         ...
 
     def interrupt(self) -> None:

@@ -23,7 +23,7 @@ from interlace.episodes.server.ask import (
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError
-from interlace.episodes.server.stream import Sent
+from interlace.episodes.server.stream import SentText
 
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 
@@ -77,7 +77,7 @@ class _MessageStream:
     """Text as it is drawn; a use of a tool whole, when the answer is."""
 
     def __init__(self, head: Answers) -> None:
-        self._answer, self._sent = head, Sent()
+        self._answer, self._sent = head, SentText()
         self._has_begun = self._is_text_open = False
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -350,30 +350,33 @@ async def _stream(request: "web.Request", stream: AnswerStream, asked: Asked) ->
 
     response = web.StreamResponse(headers={"Cache-Control": "no-cache", "x-request-id": asked.head.id})
     response.content_type = "text/event-stream"
-
-    async def send(events: Iterable[Event]) -> None:
-        lines = "".join(map(_lines, events))
-        if lines and not response.prepared:
-            await response.prepare(request)
-        if lines:
-            await response.write(lines.encode())
-
-    try:
-        try:
-            async with contextlib.aclosing(asked.drafts()) as drafts:
-                async for place, draft in drafts:
-                    await send(stream.more(place, draft))
-            await send(stream.end(await asked.answer()))
-        except ConnectionResetError:
-            raise
-        except Exception as error:
-            if not response.prepared:
-                raise
-            await send(stream.fail(as_api_error(error)))
+    with contextlib.suppress(ConnectionResetError):  # the client has gone: leaving withdraws its request
+        async with contextlib.aclosing(_events(stream, asked)) as found:
+            async for events in found:
+                await _send(response, request, events)
         await response.write_eof()
-    except ConnectionResetError:
-        pass  # the client has gone: leaving withdraws its request
     return response
+
+
+async def _send(response: "web.StreamResponse", request: "web.Request", events: Iterable[Event]) -> None:
+    if not response.prepared:
+        await response.prepare(request)
+    await response.write("".join(map(_lines, events)).encode())
+
+
+async def _events(stream: AnswerStream, asked: Asked) -> AsyncGenerator[list[Event], None]:
+    """Yields what goes out at once. Raises an error that comes before all else."""
+    has_begun = False
+    try:
+        async for place, draft in asked.drafts():
+            if events := [*stream.more(place, draft)]:
+                yield events
+                has_begun = True
+        yield [*stream.end(await asked.answer())]
+    except Exception as error:
+        if not has_begun:
+            raise
+        yield [*stream.fail(as_api_error(error))]
 
 
 def _lines(event: Event) -> str:

@@ -28,7 +28,7 @@ from interlace.episodes.server.ask import (
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError, as_openai
-from interlace.episodes.server.stream import Sent
+from interlace.episodes.server.stream import SentText
 
 
 class Chat(OpenAIErrors):
@@ -73,7 +73,7 @@ class _Chunks:
 
     def __init__(self, head: Answers, codec: TextCodec | None) -> None:
         self._answer, self._head, self._codec = head, _head(head, self.kind), codec
-        self._sent: dict[int, Sent] = {}
+        self._sent: dict[int, SentText] = {}
         """Text that went out of each answer."""
 
     def fail(self, error: ApiError) -> Iterator[Event]:
@@ -96,7 +96,7 @@ class _ChatStream(_Chunks):
 
     def __init__(self, head: Answers, codec: TextCodec | None) -> None:
         super().__init__(head, codec)
-        self._thought: dict[int, Sent] = {}
+        self._thought: dict[int, SentText] = {}
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
         """Writes what a draft adds."""
@@ -125,7 +125,7 @@ class _ChatStream(_Chunks):
     def _begin(self, place: int, prompt_ids: IntArray) -> Iterator[Event]:
         if place not in self._sent:
             about = {} if self._sent else prompt_of(self._answer, prompt_ids)
-            self._sent[place], self._thought[place] = Sent(), Sent()
+            self._sent[place], self._thought[place] = SentText(), SentText()
             yield self._chunk(_choice(place, {"role": "assistant", "content": ""}), **about)
 
     def _texts(self, place: int, thought: str, content: str) -> Iterator[Event]:
@@ -224,7 +224,7 @@ class _CompletionStream(_Chunks):
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
         """Writes what a draft adds."""
-        new = self._sent.setdefault(place, Sent()).more(draft.text, self._answer.ask.stop)
+        new = self._sent.setdefault(place, SentText()).more(draft.text, self._answer.ask.stop)
         if new:
             yield self._chunk({"index": place, "text": new, "logprobs": None, "finish_reason": None})
 
@@ -232,7 +232,7 @@ class _CompletionStream(_Chunks):
         """Writes what is left."""
         for place, turn in enumerate(answer.turns):
             about = {} if place else prompt_of(answer, turn.prompt_ids)
-            rest = self._sent.setdefault(place, Sent()).rest(_text_of(answer, turn))
+            rest = self._sent.setdefault(place, SentText()).rest(_text_of(answer, turn))
             yield self._chunk({"index": place, "text": rest, **_completion_end(answer, turn, self._codec)}, **about)
         yield from self._ended(answer)
 

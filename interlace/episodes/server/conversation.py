@@ -29,7 +29,7 @@ class Asked:
     def __init__(self, digest: str, head: Answers, make: Callable[[Answers, OnDraft], Awaitable[Answers]]) -> None:
         self.digest, self.head, self.num_waiting = digest, head, 0
         self._drafts: dict[int, TurnDraft] = {}
-        self._listeners: set[asyncio.Event] = set()
+        self._listeners: list[asyncio.Event] = []
         self.task = asyncio.ensure_future(make(head, self._drafted))
         self.task.add_done_callback(lambda _: self._tell())
 
@@ -40,17 +40,14 @@ class Asked:
     async def drafts(self) -> AsyncGenerator[tuple[int, TurnDraft], None]:
         """Yields the newest draft of each answer, with its place, until the answers are there."""
         news, seen = asyncio.Event(), dict[int, TurnDraft]()
-        self._listeners.add(news)
-        try:
-            while not self.task.done():
-                news.clear()
-                for place, draft in [*self._drafts.items()]:
-                    if seen.get(place) is not draft:
-                        seen[place] = draft
-                        yield place, draft
-                await news.wait()
-        finally:
-            self._listeners.discard(news)
+        self._listeners.append(news)
+        while not self.task.done():
+            news.clear()
+            new = {place: draft for place, draft in self._drafts.items() if seen.get(place) is not draft}
+            seen |= new
+            for place, draft in new.items():
+                yield place, draft
+            await news.wait()
 
     def _drafted(self, place: int, draft: TurnDraft) -> None:
         self._drafts[place] = draft

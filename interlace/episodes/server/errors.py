@@ -36,7 +36,7 @@ class ApiError(UserError):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Returns what a client is told of an exception."""
+    """Returns what a client is answered with where an exception was raised."""
     if isinstance(error, ApiError):
         return error
     return (

@@ -24,7 +24,7 @@ from interlace.episodes.server.ask import (
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError
-from interlace.episodes.server.stream import Sent
+from interlace.episodes.server.stream import SentText
 
 _TEXT = ("input_text", "output_text", "text")
 
@@ -171,7 +171,7 @@ class _ResponseStream:
     """Text as it is drawn; a call whole, when the answer is."""
 
     def __init__(self, head: Answers) -> None:
-        self._answer, self._sent = head, Sent()
+        self._answer, self._sent = head, SentText()
         self._has_begun = self._is_text_open = False
         self._numbers = count()
 

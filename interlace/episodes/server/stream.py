@@ -1,4 +1,4 @@
-"""What a client has of an answer that is still drawn: text goes out as soon as nothing to come can change it."""
+"""Text of answers that are still drawn: it goes out as soon as nothing to come can change it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ PART_OF_A_CHARACTER = "\ufffd"
 
 
 @dataclass(slots=True)
-class Sent:
+class SentText:
     """Text of one answer that went out."""
 
     text: str = ""

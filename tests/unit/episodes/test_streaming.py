@@ -11,12 +11,12 @@ from interlace.core.types import JSON, Sample, SampleKey, SamplingParams
 from interlace.data.rendering.config import RendererConfig
 from interlace.data.rendering.load import create_renderer
 from interlace.episodes.config import create_kind, parse_episode
-from interlace.episodes.server.stream import Sent
+from interlace.episodes.server.stream import SentText
 from interlace.models.tiny import build_tiny
 from interlace.stages.driver import EngineDriver
 from interlace.stages.session import SessionLimits
 from tests.support.chat_templates import tokenizer_of
-from tests.support.episode_runs import samples_of
+from tests.support.episode_runs import OneEngine, samples_of
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("aiohttp")
@@ -97,9 +97,8 @@ def run(function: str, **columns: JSON) -> list[Sample]:
     failures: dict[SampleKey, str] = {}
     tags = build_tiny("micro-chat", seed=0)[1].added_tokens_decoder
     params = SamplingParams(max_new_tokens=400, logit_bias=tuple((tag, -100.0) for tag in tags))
-    samples = samples_of(
-        kind.create(), failures, 1, model="micro-chat", params=params, limits=limits(), columns=columns
-    )
+    engine = OneEngine(model="micro-chat", params=params, limits=limits())
+    samples = samples_of(kind.create(), failures, 1, engine=engine, columns=columns)
     assert not failures
     return samples
 
@@ -119,7 +118,7 @@ def test_pieces_come_while_an_answer_is_drawn_and_join_to_it_and_the_recording_i
 
 
 def test_what_may_still_change_is_held_back() -> None:
-    sent = Sent()
+    sent = SentText()
     pieces = [
         sent.more(text, ("END", "\n\n"))
         for text in ("a \ufffd", "a é", "a é\n", "a é\nb E", "a é\nb ENE", "a é\nb ENEND")
