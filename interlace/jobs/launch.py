@@ -243,7 +243,8 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
     from interlace.engines.train import Adapter, TrainEngine
 
     recipe, algorithm = source.recipe, algorithm_of(source.recipe)
-    loaded = _load(source, context, trained=recipe.actor.lora is None)
+    ranks = join_ranks(context, recipe.actor)
+    loaded = _load(source, context, trained=recipe.actor.lora is None, ranks=ranks)
     adapter = Adapter(loaded.model, recipe.actor.lora, seed=recipe.seed) if recipe.actor.lora else None
     if adapter and source.adapter:
         adapter.load(source.adapter)
@@ -253,7 +254,7 @@ def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[Tr
         optimizer=recipe.optimizer,
         config=train_config(recipe),
         device=torch_device(context),
-        ranks=join_ranks(context, recipe.actor),
+        ranks=ranks,
         adapter=adapter,
     )
     engine.replay_loss = _replay_loss(recipe) or engine.replay_loss
@@ -387,12 +388,21 @@ def join_ranks(context: WorkerContext, trained: TrainedConfig) -> "Ranks":
     return Ranks.join(place.url, place.secret, rank=context.rank, shape=shape, device=device)
 
 
-def _load(source: EngineSource, context: WorkerContext, *, trained: bool = False) -> "LoadedModel":
-    """trained: in float32, for in bfloat16 an update of a small learning rate is lost in rounding."""
+def _load(
+    source: EngineSource, context: WorkerContext, *, trained: bool = False, ranks: "Ranks | None" = None
+) -> "LoadedModel":
+    """trained: in float32, for in bfloat16 an update of a small learning rate is lost in rounding. ranks: those among
+    which it will be cut up; each then reads its own part where that can be."""
     import torch
 
     from interlace.models.loading import load_model
+    from interlace.weights.saved import load_without_content
 
     # Counted for each thread, and this is the worker's own: two workers' pools would fight for the same cores.
     torch.set_num_threads(num_threads(source.recipe, len(context.devices)))
-    return load_model(source.model.model_copy(update={"dtype": "float32"}) if trained else source.model)
+    model = source.model.model_copy(update={"dtype": "float32"}) if trained else source.model
+    if ranks and trained and not ranks.is_alone and (found := load_without_content(model)):
+        loaded, reader = found
+        ranks.fill = reader.fill
+        return loaded
+    return load_model(model)

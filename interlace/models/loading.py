@@ -3,10 +3,10 @@
 import importlib.util
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -83,8 +83,11 @@ def empty_model(config: ModelConfig) -> "PreTrainedModel":
         return model
 
 
-def load_model(config: ModelConfig) -> LoadedModel:
-    """Loads or builds the model.
+Read: TypeAlias = Callable[[Origin, ModelConfig, "PretrainedConfig"], "PreTrainedModel"]
+
+
+def load_model(config: ModelConfig, read: "Read | None" = None) -> LoadedModel:
+    """Loads or builds the model. read: what makes it of a folder, in place of transformers' own loading.
 
     Raises UserError where the folder, file or wheel is missing, the model is not a causal language model or lacks
     weights, or the tokenizer has no pad or end-of-sequence token.
@@ -99,7 +102,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
         # The configuration first: transformers reads it for the tokenizer too, and would blame that.
         model_config, tokenizer = _model_config(origin, config), load_tokenizer(config)
         check_vocabulary(config, model_config, tokenizer)
-        model = _model(origin, config)
+        model = read(origin, config, model_config) if read else _model(origin, config)
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, stop_token_ids=_stop_tokens(model, tokenizer))
 
 

@@ -13,10 +13,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlace.core.errors import UserError
+from interlace.core.errors import InterlaceError, UserError
+from interlace.models.config import ModelConfig
+from interlace.models.loading import LoadedModel, Origin, empty_model, find_origin, load_model
+from interlace.models.tiny import TINY
 from interlace.weights.plan import Box, Shard
 from interlace.weights.recording import Landing, landed, record_load
-from interlace.weights.shards import box_of, local_part
+from interlace.weights.shards import local_part, shards_of
 
 if TYPE_CHECKING:
     import torch
@@ -115,24 +118,46 @@ class LandedWeights(Mapping[str, "Tensor"]):
         return len(self._needs)
 
 
-class ModelInSlices:
-    """A model of which every rank reads its own part: no rank ever has the whole."""
+class PartReader:
+    """Reader of a rank's part of a model in a folder. No rank ever has the whole."""
 
-    def __init__(self, kind: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype) -> None:
-        """Makes the model without content. Raises InterlaceError where its loader does more than cut and join."""
-        self._saved = SavedWeights(folder)
-        self.model, self._landings = watched_load(kind, config, self._saved, dtype)
+    def __init__(self, saved: SavedWeights, landings: Sequence[Landing]) -> None:
+        self._saved, self._landings = saved, landings
 
     def fill(self, model: nn.Module) -> None:
         """Reads this rank's part of each tensor. The model is cut up, and its memory is there."""
         whole: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
         firsts = {id(tensor): name for name, tensor in reversed(whole.items())}  # of a tied one
-        shards = [
-            Shard(name, tuple(whole[name].shape), str(whole[name].dtype).removeprefix("torch."), box_of(whole[name]))
-            for name in firsts.values()
-        ]
-        for name, block in LandedWeights(self._saved, self._landings, shards).items():
+        needs = shards_of({name: whole[name] for name in reversed(firsts.values())})
+        for name, block in LandedWeights(self._saved, self._landings, needs).items():
             local_part(whole[name]).copy_(block)
+
+
+def load_without_content(config: ModelConfig) -> tuple[LoadedModel, PartReader] | None:
+    """Makes a model of a folder on the meta device, and what reads a rank's part of it. None where it has to be loaded
+    whole: it is built in code, comes from a hub, or its loader does more than cut and join."""
+    if config.path.startswith(TINY) or not find_origin(config).is_local:
+        return None
+    readers: list[PartReader] = []
+
+    def read(origin: Origin, config: ModelConfig, found: PretrainedConfig) -> PreTrainedModel:
+        import torch
+        from transformers import GenerationConfig
+
+        saved, dtype = SavedWeights(origin.location), getattr(torch, config.dtype)
+        model, landings = watched_load(type(empty_model(config)), found, saved, dtype)
+        if (Path(origin.location) / "generation_config.json").exists():
+            model.generation_config = GenerationConfig.from_pretrained(origin.location)
+        # Also says, before any rank waits for another, what the folder lacks.
+        LandedWeights(saved, landings, shards_of(model.state_dict()))
+        readers.append(PartReader(saved, landings))
+        return model
+
+    try:
+        loaded = load_model(config, read)
+    except (InterlaceError, RuntimeError, ValueError):  # loading whole says what is wrong, or does it
+        return None
+    return loaded, readers[0]
 
 
 def watched_load(

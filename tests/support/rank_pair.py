@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from interlace.algorithms import create_algorithm
 from interlace.core.training import Aggregation, UpdateConfig
@@ -24,6 +24,7 @@ from interlace.runtime.local.cluster import LocalCluster
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+from interlace.weights.saved import PartReader, SavedWeights, watched_load
 from tests.support.listening import listening_addresses
 from tests.support.relocation import poisoned
 from tests.unit.engines.train.models import tiny_model
@@ -46,6 +47,9 @@ class Setting:
     tensor: int = 1
     context: int = 1
     replicate: int = 1
+    tied: bool = False
+    in_parts: bool = False
+    """Each rank reads its own part of the folder."""
     is_local_denominator: bool = False
     """The mistake that every code base has made once: each rank divides by its own, and the ranks are averaged."""
 
@@ -74,7 +78,14 @@ class Update:
 def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> TrainEngine:
     """folder: a checkpoint to go on from."""
     algorithm = create_algorithm("grpo", {"kl_coefficient": 0.1, "entropy_coefficient": 0.01})
-    model = AutoModelForCausalLM.from_pretrained(folder) if folder else tiny_model(setting.kind)
+    if folder and setting.in_parts:
+        saved = SavedWeights(folder)
+        config = AutoConfig.from_pretrained(folder)
+        model, landings = watched_load(type(tiny_model(setting.kind)), config, saved, torch.float32)
+        ranks.fill = PartReader(saved, landings).fill
+    else:
+        own = tiny_model(setting.kind, tie_word_embeddings=setting.tied)
+        model = AutoModelForCausalLM.from_pretrained(folder) if folder else own
     adapter = Adapter(model, LoraConfig(rank=setting.lora_rank), seed=0) if setting.lora_rank else None
     engine = TrainEngine(
         model,
@@ -91,7 +102,7 @@ def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> T
         ranks=ranks,
         adapter=adapter,
     )
-    if folder:
+    if folder and not setting.in_parts:
         engine.load_optimizer(folder)
     return engine
 

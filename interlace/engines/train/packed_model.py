@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
     from interlace.engines.train.config import SpeedupConfig, TrainedConfig
@@ -51,8 +53,6 @@ class PackedModel:
         head = model.get_output_embeddings()
         self.answers_in_some = head is not None and _rows(head) < _rows(model.get_input_embeddings())
         """Flag: the head knows the first tokens of the vocabulary alone."""
-        if ranks.is_alone:  # sharding brings each rank's part to its device, where the whole may not fit
-            nn.Module.to(model, self.device)
         _align(model)
         model.eval()  # no dropout: log-probs must equal those of the rollout engine
         if trained.gradient_checkpointing:
@@ -63,6 +63,7 @@ class PackedModel:
             use_fast_products(model)
             keep_freed_memory()
         self.vocabulary = self._share_layers(ranks)
+        ranks.shard(model, self.device, reshard=trained.reshard)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         refusal = _install_packed_attention(self, ranks)
         self.is_packed = refusal is None
@@ -73,24 +74,32 @@ class PackedModel:
             compile_layers(model, self.device)
             if self.is_packed:
                 model.set_attn_implementation(UNTRACED_ATTENTION)
-        ranks.shard(model, reshard=trained.reshard)
+        ranks.reshard(model)  # what the probes gathered
 
     def _share_layers(self, ranks: Ranks) -> VocabularyPart | None:
         """Shares the layers by the ranks' tensor axis, if there is one, and checks that they compute the same.
 
         Returns this rank's part of the logits; None where it has them whole.
         """
-        if ranks.tensor_mesh is None:
+        mesh = ranks.tensor_mesh
+        if mesh is None:
             return None
-        expected = _probe_padded(self.model, self.device)
-        part = share_layers(self.model, ranks.tensor_mesh)
-        got = _probe_padded(self.model, self.device)
+        if ranks.fill is None:
+            return self._checked(self.model, mesh, ranks)
+        self._checked(_miniature(self.model), mesh, ranks)
+        return share_layers(self.model, mesh)
+
+    def _checked(self, model: PreTrainedModel, mesh: DeviceMesh, ranks: Ranks) -> VocabularyPart | None:
+        """Shares a model's layers, and raises UserError where it then computes something else."""
+        expected = _probe_padded(model, model.device)
+        part = share_layers(model, mesh)
+        got = _probe_padded(model, model.device)
         if part:
             expected = expected[:, part.first : part.first + got.shape[1]]
         gap = float((expected - got).abs().max() / expected.abs().max())
         if any(float(found) >= PROBE_TOLERANCE for found in ranks.gather_texts(repr(gap))):
             raise UserError(
-                f"{type(self.model).__name__}: shared by {ranks.shape.tensor} ranks it gives other logits than whole "
+                f"{type(model).__name__}: shared by {ranks.shape.tensor} ranks it gives other logits than whole "
                 f"(by {gap:.1e} of the largest), so its tensor-parallel plan in transformers is not what it needs. Set "
                 "tensor_parallel=1."
             )
@@ -118,6 +127,20 @@ class PackedModel:
             logits: Tensor = self.model(batch.input_ids, **arguments).logits
         rows = logits.flatten(0, 1)  # a view; selecting row 0 would cost a second table in the backward
         return rows.index_select(0, batch.keep_T) if whole else rows
+
+
+def _miniature(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns a model of the same architecture with few layers and words and random weights, equal on every rank."""
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config()
+    text.num_hidden_layers, text.vocab_size = min(2, text.num_hidden_layers), min(512, text.vocab_size)
+    text.pad_token_id = None
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[: text.num_hidden_layers]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = type(model)(config).float().eval()
+    return made
 
 
 def _rows(table: nn.Module) -> int:

@@ -12,8 +12,8 @@ first forward and gradients are summed at its end, for a whole model's memory on
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
+Fill: TypeAlias = Callable[[nn.Module], None]
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 """Axes of the mesh."""
 BUCKET_BYTES = 256 << 20
@@ -39,6 +40,8 @@ class Ranks:
     def __init__(self, rank: int = 0, shape: MeshShape | None = None, mesh: DeviceMesh | None = None) -> None:
         self.rank, self.shape = rank, shape or MeshShape()
         self.num_ranks = self.shape.num_ranks
+        self.fill: Fill | None = None
+        """Reader of this rank's part of a model that has no content yet; None for one that was loaded whole."""
         self._mesh = mesh
 
     @classmethod
@@ -94,16 +97,23 @@ class Ranks:
         """Returns the axis of the ranks that share each layer; None for one that has them whole."""
         return None if self._mesh is None or self.shape.tensor == 1 else self._mesh[TENSOR]
 
-    def shard(self, model: nn.Module, *, reshard: bool) -> None:
+    def shard(self, model: nn.Module, device: torch.device, *, reshard: bool) -> None:
         """Cuts the model, which is on the host and equal on every data-parallel rank, into shards on their devices.
 
-        reshard: after each forward and backward; else by `reshard` alone, and gradients are summed by `reduce` alone.
+        A model without content is cut up first, and then each rank reads its part. reshard: after each forward and
+        backward; else by `reshard` alone, and gradients are summed by `reduce` alone.
         """
         names = self._mesh.mesh_dim_names if self._mesh else None
         axes = tuple(name for name in names or () if name != TENSOR)
-        if self._mesh is None or not axes:
-            return
-        mesh = self._mesh if axes == names else self._mesh[axes]
+        if self._mesh is not None and axes:
+            self._shard_over(self._mesh if axes == names else self._mesh[axes], model, reshard=reshard)
+        if self.fill:
+            _materialize(model, device)
+            self.fill(model)
+        elif not axes:  # sharding brings each rank's part to its device, where the whole may not fit
+            nn.Module.to(model, device)
+
+    def _shard_over(self, mesh: DeviceMesh, model: nn.Module, *, reshard: bool) -> None:
         from torch.distributed.fsdp import fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -221,6 +231,21 @@ def _is_cut_by_rows(tensor: Tensor, num_ranks: int) -> bool:
 
     is_cut = isinstance(tensor, DTensor) and tuple(tensor.placements) == (Shard(0),)
     return is_cut and tensor.device_mesh.size() == num_ranks  # type: ignore[attr-defined]
+
+
+def _materialize(model: nn.Module, device: torch.device) -> None:
+    """Gives memory to what has none; a tied tensor stays one, which torch's own `to_empty` makes two of."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, held in module._parameters.items():
+            if held is not None and held.is_meta:
+                empty = nn.Parameter(torch.empty_like(held, device=device), requires_grad=held.requires_grad)
+                module._parameters[name] = made.setdefault(id(held), empty)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                empty_or_moved = torch.empty_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
+                module._buffers[name] = empty_or_moved
+    model._apply(lambda tensor: tensor)  # tells FSDP where its shards are now
 
 
 def _sharded(model: nn.Module) -> list[FSDPModule]:

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from interlace.core.errors import InterlaceError, UserError
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_model
 from interlace.weights.plan import Box, Shard
 from interlace.weights.recording import Load, record_load
-from interlace.weights.saved import LandedWeights, SavedWeights, watched_load
+from interlace.weights.saved import LandedWeights, SavedWeights, load_without_content, watched_load
 
 HIDDEN, HEADS, VOCABULARY, PADDED = 8, 4, 10, 16
 
@@ -123,6 +125,25 @@ def test_transformers_own_stacking_of_experts_is_recorded(tmp_path: Path) -> Non
     for name, tensor in model.state_dict().items():
         assert torch.equal(found[name], tensor), name
     assert sum(landing.target.endswith("experts.gate_up_proj") for landing in landings) == 8
+
+
+def test_a_folder_gives_a_model_without_content_and_one_that_lacks_weights_is_loaded_whole(tmp_path: Path) -> None:
+    whole = load_model(ModelConfig(path="tiny:micro"))
+    whole.model.save_pretrained(tmp_path)
+    whole.tokenizer.save_pretrained(tmp_path)
+    found = load_without_content(ModelConfig(path=str(tmp_path)))
+    assert found is not None
+    loaded, reader = found
+    assert loaded.stop_token_ids == whole.stop_token_ids
+    assert all(parameter.is_meta for parameter in loaded.model.parameters())
+    loaded.model._apply(lambda tensor: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor)
+    reader.fill(loaded.model)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor), name
+    assert load_without_content(ModelConfig(path="tiny:micro")) is None
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(dict([*tensors.items()][1:]), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert load_without_content(ModelConfig(path=str(tmp_path))) is None, "its error is that of loading it whole"
 
 
 def turns(given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

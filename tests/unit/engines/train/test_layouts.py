@@ -10,7 +10,7 @@ import torch
 
 from interlace.engines.train.ranks import Ranks
 from tests.support.rank_pair import RankPair, Setting, make_engine, rank_pair, update
-from tests.unit.engines.train.models import ragged_samples
+from tests.unit.engines.train.models import ragged_samples, tiny_model
 from tests.unit.engines.train.test_engine import close
 
 TOLERANCE = 2e-5
@@ -23,12 +23,12 @@ def pair() -> Iterator[RankPair]:
         yield found
 
 
-def assert_trains_as_one(ranks: RankPair, setting: Setting) -> None:
-    """Log-probs, loss, gradient and weights over three steps."""
+def assert_trains_as_one(ranks: RankPair, setting: Setting, folder: Path | None = None) -> None:
+    """Log-probs, loss, gradient and weights over three steps. folder: the same weights, read in parts."""
     # AdamW divides by the gradient's size: with its usual eps, 0 and nearly 0 would be a whole step apart.
     setting = dataclasses.replace(setting, lr=1e-3, eps=1e-3)
     engine = make_engine(dataclasses.replace(setting, tensor=1, context=1, replicate=1), Ranks())
-    ranks.start(setting)
+    ranks.start(setting, folder)
     for step in range(3):
         samples = ragged_samples(7, seed=step)
         for ours, theirs in zip(ranks.logprobs(samples), engine.logprobs(samples), strict=True):
@@ -47,6 +47,16 @@ def assert_trains_as_one(ranks: RankPair, setting: Setting) -> None:
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "gemma2", "mixtral"])
 def test_two_ranks_share_the_layers(pair: RankPair, kind: str) -> None:
     assert_trains_as_one(pair, Setting(kind=kind, budget=60, tensor=2, max_grad_norm=0.1))
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_each_rank_reads_its_own_part(pair: RankPair, tmp_path: Path, kind: str, tensor: int) -> None:
+    """mixtral's experts are one by one in the folder, and stacked in the model; llama's head is tied here."""
+    model = tiny_model(kind, tie_word_embeddings=kind == "llama")
+    model.save_pretrained(tmp_path)
+    setting = Setting(kind=kind, tied=kind == "llama", budget=60, tensor=tensor, in_parts=True)
+    assert_trains_as_one(pair, setting, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
