@@ -64,7 +64,8 @@ def make_engine(hidden: int, layers: int, context: WorkerContext) -> "tuple[Trai
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from interlace.engines.train import OptimizerConfig, TrainConfig, TrainEngine, sft_loss
-    from interlace.jobs.launch import join_ranks
+    from interlace.engines.train.config import TrainedConfig
+    from interlace.engines.train.place import join_ranks
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -81,7 +82,7 @@ def make_engine(hidden: int, layers: int, context: WorkerContext) -> "tuple[Trai
         loss=sft_loss,
         optimizer=OptimizerConfig(),
         config=TrainConfig(),
-        ranks=join_ranks(context),
+        ranks=join_ranks(context, TrainedConfig()),
     )
     no_tokenizer: Any = None
     return engine, no_tokenizer

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
+from interlace.engines.train.place import join_ranks, torch_device, torch_name
 from interlace.episodes.by_row import simulators_of
 from interlace.flows.run import RoleGroups
 from interlace.models.config import ModelConfig
@@ -226,7 +227,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
     recipe, loaded = source.recipe, _load(source, context)
     site = EngineSite(
         model=source.model,
-        devices=tuple(map(_torch_name, context.devices or ("cpu",))),
+        devices=tuple(map(torch_name, context.devices or ("cpu",))),
         seed=recipe.seed,
         num_threads=num_threads(recipe, len(context.devices)),
         mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
@@ -368,41 +369,15 @@ def train_config(recipe: Recipe) -> TrainConfig:
     )
 
 
-def torch_device(context: WorkerContext) -> str:
-    """Returns the device a rank computes on, as torch names it."""
-    return _torch_name(context.devices[0]) if context.devices else "cpu"
-
-
-def _torch_name(device: str) -> str:
-    return "cpu" if device.startswith("cpu") else device
-
-
-def join_ranks(context: WorkerContext, trained: TrainedConfig) -> "Ranks":
-    """Joins a trained worker's group, met by all of its ranks at once."""
-    from interlace.engines.train.ranks import Ranks
-
-    if context.rendezvous is None:
-        return Ranks()
-    place, device = context.rendezvous, torch_device(context)
-    shape = trained.mesh_shape(context.num_ranks, where=context.group)
-    return Ranks.join(place.url, place.secret, rank=context.rank, shape=shape, device=device)
-
-
 def _load(
     source: EngineSource, context: WorkerContext, *, trained: bool = False, ranks: "Ranks | None" = None
 ) -> "LoadedModel":
-    """trained: in float32, for in bfloat16 an update of a small learning rate is lost in rounding. ranks: those among
-    which it will be cut up; each then reads its own part where that can be."""
+    """trained: in float32, for in bfloat16 an update of a small learning rate is lost in rounding. ranks: whose load it is."""
     import torch
 
     from interlace.models.loading import load_model
-    from interlace.weights.saved import load_without_content
 
     # Counted for each thread, and this is the worker's own: two workers' pools would fight for the same cores.
     torch.set_num_threads(num_threads(source.recipe, len(context.devices)))
     model = source.model.model_copy(update={"dtype": "float32"}) if trained else source.model
-    if ranks and trained and not ranks.is_alone and (found := load_without_content(model)):
-        loaded, reader = found
-        ranks.fill = reader.fill
-        return loaded
-    return load_model(model)
+    return ranks.load(model) if ranks and trained else load_model(model)

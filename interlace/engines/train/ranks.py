@@ -20,12 +20,16 @@ import torch
 from torch import nn
 
 from interlace.engines.train.config import MeshShape
+from interlace.models.loading import LoadedModel, load_model
+from interlace.weights.saved import load_without_content
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import Store  # type: ignore[attr-defined]  # documented, and not listed
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
+
+    from interlace.models.config import ModelConfig
 
 Fill: TypeAlias = Callable[[nn.Module], None]
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
@@ -96,6 +100,14 @@ class Ranks:
     def tensor_mesh(self) -> DeviceMesh | None:
         """Returns the axis of the ranks that share each layer; None for one that has them whole."""
         return None if self._mesh is None or self.shape.tensor == 1 else self._mesh[TENSOR]
+
+    def load(self, config: ModelConfig) -> LoadedModel:
+        """Loads a model. Of several ranks each gets it without content, if that can be, and reads its part later."""
+        found = None if self.is_alone else load_without_content(config)
+        if found is None:
+            return load_model(config)
+        self.fill = found[1].fill
+        return found[0]
 
     def shard(self, model: nn.Module, device: torch.device, *, reshard: bool) -> None:
         """Cuts the model, which is on the host and equal on every data-parallel rank, into shards on their devices.
