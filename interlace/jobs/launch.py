@@ -372,7 +372,7 @@ def train_config(recipe: Recipe) -> TrainConfig:
 def _load(
     source: EngineSource, context: WorkerContext, *, trained: bool = False, ranks: "Ranks | None" = None
 ) -> "LoadedModel":
-    """trained: in float32, for in bfloat16 an update of a small learning rate is lost in rounding. ranks: whose load it is."""
+    """trained: in float32; in bfloat16 an update of a small learning rate is lost. ranks: those that load together."""
     import torch
 
     from interlace.models.loading import load_model
