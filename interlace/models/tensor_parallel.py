@@ -45,14 +45,8 @@ def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
     """
     if size == 1:
         return
-    config, name = model.config.get_text_config(), type(model).__name__
-    for count in COUNTS:
-        number = getattr(config, count, None)
-        if number and number % size:
-            raise UserError(
-                f"{setting}={size}, but {name} has {count}={number}, which cannot be shared out evenly. Set {setting} "
-                f"to a divisor of {number}."
-            )
+    check_heads(model, size, setting)
+    name = type(model).__name__
     for module, style in _styles(model).items():
         if style == EXPERTS:
             num_experts = _num_experts(model.get_submodule(module))
@@ -66,6 +60,18 @@ def check_plan(model: PreTrainedModel, size: int, setting: str) -> None:
             raise UserError(
                 f"{setting}={size}, but {module} of {name} is {rows} x {columns}, which cannot be cut evenly. Set "
                 f"{setting} to a divisor."
+            )
+
+
+def check_heads(model: PreTrainedModel, size: int, setting: str) -> None:
+    """Raises UserError where the heads of attention cannot be shared out to `size` ranks; see check_plan."""
+    config = model.config.get_text_config()
+    for count in COUNTS:
+        number = getattr(config, count, None)
+        if number and number % size:
+            raise UserError(
+                f"{setting}={size}, but {type(model).__name__} has {count}={number}, which cannot be shared out "
+                f"evenly. Set {setting} to a divisor of {number}."
             )
 
 

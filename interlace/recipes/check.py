@@ -17,7 +17,7 @@ from interlace.models.actions import action_tokens
 from interlace.models.classifier import check_classifier
 from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
-from interlace.models.tensor_parallel import check_plan
+from interlace.models.tensor_parallel import check_heads, check_plan
 from interlace.recipes.check_settings import check_placement, check_settings
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
@@ -80,7 +80,11 @@ def check_recipe(recipe: Recipe) -> Derived:
         check_value_head(model)
     check_plan(model, create_kind(recipe.rollout).num_ranks, "rollout.tensor_parallel_size")
     for role in ("actor", "critic"):
-        check_plan(model, getattr(recipe, role).tensor_parallel, f"{role}.tensor_parallel")
+        trained = getattr(recipe, role)
+        check_plan(model, trained.tensor_parallel, f"{role}.tensor_parallel")
+        if trained.context_parallel > 1:
+            setting = f"{role}.tensor_parallel x {role}.context_parallel"
+            check_heads(model, trained.tensor_parallel * trained.context_parallel, setting)
     tokenizer = load_tokenizer(recipe.model)
     _check_reference(recipe, algorithm.needs, tokenizer)
     prompts = recipe_prompts(recipe, tokenizer)

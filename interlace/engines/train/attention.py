@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from interlace.engines.train.row_share import RowShare
+
 PACKED_ATTENTION = "interlace_packed"
 """The name under which transformers knows `packed_attention`."""
 UNTRACED_ATTENTION = "interlace_packed_untraced"
@@ -95,6 +97,8 @@ class PackedLayout:
     """The same for the kernel, where there is one for the device."""
     on_call: Callable[[int | None], None] | None = None
     """Function called with the sliding window of each attention call, by which a probe sees what a model asks for."""
+    share: RowShare | None = None
+    """Part of the row that attention is given and gives, where several ranks share the row."""
 
     @classmethod
     def of(
@@ -170,13 +174,21 @@ def packed_attention(  # noqa: PLR0913 # house: the signature is that of transfo
         raise RuntimeError("packed attention has no position bias")
     if packed_layout.on_call:
         packed_layout.on_call(sliding_window)
-    rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    is_plain = softcap is None and s_aux is None and all(each.dtype == torch.float32 for each in rows)
-    if packed_layout.sequences and is_plain:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        attended = attend(*rows, sequences=packed_layout.sequences, scale=scale, window=sliding_window)
-        return attended.unsqueeze(0), None
+    rows, share = [tensor[0].transpose(0, 1) for tensor in (query, key, value)], packed_layout.share
+    if share:
+        rows = [share.to_heads(each) for each in rows]
+        s_aux = None if s_aux is None else share.own_heads(s_aux)
     kernel = _Kernel(scaling=scaling, window=sliding_window, softcap=softcap, sinks=s_aux)
+    attended = _attended(kernel, packed_layout, rows)
+    return (share.to_tokens(attended) if share else attended).unsqueeze(0), None
+
+
+def _attended(kernel: _Kernel, packed_layout: PackedLayout, rows: list[Tensor]) -> Tensor:
+    """Attends within each sequence: rows of query, key and value [tokens, heads, D] -> [tokens, heads, value dim]."""
+    is_plain = kernel.softcap is None and kernel.sinks is None and all(each.dtype == torch.float32 for each in rows)
+    if packed_layout.sequences and is_plain:
+        scale = rows[0].shape[-1] ** -0.5 if kernel.scaling is None else kernel.scaling
+        return attend(*rows, sequences=packed_layout.sequences, scale=scale, window=kernel.window)
     if shared := packed_layout.shared:
         rows = [_Spread.apply(tensor, shared) for tensor in rows]
     # Split, not sliced: the backward of a split is one concatenation, that of each slice a tensor as large as the row.
@@ -184,7 +196,7 @@ def packed_attention(  # noqa: PLR0913 # house: the signature is that of transfo
     parts = zip(*(tensor.split(sizes) for tensor in rows), strict=True)
     outputs = [_attend_block(kernel, block, *part) for block, part in zip(packed_layout.blocks, parts, strict=True)]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return (_Scatter.apply(output, shared.home_S) if shared else output).unsqueeze(0), None
+    return _Scatter.apply(output, shared.home_S) if shared else output
 
 
 def _untraced(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:

@@ -103,8 +103,8 @@ class TrainedConfig(Config):
     each GPU of its placement; on CPU cores as many as the sizes below ask for, which is one by default."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Ranks that share each layer's matrices and heads, and the vocabulary. The others get other samples."""
-    context_parallel: int = Field(default=1, ge=1, le=1)
-    """Ranks that share each row of tokens: 1, since attention does not exchange tokens for heads so far."""
+    context_parallel: int = Field(default=1, ge=1)
+    """Ranks that share each row of tokens; around attention they exchange tokens for heads, which it has to divide."""
     replicate: int = Field(default=1, ge=1)
     """Copies of the model among the ranks: weights are cut up within a copy, gradients summed over all."""
     reshard: bool = True

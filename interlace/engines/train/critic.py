@@ -78,7 +78,7 @@ class CriticEngine(TrainedEngine):
         return self._for_each_token(samples, self._values)
 
     def _values(self, batch: MicroBatch) -> Tensor:
-        return self.packed.outputs(batch)[:, 0].float()
+        return self.packed.on_all(batch, self.packed.outputs(batch)[:, 0].float())
 
     def _accumulate_microbatch(self, samples: Sequence[Sample], batch: MicroBatch, columns: Columns) -> None:
         del samples

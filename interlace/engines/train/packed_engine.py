@@ -24,6 +24,7 @@ from interlace.engines.train.packing import (
 )
 from interlace.engines.train.prefetch import ahead
 from interlace.engines.train.ranks import Ranks, own_part
+from interlace.engines.train.row_share import share_row
 from interlace.models.residence import Residence
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ class PackedEngine:
 
     def _collate(self, samples: Sequence[Sample], *, masks: Sequence[BoolArray | None]) -> MicroBatch:
         packed = self.packed
-        return collate(samples, packed.device, padded=not packed.is_packed, masks=masks, placeholder=packed.placeholder)
+        padded, mesh = not packed.is_packed, self._ranks.context_mesh
+        batch = collate(samples, packed.device, padded=padded, masks=masks, placeholder=packed.placeholder)
+        return batch if mesh is None else share_row(batch, mesh)
 
     @torch.no_grad()
     def _for_each_token(

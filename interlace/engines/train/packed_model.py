@@ -70,6 +70,12 @@ class PackedModel:
         self.attention = (
             "packed, without padding" if refusal is None else f"padded, with the model's own attention: {refusal}"
         )
+        if ranks.shape.context > 1 and (self.placeholder is not None or not self.is_packed):
+            why = "it reads arrays beside tokens" if self.is_packed else f"rows are {self.attention}"
+            raise UserError(
+                f"context_parallel={ranks.shape.context}: ranks share packed rows of tokens alone, and of "
+                f"{type(model).__name__} {why}. Set context_parallel=1."
+            )
         if speedups.compile:
             compile_layers(model, self.device)
             if self.is_packed:
@@ -107,10 +113,16 @@ class PackedModel:
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Computes (log-probs, entropy) of the response tokens, [T] each, at a temperature."""
-        return token_logprobs(self.outputs(batch), batch.targets_T, temperature, self.vocabulary)
+        targets_T = batch.targets_T if batch.share is None else batch.targets_T[batch.share.own_T]
+        logprobs, entropy = token_logprobs(self.outputs(batch), targets_T, temperature, self.vocabulary)
+        return self.on_all(batch, logprobs), self.on_all(batch, entropy)
+
+    def on_all(self, batch: MicroBatch, own: Tensor) -> Tensor:
+        """Returns [T] from what this rank computed of it."""
+        return own if batch.share is None else batch.share.on_all(own, len(batch.targets_T))
 
     def outputs(self, batch: MicroBatch) -> Tensor:
-        """Computes [T, outputs]: logits (or a head's values) at the positions asked for; this rank's part of them."""
+        """Computes [t, outputs]: logits (or a head's values) at the positions asked for; this rank's part of them."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             return self._forward(batch)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from interlace.core.types import BoolArray, FloatArray
+    from interlace.engines.train.row_share import RowShare
     from interlace.engines.train.trie import Places
 
 
@@ -58,6 +59,8 @@ class MicroBatch:
     """[T] index of the segment a token belongs to, within this micro-batch."""
     lengths: tuple[int, ...]
     """[samples] tokens asked for, by sample."""
+    share: RowShare | None = None
+    """This rank's part of the row, which input_ids, position_ids and keep_T are then; None: all of it."""
 
     @property
     def num_samples(self) -> int:

@@ -1,4 +1,4 @@
-"""Where a rank computes, and whom it meets. Imports no torch before it is asked to."""
+"""Place of a rank: the device it computes on, and the ranks it meets. Imports no torch before it is asked to."""
 
 from typing import TYPE_CHECKING
 

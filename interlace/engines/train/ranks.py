@@ -46,6 +46,8 @@ class Ranks:
         self.num_ranks = self.shape.num_ranks
         self.fill: Fill | None = None
         """Reader of this rank's part of a model that has no content yet; None for one that was loaded whole."""
+        self.context_mesh: DeviceMesh | None = None
+        """Ranks that share each row of tokens with this one; None where it has rows of its own."""
         self._mesh = mesh
 
     @classmethod
@@ -75,7 +77,11 @@ class Ranks:
         # Axes of one rank are left out: with no more than one axis a tensor is laid out as FSDP alone does.
         axes = {name: size for name, size in sizes.items() if size > 1} or {SHARD: 1}
         mesh = init_device_mesh(kind, (*axes.values(),), mesh_dim_names=(*axes,))
-        return cls(rank, shape, mesh)
+        made = cls(rank, shape, mesh)
+        if shape.context > 1:
+            rows = (shape.replicate * shape.shard, shape.context, shape.tensor)
+            made.context_mesh = init_device_mesh(kind, rows, mesh_dim_names=("rows", "context", TENSOR))["context"]
+        return made
 
     def leave(self) -> None:
         """Ends the group, for this process."""

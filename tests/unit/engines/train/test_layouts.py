@@ -49,6 +49,11 @@ def test_two_ranks_share_the_layers(pair: RankPair, kind: str) -> None:
     assert_trains_as_one(pair, Setting(kind=kind, budget=60, tensor=2, max_grad_norm=0.1))
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "mixtral", "gpt_oss"])
+def test_two_ranks_share_each_row(pair: RankPair, kind: str) -> None:
+    assert_trains_as_one(pair, Setting(kind=kind, budget=60, context=2, max_grad_norm=0.1))
+
+
 @pytest.mark.parametrize("tensor", [1, 2])
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
 def test_each_rank_reads_its_own_part(pair: RankPair, tmp_path: Path, kind: str, tensor: int) -> None:
@@ -94,7 +99,9 @@ def four() -> Iterator[RankPair]:
 @pytest.mark.slow  # four processes
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize(
-    "layout", [{"tensor": 2}, {"tensor": 2, "replicate": 2}, {"replicate": 2}], ids=lambda each: "-".join(each)
+    "layout",
+    [{"tensor": 2}, {"tensor": 2, "replicate": 2}, {"replicate": 2}, {"context": 2}, {"context": 2, "replicate": 2}],
+    ids=lambda each: "-".join(each),
 )
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
 def test_four_ranks(four: RankPair, kind: str, layout: dict[str, int], *, reshard: bool) -> None:

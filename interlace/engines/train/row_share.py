@@ -1,0 +1,103 @@
+"""A row of tokens shared by several ranks (DeepSpeed Ulysses, arXiv 2309.14509).
+
+Each rank runs its part of the row through every layer. Around attention the ranks exchange: of all heads for a part of
+the tokens each gets all tokens for a part of the heads, attends to whole sequences as one rank does, and gives the
+result back. Log-probs are then put together, so that each rank computes the loss of the whole row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import distributed
+
+from interlace.engines.train.attention import PackedLayout
+from interlace.models.collectives import add_up
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from interlace.engines.train.packing import MicroBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowShare:
+    """One rank's part of a row."""
+
+    mesh: DeviceMesh
+    """Ranks that share it."""
+    sizes: tuple[int, ...]
+    """Tokens of each rank's part."""
+    own_T: Tensor
+    """[t] those of the T response tokens that this rank's part predicts."""
+
+    def to_heads(self, rows: Tensor) -> Tensor:
+        """Exchanges [own tokens, heads, D] for [tokens, own heads, D]."""
+        return cast("Tensor", _Exchange.apply(rows, self, True))
+
+    def to_tokens(self, rows: Tensor) -> Tensor:
+        """Exchanges [tokens, own heads, D] for [own tokens, heads, D]."""
+        return cast("Tensor", _Exchange.apply(rows, self, False))
+
+    def own_heads(self, per_head: Tensor) -> Tensor:
+        """Returns this rank's part of [heads]."""
+        return per_head.chunk(self.mesh.size())[self.mesh.get_local_rank()]
+
+    def on_all(self, own: Tensor, num_tokens: int) -> Tensor:
+        """Puts [t] of every rank together, [T] on all; the gradient of a rank's own tokens goes back to it."""
+        return add_up(own.new_zeros(num_tokens).index_copy(0, self.own_T, own), self.mesh)
+
+
+def share_row(batch: MicroBatch, mesh: DeviceMesh) -> MicroBatch:
+    """Cuts a packed micro-batch down to this rank's part of its row."""
+    assert batch.layout is not None
+    layout, ids, positions, count = batch.layout, batch.input_ids, batch.position_ids, mesh.size()
+    lacking = max(0, count - ids.shape[1])
+    if lacking:  # each rank has a token; what is put in is a sequence of its own, which nothing asks for
+        extra = [np.asarray([ids.shape[1] + number]) for number in range(lacking)]
+        layout = PackedLayout.of([*layout.places, *extra], layout.device)
+        ids, positions = (torch.cat([each, each[:, -1:].expand(-1, lacking)], 1) for each in (ids, positions))
+    sizes = tuple(len(part) for part in np.array_split(np.arange(ids.shape[1]), count))
+    first = sum(sizes[: mesh.get_local_rank()])
+    stop = first + sizes[mesh.get_local_rank()]
+    own_T = ((batch.keep_T >= first) & (batch.keep_T < stop)).nonzero()[:, 0]
+    share = RowShare(mesh=mesh, sizes=sizes, own_T=own_T)
+    return replace(
+        batch,
+        input_ids=ids[:, first:stop],
+        position_ids=positions[:, first:stop],
+        layout=replace(layout, share=share),
+        keep_T=batch.keep_T[own_T] - first,
+        share=share,
+    )
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor, share: RowShare, to_heads: bool) -> Tensor:
+        ctx.share, ctx.to_heads = share, to_heads  # type: ignore[attr-defined]
+        return _exchange(rows, share, to_heads=to_heads)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        back = not ctx.to_heads  # type: ignore[attr-defined]
+        return _exchange(gradients[0], ctx.share, to_heads=back), None, None  # type: ignore[attr-defined]
+
+
+def _exchange(rows: Tensor, share: RowShare, *, to_heads: bool) -> Tensor:
+    count, group = share.mesh.size(), share.mesh.get_group()
+    own = share.sizes[share.mesh.get_local_rank()]
+    even, ragged = [own] * count, list(share.sizes)
+    if to_heads:
+        sent = rows.unflatten(1, (count, -1)).movedim(1, 0).flatten(0, 1).contiguous()
+        found = sent.new_empty(sum(ragged), *sent.shape[1:])
+        distributed.all_to_all_single(found, sent, ragged, even, group=group)
+        return found
+    sent = rows.contiguous()
+    found = sent.new_empty(own * count, *sent.shape[1:])
+    distributed.all_to_all_single(found, sent, even, ragged, group=group)
+    return found.unflatten(0, (count, own)).movedim(0, 1).flatten(1, 2)
