@@ -288,3 +288,9 @@ def test_eight_bits_need_a_correction(check: Check, monkeypatch: pytest.MonkeyPa
     check("rollout.weights=int8", *corrected)
     with pytest.raises(UserError, match=r"weights=int8 is for the C\+\+ decoder"):
         check("rollout.weights=int8", "rollout.compile_decoder=false", *corrected)
+
+
+def test_ranks_that_share_rows_need_heads_to_share(check: Check) -> None:
+    with pytest.raises(UserError, match=r"tensor_parallel x actor\.context_parallel=.*cannot be shared out evenly"):
+        check("actor.tensor_parallel=2", "actor.context_parallel=4", "cluster.devices=cpu:8")
+    assert check("actor.context_parallel=2", "cluster.devices=cpu:8").num_updates

@@ -100,7 +100,14 @@ def four() -> Iterator[RankPair]:
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize(
     "layout",
-    [{"tensor": 2}, {"tensor": 2, "replicate": 2}, {"replicate": 2}, {"context": 2}, {"context": 2, "replicate": 2}],
+    [
+        {"tensor": 2},
+        {"tensor": 2, "replicate": 2},
+        {"replicate": 2},
+        {"context": 2},
+        {"context": 2, "replicate": 2},
+        {"context": 2, "tensor": 2},
+    ],
     ids=lambda each: "-".join(each),
 )
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
