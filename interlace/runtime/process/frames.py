@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from interlace.core.errors import InterlaceError
 from interlace.runtime.process.shared import SharedArrays, SharedSpan, padding
@@ -79,17 +80,25 @@ def encode(
 
 def plain_dumps(message: object) -> Pickled:
     """Returns a pickle, and the content of large arrays and tensors beside it."""
-    if "torch" not in sys.modules:  # a process that has not loaded it holds no tensors
-        return with_buffers(lambda on_buffer: pickle.dumps(message, protocol=5, buffer_callback=on_buffer))
 
     def dump(on_buffer: OnBuffer) -> bytes:
         file = io.BytesIO()
         pickler = pickle.Pickler(file, protocol=5, buffer_callback=on_buffer)
-        pickler.dispatch_table = {**copyreg.dispatch_table, **tensor_reducers()}
+        # A process that has not loaded torch holds no tensors.
+        tensors = tensor_reducers() if "torch" in sys.modules else {}
+        pickler.dispatch_table = {**copyreg.dispatch_table, np.ndarray: _reduce_array, **tensors}
         pickler.dump(message)
         return file.getvalue()
 
     return with_buffers(dump)
+
+
+def _reduce_array(array: NDArray[Any]) -> tuple[Any, ...]:
+    """Takes apart an array. What numpy does for small ones costs a sample of few tokens a fifth of its way."""
+    flags = array.flags
+    if array.ndim != 1 or not 0 < array.nbytes < BESIDE_BYTES or array.dtype.hasobject or not flags.c_contiguous:
+        return array.__reduce_ex__(5)  # type: ignore[return-value]
+    return np.frombuffer, (bytearray(array) if flags.writeable else bytes(array), array.dtype)
 
 
 def with_buffers(dump: Callable[[OnBuffer], bytes]) -> Pickled:

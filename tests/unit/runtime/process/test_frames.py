@@ -36,3 +36,22 @@ def test_a_large_array_is_not_copied_into_the_message() -> None:
     head, beside, _ = encode(Reply(number=1, value=array))
     assert len(head) < 1000
     assert np.shares_memory(np.frombuffer(beside, np.uint8), array)
+
+
+@given(
+    st.sampled_from([np.bool_, np.int32, np.float32, np.float64, np.str_]),
+    st.integers(0, 9),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_an_array_arrives_as_it_was(kind: type[np.generic], size: int, stride: int, writable: bool) -> None:
+    sent = np.arange(size * stride).astype(kind)[::stride]
+    sent.flags.writeable = writable
+    stream, assembler = b"".join(bytes(part) for part in encode(Reply(number=1, value=[sent, sent]))), Assembler()
+    assembler.space[: len(stream)] = stream
+    [reply] = assembler.received(len(stream))
+    first, second = reply.value  # type: ignore[union-attr]
+    np.testing.assert_array_equal(first, sent)
+    assert first is second, "one array, sent once"
+    assert first.dtype == sent.dtype
+    assert first.flags.writeable or not size or not writable
