@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import threading
-import time
 from typing import Any
 
 from interlace.core.types import RewardResult
@@ -25,11 +24,10 @@ from interlace.rewards.base import (
     preload_modules,
     timed_out,
 )
-from interlace.runtime.process.child import become_child, innermost_line, receive
+from interlace.runtime.process.child import LoopServer, become_child, receive
 
 READY, STARTED, RESULT, BLOCKED = "ready", "started", "result", "blocked"
 """First words of an answer: can score; request N begins; request N's result; request N blocks the event loop."""
-_BEAT_S = 0.05
 _LEAVE_S = 0.5
 """How long a cancelled call may take to end before the process counts as littered."""
 
@@ -69,7 +67,7 @@ class _Answers:
         self.send(RESULT, number, result.reward, dict(result.parts), result.failure)
 
 
-class _AsyncServer:
+class _AsyncServer(LoopServer):
     """Awaits calls of an `async def`, as many at once as the run sends.
 
     A call that takes too long is cancelled; where it swallows that, it is left behind, and the process ends once
@@ -78,30 +76,14 @@ class _AsyncServer:
     """
 
     def __init__(self, connection: socket.socket, answers: _Answers, function: RewardFn, config: RewardConfig) -> None:
-        self._connection, self._answers = connection, answers
-        self._function, self._config = function, config
-        self._loop = asyncio.new_event_loop()
+        super().__init__(connection, config.timeout_s)
+        self._answers, self._function, self._config = answers, function, config
         self._numbers: dict[asyncio.Task[Any], int] = {}
         """Request numbers of the tasks that score."""
         self._open: set[asyncio.Task[None]] = set()
         self._left_behind = False
-        self._beat_s = time.monotonic()
-        self._thread = threading.get_ident()
 
-    def run(self) -> None:
-        """Serves for ever."""
-        for work in (self._take, self._watch):
-            threading.Thread(target=work, daemon=True).start()
-        self._loop.call_soon(self._beat)
-        self._loop.run_forever()
-
-    def _take(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                self._loop.call_soon_threadsafe(self._begin, *receive(self._connection))
-        os._exit(0)
-
-    def _begin(self, number: int, request: ScoreRequest) -> None:
+    def _heard(self, number: int, request: ScoreRequest) -> None:
         task = self._loop.create_task(self._score(number, request))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
@@ -121,14 +103,7 @@ class _AsyncServer:
         if self._left_behind and len(self._open) == 1:
             os._exit(0)  # the run starts another one, and sends again what this one did not begin
 
-    def _beat(self) -> None:
-        self._beat_s = time.monotonic()
-        self._loop.call_later(_BEAT_S, self._beat)
-
-    def _watch(self) -> None:
-        while time.monotonic() - self._beat_s < self._config.timeout_s + _BEAT_S:
-            time.sleep(_BEAT_S)
+    def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:
         # Where a task of the function's own blocks, the run finds out at its limit, and tries the calls one by one.
-        task = asyncio.current_task(self._loop)
         if task in self._numbers:
-            self._answers.send(BLOCKED, self._numbers[task], innermost_line(self._thread))
+            self._answers.send(BLOCKED, self._numbers[task], line)

@@ -8,13 +8,12 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from interlace.core.errors import EpisodeLostError, UserError
 from interlace.core.runs import Runs
@@ -34,7 +33,7 @@ from interlace.core.types import (
 )
 from interlace.episodes.base import Episode, Outcome, ToolUse
 from interlace.runtime.clock import LoopClock
-from interlace.runtime.process.child import become_child, framed, innermost_line, receive
+from interlace.runtime.process.child import LoopServer, become_child, framed
 from interlace.runtime.waits import WaitRegistry
 from interlace.stages.driver import OnDraft
 from interlace.stages.episode_envs import EnvAnswer, EnvAsk, EnvProxies
@@ -45,7 +44,6 @@ NO_EPISODE = 0xFFFFFFFF
 """Number of the message that a process begins with: None, or the UserError for which it cannot work."""
 BLOCKED_AFTER_S = 30.0
 """How long one episode may keep all others of its process from going on; its own time limit, where that is less."""
-_BEAT_S = 0.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -239,38 +237,22 @@ def _pass_on(request_id: str, on_draft: OnDraft, found: TurnSoFar) -> None:
     on_draft(Draft(request_id=request_id, token_ids=found.token_ids, text=found.text))
 
 
-class _EpisodeServer:
+class _EpisodeServer(LoopServer):
     """Runs episodes on one event loop, which a thread watches."""
 
     def __init__(
         self, connection: socket.socket, episode: Episode, limits: SessionLimits, params: SamplingParams
     ) -> None:
-        self._connection, self._writing = connection, threading.Lock()
+        super().__init__(connection, min(BLOCKED_AFTER_S, limits.timeout_s))
+        self._writing = threading.Lock()
         self._episode, self._limits, self._params = episode, limits, params
-        self._loop = asyncio.new_event_loop()
         self._running: dict[int, _Running] = {}
-        self._patience_s = min(BLOCKED_AFTER_S, limits.timeout_s)
-        self._beat_s = time.monotonic()
-        self._thread = threading.get_ident()
-
-    def run(self) -> None:
-        """Serves for ever."""
-        for work in (self._take, self._watch):
-            threading.Thread(target=work, daemon=True).start()
-        self._loop.call_soon(self._beat)
-        self._loop.run_forever()
 
     def send(self, number: int, message: FromEpisode) -> None:
         """Sends a word about an episode to the run; whole, from whatever thread."""
         content = framed(number, message)
         with self._writing:
             self._connection.sendall(content)
-
-    def _take(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                self._loop.call_soon_threadsafe(self._heard, *receive(self._connection))
-        os._exit(0)
 
     def _heard(self, number: int, message: ToEpisode) -> None:
         if isinstance(message, EpisodeStart):
@@ -307,19 +289,10 @@ class _EpisodeServer:
         del self._running[number]
         self.send(number, end)
 
-    def _beat(self) -> None:
-        self._beat_s = time.monotonic()
-        self._loop.call_later(_BEAT_S, self._beat)
-
-    def _watch(self) -> None:
-        while time.monotonic() - self._beat_s < self._patience_s + _BEAT_S:
-            time.sleep(_BEAT_S)
-        task = asyncio.current_task(self._loop)
+    def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:
         for number, running in [*self._running.items()]:
             if running.task is task:
-                reason = (
-                    f"the episode blocked its event loop for {self._patience_s:g} s, at {innermost_line(self._thread)}"
-                )
+                reason = f"the episode blocked its event loop for {self._patience_s:g} s, at {line}"
                 hint = "await there, or leave it to a thread (asyncio.to_thread)"
                 self.send(number, EpisodeEnd(failure=f"TimeoutError: {reason}: {hint}", blocked=True))
                 return

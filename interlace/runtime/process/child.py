@@ -1,5 +1,7 @@
-"""The inside of a process that does jobs for a run: how it begins, and how it reads what is sent."""
+"""The inside of a process that does jobs for a run: how it begins, how it reads what is sent, and its event loop."""
 
+import asyncio
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -8,11 +10,15 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
+from abc import ABC, abstractmethod
 from typing import Any
 
 HEAD = struct.Struct("<IQ")
 """Before a pickle: the number of the job and the pickle's size in bytes."""
+_BEAT_S = 0.05
+"""Between two signs of life of an event loop, and between two looks at them."""
 
 
 def become_child() -> None:
@@ -52,6 +58,47 @@ def innermost_line(thread: int) -> str:
     """Says where a running thread is now, as `file.py:12 in function`."""
     innermost = traceback.extract_stack(sys._current_frames()[thread])[-1]
     return f"{innermost.filename}:{innermost.lineno} in {innermost.name}"
+
+
+class LoopServer(ABC):
+    """Server of jobs on one event loop. One thread takes messages in, another sees where a job blocks the loop."""
+
+    def __init__(self, connection: socket.socket, patience_s: float) -> None:
+        """patience_s: seconds for which a job may block the loop."""
+        self._connection, self._patience_s = connection, patience_s
+        self._loop = asyncio.new_event_loop()
+        self._beat_s = time.monotonic()
+        self._thread = threading.get_ident()
+
+    def run(self) -> None:
+        """Serves for ever."""
+        for work in (self._take, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+        self._loop.call_soon(self._beat)
+        self._loop.run_forever()
+
+    @abstractmethod
+    def _heard(self, number: int, message: Any) -> None:
+        """Takes in one message, on the loop."""
+
+    @abstractmethod
+    def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:
+        """Reports on a thread of its own that the loop is blocked. task: the one that runs. line: where it is."""
+
+    def _take(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._loop.call_soon_threadsafe(self._heard, *receive(self._connection))
+        os._exit(0)
+
+    def _beat(self) -> None:
+        self._beat_s = time.monotonic()
+        self._loop.call_later(_BEAT_S, self._beat)
+
+    def _watch(self) -> None:
+        while time.monotonic() - self._beat_s < self._patience_s + _BEAT_S:
+            time.sleep(_BEAT_S)
+        self._blocked(asyncio.current_task(self._loop), innermost_line(self._thread))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
