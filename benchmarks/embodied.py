@@ -159,30 +159,39 @@ def imagined_rows(rounds: int, _num_chunks: int) -> list[Row]:
     found, still = [], []
     for seed in range(rounds):
         states, actions, rewards, successes = collected(seed)
-        rows = LEARNT * LENGTH
         model = WorldModel(config, seed=seed)
-        data = Transitions(
-            states=states[:LEARNT, :-1].reshape(rows, -1),
-            chunks=actions[:LEARNT].reshape(rows, -1),
-            next_states=states[:LEARNT, 1:].reshape(rows, -1),
-            has_next=np.ones(rows, np.float32),
-            rewards=rewards[:LEARNT].reshape(rows),
-            successes=successes[:LEARNT].reshape(rows),
+        learnt, held_out = (
+            transitions(*(each[part] for each in (states, actions, rewards, successes)))
+            for part in (slice(LEARNT), slice(LEARNT, None))
         )
-        model.fit(data, steps=1500, seed=seed)
-        found.append(error_by_horizon(model, states[LEARNT:], actions[LEARNT:]))
+        model.fit(learnt, steps=1500, seed=seed)
+        found.append(error_by_horizon(model, held_out, range(1, LENGTH + 1)))
         scale = model.change_scale.numpy()
         moved = (states[LEARNT:, 1:] - states[LEARNT:, :1]) / scale
         still.append(np.sqrt((moved**2).mean(axis=(0, 2))))
     return [
         figure(
             f"imagined, {place} chunks",
-            [float(errors[place - 1]) for errors in found],
+            [errors[place] for errors in found],
             "{:.2f}",
             note=f"{statistics.median(float(one[place - 1]) for one in still):.2f} where the state stays as it was",
         )
         for place in (1, 2, 4, 8, 16)
     ]
+
+
+def transitions(states: np.ndarray, actions: np.ndarray, rewards: np.ndarray, successes: np.ndarray) -> Transitions:
+    """Lays episodes, [E, T ...] each and one state more, out one behind another."""
+    rows = len(actions) * LENGTH
+    return Transitions(
+        states=states[:, :-1].reshape(rows, -1),
+        chunks=actions.reshape(rows, -1),
+        next_states=states[:, 1:].reshape(rows, -1),
+        has_next=np.ones(rows, np.float32),
+        rewards=rewards.reshape(rows),
+        successes=successes.reshape(rows),
+        firsts=(np.arange(rows) % LENGTH == 0).astype(np.float32),
+    )
 
 
 def collected(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

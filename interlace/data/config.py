@@ -70,6 +70,8 @@ class StartSource(Config):
     """Distinct starts to evaluate on, over all tasks; never among those trained on."""
     seed: int = Field(default=0, ge=0, lt=800)
     """Which states are drawn; apart from the run's seed, so that runs are compared on the same held-out starts."""
+    imagined_per_start: int = Field(default=0, ge=0)
+    """Episodes to train on that are imagined, for each start that is really played (episode.imagined)."""
 
     @model_validator(mode="after")
     def _each_task_is_told(self) -> Self:

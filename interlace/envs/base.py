@@ -48,6 +48,8 @@ class Simulator(ABC):
     Settings: ClassVar[type[EnvSettings]] = EnvSettings
     swaps: ClassVar[bool] = False
     """True where load() is quick and exact: one simulator a task then serves all environments, by swapping states."""
+    keeps_starts: ClassVar[bool] = True
+    """False where a start may be another state tomorrow, so that a state after a reset is not kept for the next one."""
     memory_bytes: ClassVar[int] = 0
     """Host memory that one simulator takes, roughly; 0 where that is next to nothing."""
 

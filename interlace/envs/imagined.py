@@ -13,14 +13,15 @@ from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
 from interlace.envs.base import Simulator, Step
 from interlace.envs.spec import ActionSpec, Array, ArraySpec, EnvSettings, Observation
-from interlace.models.world_model import load_world_model
+from interlace.models.published import newest_model
+from interlace.models.world_model import WorldModel, load_world_model
 
 
 class ImaginedSettings(EnvSettings):
     """Settings of an imagined environment."""
 
     model: str
-    """Folder of a world model."""
+    """Folder of a world model, or of those that a run publishes: each reset then begins in the newest."""
     max_disagreement: float = 0.5
     """Spread between the ensemble's members, in units of how much a chunk changes the state, that ends an episode."""
 
@@ -30,15 +31,15 @@ class Imagined(Simulator):
 
     Settings = ImaginedSettings
     swaps = True
+    keeps_starts = False
 
     settings: ImaginedSettings
 
     def __init__(self, settings: ImaginedSettings, task: str) -> None:
         """Raises UserError where there is no such model, or it has no states to begin in."""
         super().__init__(settings, task)
-        self._model, self._starts = load_world_model(Path(settings.model))
-        if not len(self._starts):
-            raise UserError(f"the world model {settings.model} has no states to begin in")
+        self._newest = newest_model(Path(settings.model))
+        self._model, self._starts = self._read()
         self._state: FloatArray = self._starts[0]
         self._waiting: list[FloatArray] = []
         """Actions of a chunk that is not whole so far."""
@@ -55,7 +56,10 @@ class Imagined(Simulator):
         return ActionSpec(low=-ones, high=ones)
 
     def reset(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - the ensemble's mean has no noise
-        """Begins in a real state."""
+        """Begins in a real state, in the newest model."""
+        if (newest := newest_model(Path(self.settings.model))) != self._newest:
+            self._newest = newest
+            self._model, self._starts = self._read()
         self._state, self._waiting = self._starts[init_state % len(self._starts)], []
 
     def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - a chunk is one prediction anyway
@@ -71,6 +75,12 @@ class Imagined(Simulator):
             success=bool(found.successes[0] > 0.5),
             truncated=bool(found.disagreement[0] > self.settings.max_disagreement),
         )
+
+    def _read(self) -> tuple[WorldModel, FloatArray]:
+        model, starts = load_world_model(Path(self.settings.model))
+        if not len(starts):
+            raise UserError(f"the world model {self.settings.model} has no states to begin in")
+        return model, starts
 
     def observe(self) -> Observation:
         """Returns the state."""

@@ -191,7 +191,7 @@ class SimulatedEnvs(VectorEnv):
             raise SimulatorError(f"the reset of {simulator.task!r} gave {reason}")
         self._slots[slot] = _Slot(start=start, observation=observation)
         self._present[self._place(start.task, slot)] = slot
-        if self._kind.swaps:
+        if self._kind.swaps and self._kind.keeps_starts:
             self._starts[start] = (simulator.save(), observation)
             while len(self._starts) > _KEPT_STARTS:
                 self._starts.popitem(last=False)

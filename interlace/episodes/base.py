@@ -18,7 +18,7 @@ from interlace.core.types import (
     SamplingParams,
 )
 from interlace.envs.base import Start
-from interlace.envs.fleet import EnvEpisode
+from interlace.envs.fleet import EnvEpisode, EnvFleet
 from interlace.models.actions import ActionTokens
 from interlace.observe.films import Film
 
@@ -161,10 +161,10 @@ class Session(Protocol):
         """Counts a call of a tool, for the run's metrics. name: empty for a call that could not be read."""
         ...
 
-    def simulator(self, start: Start) -> AbstractAsyncContextManager[EnvEpisode]:
+    def simulator(self, start: Start, own: EnvFleet | None = None) -> AbstractAsyncContextManager[EnvEpisode]:
         """Leases one of the run's environments, reset to a start: `async with session.simulator(start) as env:`.
 
-        Raises UserError where the run has none.
+        own: environments of the episode's own, to lease one of these instead. Raises UserError where the run has none.
         """
         ...
 

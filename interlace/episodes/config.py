@@ -14,7 +14,7 @@ from interlace.core.plugins import builtin_module, builtin_names, load_object
 from interlace.episodes.base import Episode
 from interlace.models.actions import ActionTokens
 
-HIDDEN = ("base", "by_row", "config", "chat_model", "experts", "history", "server")
+HIDDEN = ("base", "by_row", "config", "chat_model", "experts", "history", "imagination", "server")
 """Modules of this folder that are no episodes."""
 SINGLE = "single_turn"
 

@@ -14,17 +14,18 @@ from interlace.core.errors import UserError
 from interlace.core.types import BoolArray, FinishReason, FloatArray, Inputs, Prompt
 from interlace.envs.base import Start
 from interlace.envs.film import FilmRecorder
-from interlace.envs.fleet import EnvEpisode, read_spec
+from interlace.envs.fleet import EnvEpisode, EnvFleet, read_spec
 from interlace.envs.load import EnvConfig, find_family
 from interlace.envs.process import SlotChunk
 from interlace.envs.spec import EnvSpec, Observation
 from interlace.episodes.base import FILMED, FinalContext, Outcome, Session
 from interlace.episodes.config import EpisodeConfig, EpisodeKind
+from interlace.episodes.imagination import ImaginationConfig
 from interlace.models.actions import ActionTokens
 from interlace.observe.films import Film
 
-TASK, INIT_STATE, SUCCESS = "task", "init_state", "env/success"
-"""Columns of a prompt that say where its episodes begin; the part of a reward that says whether they were solved."""
+TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
+"""Columns of a prompt that say where its episodes begin; the parts of a reward that say whether they were solved."""
 
 
 class Feature(Config):
@@ -64,6 +65,15 @@ class RobotConfig(EpisodeConfig):
     bootstrap: bool = False
     """True where the horizon is no part of the task: an episode that it cut off is then worth what the critic makes of
     its last observation. False: the task is to succeed within the horizon."""
+    imagined: ImaginationConfig | None = None
+    """Episodes that the run's world model plays; None: there are none."""
+
+    def dreams(self, chunk: int) -> "RobotConfig":
+        """Returns the settings of imagined episodes, whose states are what the policy reads. chunk: K."""
+        assert self.imagined is not None
+        env = self.imagined.environments(chunk)
+        own = {"env": env, "features": (), "reward_scale": 1.0, "bootstrap": True, "imagined": None}
+        return self.model_copy(update=own)
 
 
 class RobotKind(EpisodeKind):
@@ -100,8 +110,11 @@ class _Account:
 class RobotEpisode:
     """Runs episodes in the run's simulators."""
 
-    def __init__(self, config: RobotConfig) -> None:
-        self.config = config
+    def __init__(self, config: RobotConfig, own: EnvFleet | None = None) -> None:
+        """own: environments in place of the run's, which imagine."""
+        self.config, self._own, self._prefix = config, own, "imagined" if own else "env"
+        self._dreamer: RobotEpisode | None = None
+        """Runs imagined episodes; None before the first."""
         self._is_checked = False
         self._films: list[Film] = []
         self._why_no_films = ""
@@ -109,9 +122,11 @@ class RobotEpisode:
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Lets the policy act until the episode ends. UserError where policy and simulator do not go together."""
         actions = policy_actions(session.actions)
+        if self.config.imagined and self.config.imagined.plays(prompt):
+            return await self._dreaming(actions.chunk).run(prompt, session)
         start = Start(task=_whole(prompt, TASK), init_state=_whole(prompt, INIT_STATE), seed=session.seed % 2**31)
         context = [*prompt.token_ids.tolist(), *actions.placeholders]
-        async with session.simulator(start) as env:
+        async with session.simulator(start, self._own) as env:
             if not self._is_checked:
                 check_spaces(self.config, env.spec, actions)
                 self._is_checked = True
@@ -122,6 +137,19 @@ class RobotEpisode:
             self._why_no_films = recorder.problem
             self._films += [film for film in (recorder.film(outcome.text or ""),) if film]
         return outcome
+
+    def close(self) -> None:
+        """Ends the environments that imagine."""
+        if self._own:
+            self._own.close()
+        if self._dreamer:
+            self._dreamer.close()
+
+    def _dreaming(self, chunk: int) -> "RobotEpisode":
+        if self._dreamer is None:
+            config = self.config.dreams(chunk)
+            self._dreamer = RobotEpisode(config, EnvFleet(config.env))
+        return self._dreamer
 
     def films(self) -> list[Film]:
         """Returns the films that were taken since the last call, by name."""
@@ -155,7 +183,8 @@ class RobotEpisode:
 
     def _outcome(self, spec: EnvSpec, chunk: SlotChunk, account: "_Account", final: FinalContext | None) -> Outcome:
         success = float(chunk.success)
-        parts = {SUCCESS: success, "env/return": account.returned, "env/episode_length": float(account.length)}
+        told = {"success": success, "return": account.returned, "episode_length": float(account.length)}
+        parts = {f"{self._prefix}/{name}": value for name, value in told.items()}
         if len(spec.tasks) > 1:
             parts[f"{SUCCESS}/{spec.tasks[account.task]}"] = success
         return Outcome(

@@ -1,5 +1,6 @@
 """Learning again from trajectories of earlier steps, beside the on-policy update of each step."""
 
+from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,8 @@ import numpy as np
 from interlace.algorithms.base import Needs
 from interlace.core.types import EMPTY_FLOAT, Metrics, Sample
 from interlace.data.replay import Drawn, Replay, ReplayLearnerConfig
+from interlace.episodes.robot import IMAGINED_SUCCESS
+from interlace.flows.world_model import WorldLearning
 from interlace.stages.batches import Batch
 from interlace.stages.role_groups import ActorGroup
 
@@ -21,6 +24,8 @@ class Learning:
 
     replay: Replay
     config: ReplayLearnerConfig
+    world: WorldLearning | None = None
+    """None: no world model is fitted."""
 
 
 class ReplayRole:
@@ -46,17 +51,25 @@ class ReplayRole:
         found, config = self.learning.replay, self.learning.config
         ordered = sorted(batch.groups, key=lambda group: group.gid)
         # Counts are for the metrics of the sample's own step, and have no place in a file.
-        samples = [replace(sample, counts=None) for group in ordered for sample in group.samples]
+        samples = [replace(sample, counts=None) for group in ordered for sample in group.samples if is_real(sample)]
         found.add(samples, priorities=[_priority(sample) for sample in samples])
         least = config.imitate_from if config.learner == "imitation" else None
         draws = [found.draw(config.draw_size, version=self._version(), min_reward=least) for _ in range(config.updates)]
         drawn = [draw for draw in draws if draw]
-        learnt = await self._train(drawn) if drawn else {}
-        batch.metrics.update(learnt | _metrics(found, [one for draw in drawn for one in draw]))
+        world = self.learning.world
+        to_fit = world.drawn(found, self._version()) if world else []
+        learnt, fitted = await gather(self._train(drawn), self._fit(batch.step + 1, samples, to_fit))
+        batch.metrics.update(learnt | fitted | _metrics(found, [one for draw in drawn for one in draw]))
+
+    async def _fit(self, step: int, fresh: Sequence[Sample], drawn: Sequence[Sample]) -> Metrics:
+        """Fits the world model, where there is one, while the policy learns."""
+        world = self.learning.world if self.learning else None
+        return await world.fit(step, fresh, drawn) if world else {}
 
     async def _train(self, drawn: Sequence[Sequence[Drawn]]) -> Metrics:
         """Makes one update for each draw. Returns the actor's metrics of them, under `replay/`."""
-        assert self.learning
+        if not self.learning or not drawn:
+            return {}
         imitates = self.learning.config.learner == "imitation"
         async with self._actor.hold("replay"):
             for draw in drawn:
@@ -69,6 +82,11 @@ class ReplayRole:
                 await self._actor.optimizer_step()
             metrics = await self._actor.step_metrics()
         return {f"replay/{name.removeprefix('actor/')}": value for name, value in metrics.items()}
+
+
+def is_real(sample: Sample) -> bool:
+    """Says whether a sample's episode was played, not imagined."""
+    return IMAGINED_SUCCESS not in sample.reward_parts
 
 
 def to_imitate(sample: Sample) -> Sample:

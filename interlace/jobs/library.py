@@ -68,6 +68,7 @@ class Settings(TypedDict, total=False):
     critic: Section
     warmup: Section
     replay: Section
+    world_model: Section
     evaluation: Section
     logging: Section
 

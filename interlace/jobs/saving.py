@@ -4,32 +4,21 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from interlace.data.replay import Replay
 from interlace.flows.replay import Learning
 from interlace.flows.run import RoleGroups
 from interlace.jobs.state import RunState
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.run_folder import RunFolder
-from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster
 
 CRITIC_FOLDER = "critic"
 """Folder of the value model in a checkpoint, where the algorithm has one."""
 REPLAY_FOLDER = "replay"
 """Folder of kept trajectories in a checkpoint, and in a run, for what does not fit into memory."""
+WORLD_MODEL_FOLDER = "world_model"
+"""Folder of the published world models in a run, and of them beside the kept trajectories in a checkpoint."""
 COPY_FOLDER = "copied"
 """Folder within a run's, of what a checkpoint that is being written will hold of them."""
-
-
-def open_learning(recipe: Recipe, folder: Path, newest: Path | None) -> Learning | None:
-    """Opens the trajectories that a run learns from again, as they were in the checkpoint `newest`; None: it keeps
-    none. folder: the run's."""
-    if recipe.replay is None:
-        return None
-    replay = Replay(recipe.replay, folder / REPLAY_FOLDER, seed=recipe.seed)
-    if newest:
-        replay.restore(newest / REPLAY_FOLDER)
-    return Learning(replay=replay, config=recipe.replay)
 
 
 class Saver:
@@ -44,7 +33,7 @@ class Saver:
         learning: Learning | None = None,
     ) -> None:
         """folder: of the run, whose metrics and samples a checkpoint counts on."""
-        self._replay, self._copied = learning.replay if learning else None, folder.path / REPLAY_FOLDER / COPY_FOLDER
+        self._learning, self._copied = learning, folder.path / REPLAY_FOLDER / COPY_FOLDER
         self._cluster, self._checkpoints, self._folder = cluster, checkpoints, folder
         self._trained = {".": groups.actor, **({CRITIC_FOLDER: groups.critic} if groups.critic else {})}
         """Folder within a checkpoint -> whose it is."""
@@ -59,10 +48,12 @@ class Saver:
         start_s = self._cluster.clock.now()
         await self.finish()
         await asyncio.gather(*(group.copy_checkpoint() for group in self._trained.values()))
-        if self._replay:
+        if self._learning:
             shutil.rmtree(self._copied, ignore_errors=True)
             self._copied.mkdir()
-            self._replay.save(self._copied)
+            self._learning.replay.save(self._copied)
+            if self._learning.world and self._learning.world.folder.is_dir():
+                shutil.copytree(self._learning.world.folder, self._copied / WORLD_MODEL_FOLDER)
         return self._cluster.clock.now() - start_s
 
     def write(self, state: RunState) -> None:
@@ -92,7 +83,7 @@ class Saver:
 
         def write(folder: Path) -> None:
             asyncio.run_coroutine_threadsafe(write_models(folder), loop).result()
-            if self._replay:
+            if self._learning:
                 self._copied.rename(folder / REPLAY_FOLDER)
             self._folder.keep_log(state.done_steps, folder, synced=self._synced)
             self._synced = state.done_steps

@@ -18,9 +18,10 @@ from interlace.jobs.evaluation import Evaluation
 from interlace.jobs.evaluator import Evaluator
 from interlace.jobs.host import Hosted, host
 from interlace.jobs.launch import ModelSources, launch_roles
+from interlace.jobs.learning import imagining, open_learning
 from interlace.jobs.online import OnlinePlanner
 from interlace.jobs.plan import under
-from interlace.jobs.saving import CRITIC_FOLDER, Saver, open_learning
+from interlace.jobs.saving import CRITIC_FOLDER, Saver
 from interlace.jobs.start import RunStart, resumed_start
 from interlace.jobs.step_boundary import StepBoundary, TrainJob
 from interlace.jobs.step_trace import StepTrace
@@ -185,8 +186,8 @@ class _Session:
         job, stream = self._job, PromptStream(self._prompts.train, self._recipe.seed)
         if job.start.state:
             stream.restore(job.start.state.stream)
-        learning = open_learning(self._recipe, self._folder.path, job.start.checkpoint)
         hosted = await self._host(cluster, stream)
+        learning = open_learning(self._recipe, self._folder.path, job.start.checkpoint, hosted.groups)
         hosted.run.replay.learning = learning
         boundary = self._boundary = StepBoundary(
             job,
@@ -206,7 +207,7 @@ class _Session:
         await boundary.finish()
 
     async def _host(self, cluster: Cluster, stream: PromptStream) -> Hosted:
-        recipe, newest = self._recipe, self._job.start.checkpoint
+        recipe, newest = imagining(self._recipe, self._folder.path), self._job.start.checkpoint
         prompts, abort = self._prompts.train, self._stop.abort_if_requested  # a warm-up is kept whole or not at all
         began_s = time.monotonic()
         initial = await warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)

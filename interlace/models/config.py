@@ -57,6 +57,24 @@ class RobotShape(Config):
         return self
 
 
+class EnsembleConfig(Config):
+    """Networks of a world model."""
+
+    members: int = Field(default=4, ge=2)
+    """Networks that start from different random weights, and see different draws of the data."""
+    width: int = Field(default=128, ge=1)
+    """Numbers of a hidden layer."""
+
+
+class WorldModelSettings(EnsembleConfig):
+    """Recipe's section `world_model`: a model of the simulators that is fitted beside the policy."""
+
+    fit_on: int = Field(default=512, ge=1)
+    """Trajectories of the replay that the model is fitted to after each step; fewer where fewer are there."""
+    fit_steps: int = Field(default=200, ge=1)
+    """Optimizer steps of a fit."""
+
+
 class ModelConfig(Config):
     """A causal language model and its tokenizer."""
 

@@ -7,7 +7,7 @@ Shapes: B = transitions, M = members, D = numbers of a state, C = numbers of a c
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +18,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.types import FloatArray, IntArray, Sample
+from interlace.core.types import FINAL, FloatArray, IntArray, Sample, Segment
+from interlace.models.config import EnsembleConfig
+from interlace.models.published import newest_model
 
 _WEIGHTS, _CONFIG, _STARTS = "world_model.safetensors", "world_model.json", "starts.npy"
 
 
-class WorldModelConfig(Config):
+class WorldModelConfig(EnsembleConfig):
     """Size of a world model."""
 
     state_size: int = Field(ge=1)
@@ -34,10 +35,6 @@ class WorldModelConfig(Config):
     """Numbers of one action, A."""
     chunk: int = Field(ge=1)
     """Actions of a chunk, K."""
-    members: int = Field(default=4, ge=2)
-    """Networks that start from different random weights, and see different draws of the data."""
-    width: int = Field(default=128, ge=1)
-    """Numbers of a hidden layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,6 +53,8 @@ class Transitions:
     """[B]."""
     successes: FloatArray
     """[B] 1 where the task was solved by the chunk, else 0."""
+    firsts: FloatArray
+    """[B] 1 at the first chunk of an episode, else 0: those of an episode are neighbours, in order."""
 
     def __len__(self) -> int:
         return len(self.states)
@@ -75,33 +74,33 @@ class Prediction:
     """[B] standard deviation between members of the state, in units of the data's spread, as a mean over D."""
 
 
-def transitions_of(samples: Iterable[Sample], decode: Callable[[IntArray], FloatArray]) -> Transitions:
+def transitions_of(
+    samples: Iterable[Sample],
+    decode: Callable[[IntArray], FloatArray],
+    solved: Callable[[Sample], bool] = lambda sample: (sample.reward or 0.0) > 0,
+) -> Transitions:
     """Takes a robot's samples, such as those of a replay, apart.
 
-    decode: returns a turn's action tokens as actions, [K, A]. A sample whose reward is above 0 counts as solved, by its
-    last chunk. Raises UserError for samples whose turns have no `state`.
+    decode: returns a turn's action tokens as actions, [K, A]. solved: says whether a sample solved its task, which it
+    did by its last chunk. Raises UserError for samples whose turns have no `state`.
     """
-    rows: list[tuple[FloatArray, FloatArray, FloatArray, float, float, float]] = []
+    rows: list[tuple[FloatArray, FloatArray, FloatArray, float, float, float, float]] = []
     for sample in samples:
-        turns = [each for each in sample.segments if each.sampled is None or each.sampled.any()]
-        states = [_state(sample, turn.inputs) for turn in turns]
+        turns = [
+            each for each in sample.segments if each.kind != FINAL and (each.sampled is None or each.sampled.any())
+        ]
+        states = [_state(sample, turn) for turn in turns]
+        states += [_state(sample, each) for each in sample.segments[-1:] if each.kind == FINAL]  # it was not answered
         for place, turn in enumerate(turns):
-            is_last = place == len(turns) - 1
-            following = states[place] if is_last else states[place + 1]
-            solved = float(is_last and (sample.reward or 0.0) > 0)
+            is_known, is_last = place + 1 < len(states), place == len(turns) - 1
+            following = states[place + 1] if is_known else states[place]
             chunk = decode(turn.token_ids).reshape(-1)
-            rows.append((states[place], chunk, following, float(not is_last), float(turn.reward or 0.0), solved))
-    columns = [np.asarray(column, np.float32) for column in zip(*rows, strict=True)] or [
-        np.zeros((0, 0), np.float32)
-    ] * 6
-    return Transitions(
-        states=columns[0],
-        chunks=columns[1],
-        next_states=columns[2],
-        has_next=columns[3],
-        rewards=columns[4],
-        successes=columns[5],
-    )
+            numbers = float(is_known), float(turn.reward or 0.0), float(is_last and solved(sample)), float(place == 0)
+            rows.append((states[place], chunk, following, *numbers))
+    names = ("states", "chunks", "next_states", "has_next", "rewards", "successes", "firsts")
+    columns = [np.asarray(column, np.float32) for column in zip(*rows, strict=True)]
+    empty = np.zeros((0, 0), np.float32)
+    return Transitions(**dict(zip(names, columns or [empty] * len(names), strict=True)))
 
 
 class WorldModel(nn.Module):
@@ -145,12 +144,13 @@ class WorldModel(nn.Module):
         if not self.is_fitted:
             self._measure(given, change[rest[:, 0] > 0])
         optimizer = torch.optim.AdamW(self.parameters(), lr=lr, weight_decay=1e-4)
-        noise = torch.Generator().manual_seed(seed)
+        noise, device = torch.Generator().manual_seed(seed), self.mean.device
+        given, change, rest = given.to(device), change.to(device), rest.to(device)
         members, losses = self.config.members, []
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = lr * min(1.0, (step + 1) / 50) * max(0.05, 1 - step / steps)
-            draw = torch.randint(len(data), (members, batch_size), generator=noise)
+            draw = torch.randint(len(data), (members, batch_size), generator=noise).to(device)
             out = self(given[draw])
             has_next, reward, success = rest[draw].unbind(-1)
             error = ((out[..., :-2] - change[draw] / self.change_scale) ** 2).mean(-1)
@@ -191,7 +191,11 @@ class WorldModel(nn.Module):
 
 
 def load_world_model(folder: Path) -> tuple[WorldModel, FloatArray]:
-    """Reads a model and its starts, [starts, D]. Raises UserError where they are not there."""
+    """Reads a model, or the newest of those that a run published in a folder, and its starts, [starts, D].
+
+    Raises UserError where they are not there.
+    """
+    folder = newest_model(folder) or folder
     missing = [name for name in (_WEIGHTS, _CONFIG, _STARTS) if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{folder} holds no world model: {missing[0]} is missing. WorldModel.save() writes one.")
@@ -202,21 +206,33 @@ def load_world_model(folder: Path) -> tuple[WorldModel, FloatArray]:
     return model.eval(), starts
 
 
-def error_by_horizon(model: WorldModel, states: FloatArray, chunks: FloatArray) -> FloatArray:
-    """Returns how far imagined states are from real ones after 1 ... T chunks, [T].
+def error_by_horizon(model: WorldModel, data: Transitions, horizons: Sequence[int]) -> dict[int, float]:
+    """Returns by number of chunks how far imagined states are from those that episodes came to, from their starts on.
 
-    states: [episodes, T + 1, D] real ones. chunks: [episodes, T, C] what was done. The distance is a root mean square
-    over episodes and numbers, in units of how much one chunk changes each number.
+    The distance is a root mean square over episodes and numbers of a state, in units of how much one chunk changes each
+    number. A horizon that no episode lasts for is left out.
     """
-    found, imagined = [], states[:, 0]
-    scale = model.change_scale.numpy()
-    for step in range(chunks.shape[1]):
-        imagined = model.predict(imagined, chunks[:, step]).next_states
-        found.append(float(np.sqrt((((imagined - states[:, step + 1]) / scale) ** 2).mean())))
-    return np.asarray(found, np.float32)
+    begins, found = np.flatnonzero(data.firsts > 0), {}
+    ends = np.append(begins[1:], len(data))
+    imagined, scale = data.states[begins], model.change_scale.cpu().numpy()
+    for step in range(max(horizons)):
+        lasts = begins + step < ends
+        begins, ends, imagined = begins[lasts], ends[lasts], imagined[lasts]
+        lasts = data.has_next[begins + step] > 0
+        begins, ends, imagined = begins[lasts], ends[lasts], imagined[lasts]
+        if not len(begins):
+            break
+        imagined = model.predict(imagined, data.chunks[begins + step]).next_states
+        if step + 1 in horizons:
+            gap = (imagined - data.next_states[begins + step]) / scale
+            found[step + 1] = float(np.sqrt((gap**2).mean()))
+    return found
 
 
-def _state(sample: Sample, inputs: object) -> FloatArray:
+def _state(sample: Sample, turn: Segment) -> FloatArray:
+    """Returns what a turn was given to see: its own arrays, or those of the context that it answers."""
+    context = sample.segments[turn.parent] if turn.parent is not None and turn.parent >= 0 else turn
+    inputs = turn.inputs if turn.inputs is not None else context.inputs
     state = inputs.get("state") if isinstance(inputs, Mapping) else None
     if state is None:
         raise UserError(f"sample {sample.key} has a turn without a `state`: a world model learns from state vectors")

@@ -7,6 +7,7 @@ from interlace.engines.train.config import training_temperature
 from interlace.episodes.by_row import simulators_of
 from interlace.episodes.config import create_kind
 from interlace.observe.loggers import load_logger
+from interlace.recipes.check_learning import check_learning
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.layout import num_ranks
 from interlace.rewards.base import load_reward
@@ -20,6 +21,7 @@ def check_settings(recipe: Recipe) -> None:
     training_temperature(recipe.sampling)
     _check_episodes(recipe)
     _check_scorer(recipe)
+    check_learning(recipe)
     _check_loggers(recipe)
 
 

@@ -20,7 +20,7 @@ from interlace.engines.rollout.kinds import parse_engine
 from interlace.engines.train.config import TOKENS_PER_MICROBATCH, ActorConfig, CriticConfig, OptimizerConfig
 from interlace.episodes.config import EpisodeConfig, parse_episode
 from interlace.episodes.experts import ExpertConfig
-from interlace.models.config import ModelConfig, by_path
+from interlace.models.config import ModelConfig, WorldModelSettings, by_path
 from interlace.recipes import clusters
 from interlace.rewards.base import RewardConfig
 from interlace.schedule.open import bounding, bounds_of
@@ -229,6 +229,8 @@ class Recipe(Config):
     warmup: WarmupConfig | None = None
     replay: ReplayLearnerConfig | None = None
     """Trajectories that are learnt from again; None: each is trained on once."""
+    world_model: WorldModelSettings | None = None
+    """Model of a robot's simulators that is fitted to the replay, for `episode.imagined`; None: there is none."""
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 

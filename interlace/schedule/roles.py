@@ -58,6 +58,13 @@ ROLES: tuple[Role, ...] = (
     Role(name="reference"),
     Role(name="critic", one_instance=True),
     Role(name="actor", one_instance=True),
+    Role(
+        name="world_model",
+        one_instance=True,
+        beside="actor",
+        granule=None,
+        worker="interlace.workers.world_model:WorldModelWorker",
+    ),
 )
 """In the order of the flow: where several wait for one device, the one furthest downstream goes first."""
 

@@ -17,7 +17,7 @@ from interlace.core.runs import Runs
 from interlace.core.types import Draft, Inputs, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.data.rendering.base import Renderer
 from interlace.envs.base import Start
-from interlace.envs.fleet import Around, EnvEpisode
+from interlace.envs.fleet import Around, EnvEpisode, EnvFleet
 from interlace.episodes.base import Context, OnTurnDraft, Tools, ToolUse, Turn, TurnDraft
 from interlace.episodes.history import History
 from interlace.models.actions import ActionTokens
@@ -234,11 +234,12 @@ class EpisodeSession:
         self.tool_uses.append(ToolUse(name=name, seconds=seconds, failed=failed))
 
     @asynccontextmanager
-    async def simulator(self, start: Start) -> AsyncIterator[EnvEpisode]:
+    async def simulator(self, start: Start, own: EnvFleet | None = None) -> AsyncIterator[EnvEpisode]:
         """Leases an environment; see Session. Waits for it are registered by whatever simulates."""
-        if self._limits.simulators is None:
+        simulators = own or self._limits.simulators
+        if simulators is None:
             raise UserError("the episode asked for a simulator, and the recipe's episode has no `env`")
-        lease = self._limits.simulators.episode(start, around=self._elsewhere)
+        lease = simulators.episode(start, around=self._elsewhere)
         env = await self._around.waits.wait_for(lease.__aenter__(), who=self.name, what="a free simulator")
         try:
             yield env

@@ -53,6 +53,7 @@ SHARED = {
     "reference": "likewise",
     "reward": "likewise",
     "rollout": "likewise",
+    "world_model": "likewise",
     "devices": "all of a cluster's, and those of a role",
     "model": "of the reference, and of a reward",
     "optimizer": "of each model that is trained",

@@ -1,12 +1,13 @@
 """A world model learns a simulator's steps, knows where it does not know, and imagines episodes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.core.types import Prompt, Sample, SampleKey, Segment
+from interlace.core.types import FINAL, Prompt, Sample, SampleKey, Segment
 from interlace.envs.load import create_envs
 from interlace.models.world_model import (
     Transitions,
@@ -46,6 +47,7 @@ def transitions(states: np.ndarray, chunks: np.ndarray, rewards: np.ndarray) -> 
         has_next=np.ones(rows, np.float32),
         rewards=rewards.reshape(rows),
         successes=(states[:, 1:, 0] > 2.5).reshape(rows).astype(np.float32),
+        firsts=(np.arange(rows) % CHUNKS == 0).astype(np.float32),
     )
 
 
@@ -58,7 +60,8 @@ def fitted() -> WorldModel:
 
 def test_it_predicts_what_it_has_not_seen_and_its_error_grows_with_the_horizon(fitted: WorldModel) -> None:
     states, chunks, rewards = walked(2)
-    errors = error_by_horizon(fitted, states, chunks)
+    by_horizon = error_by_horizon(fitted, transitions(states, chunks, rewards), range(1, CHUNKS + 1))
+    errors = np.asarray([by_horizon[place] for place in range(1, CHUNKS + 1)])
     still = np.sqrt((((states[:, :1] - states[:, 1:]) / fitted.change_scale.numpy()) ** 2).mean(axis=(0, 2)))
     assert errors[0] < 0.25 * still[0] and (errors < 0.6 * still).all()
     assert errors[-1] > errors[0]
@@ -114,6 +117,20 @@ def test_transitions_are_turns_and_those_that_follow() -> None:
     assert found.states[:, 0].tolist() == [0, 1, 2, 0, 1, 2] and found.next_states[:2, 0].tolist() == [1, 2]
     assert found.has_next.tolist() == [1, 1, 0, 1, 1, 0]
     assert found.successes.tolist() == [0, 0, 1, 0, 0, 1] and found.chunks[1].tolist() == [1, 2]
+
+
+def test_the_turns_of_a_sample_see_what_their_context_was_given_and_its_end_what_came_after() -> None:
+    def context(number: float) -> Segment:
+        sees = {"state": np.array([[number, 7.0]], np.float32)}
+        return Segment(token_ids=np.array([9], np.int32), sampled=np.zeros(1, np.bool_), inputs=sees)
+
+    answers = [Segment(parent=place, token_ids=np.array([1, 2], np.int32)) for place in (0, 2)]
+    end = Segment(parent=4, token_ids=np.zeros(1, np.int32), sampled=np.zeros(1, np.bool_), kind=FINAL)
+    segments = (context(0), answers[0], context(1), answers[1], context(2), end)
+    one = replace(sample(), segments=segments)
+    found = transitions_of([one], lambda tokens: tokens.astype(np.float32)[:, None])
+    assert found.states[:, 0].tolist() == [0, 1] and found.next_states[:, 0].tolist() == [1, 2]
+    assert found.has_next.tolist() == [1, 1] and found.firsts.tolist() == [1, 0]
 
 
 def test_what_it_cannot_learn_from_is_said(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ def test_a_schedule_has_a_placement_for_each_role_and_a_granule_for_each_stage()
     assert set(Placement.model_fields) == {role.name for role in ROLES}
     assert set(Granularity.model_fields) == {role.name for role in ROLES if role.granule is not None}
     dumped = Schedule().model_dump()
-    assert list(dumped["placement"]) == ["rollout", "reference", "critic", "actor", "env", "reward"], "as files have it"
+    common, others = ["rollout", "reference", "critic", "actor"], ["env", "reward", "world_model"]
+    assert list(dumped["placement"]) == [*common, *others], "as files have it"
     assert dumped["placement"]["reward"] is None
 
 
@@ -31,7 +32,7 @@ def test_an_unknown_role_is_refused_with_the_nearest() -> None:
 
 def test_roles_downstream_go_first() -> None:
     order = [role.name for role in sorted(ROLES, key=lambda role: place_in_flow(role.name))]
-    assert order == ["rollout", "env", "reward", "reference", "critic", "actor"]
+    assert order == ["rollout", "env", "reward", "reference", "critic", "actor", "world_model"]
 
 
 def test_simulators_are_on_the_host_unless_a_schedule_places_them() -> None:

@@ -1,0 +1,27 @@
+"""World models that a run publishes one after another, for environments in other processes. Imports no torch."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from interlace.observe.atomic_file import write_atomic
+
+_CURRENT = "current"
+_KEPT = 4
+"""Models that stay, the newest: an environment may be about to read the one before."""
+
+
+def newest_model(folder: Path) -> Path | None:
+    """Returns the folder of the newest model; None where none was published."""
+    note = folder / _CURRENT
+    return folder / note.read_text(encoding="utf-8") if note.is_file() else None
+
+
+def publish_model(folder: Path, step: int, write: Callable[[Path], None]) -> None:
+    """Publishes the model of a step. write: fills the folder that it is given."""
+    own = folder / f"step_{step:08d}"
+    shutil.rmtree(own, ignore_errors=True)  # of a run that was stopped after it, and goes on from before it
+    write(own)
+    write_atomic(folder / _CURRENT, own.name)
+    for old in sorted(folder.glob("step_*"))[:-_KEPT]:
+        shutil.rmtree(old)
