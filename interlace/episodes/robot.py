@@ -3,6 +3,7 @@
 Each turn is the instruction and the observation of that moment, without the turns before it.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
@@ -171,7 +172,9 @@ class RobotEpisode:
         while True:
             inputs = self.inputs(env.observation, actions)
             turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
-            chunk = await env.chunk_step(actions.decode(turn.token_ids))
+            # The run's simulators say themselves that they are waited for.
+            async with session.waiting("the world model") if self._own else nullcontext():
+                chunk = await env.chunk_step(actions.decode(turn.token_ids))
             gained = float(chunk.reward.sum()) * self.config.reward_scale
             account.returned += gained
             account.length += int(chunk.valid.sum())

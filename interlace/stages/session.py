@@ -240,7 +240,11 @@ class EpisodeSession:
         if simulators is None:
             raise UserError("the episode asked for a simulator, and the recipe's episode has no `env`")
         lease = simulators.episode(start, around=self._elsewhere)
-        env = await self._around.waits.wait_for(lease.__aenter__(), who=self.name, what="a free simulator")
+        if own is None:
+            env = await self._around.waits.wait_for(lease.__aenter__(), who=self.name, what="a free simulator")
+        else:
+            async with self.waiting("a free environment of its own"):
+                env = await lease.__aenter__()
         try:
             yield env
         finally:
