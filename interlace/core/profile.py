@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Self
+from typing import Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -29,6 +29,24 @@ def read_curve(points: Sequence[tuple[float, float]], place: float) -> float:
     return low_value + (high_value - low_value) * (place - low) / (high - low)
 
 
+Scaling: TypeAlias = tuple[tuple[int, float], ...]
+"""(devices, times as fast as on one), measured or stated, by rising number of devices; linear in their logarithm in
+between, no faster beyond the last."""
+
+
+def _check_scaling(name: str, scaling: Scaling) -> None:
+    numbers = [number for number, _ in scaling]
+    if numbers and (numbers[0] < 2 or numbers != sorted(set(numbers))):
+        raise ValueError(f"{name} needs 2 or more devices, each point more than the one before; it has {numbers}")
+    if any(not 0 < times <= number for number, times in scaling):
+        raise ValueError(f"{name}: n devices are more than 0 times and at most n times as fast as one")
+
+
+def _read_scaling(scaling: Scaling, num_devices: int) -> float:
+    points = [(0.0, 1.0), *((math.log(number), times) for number, times in scaling)]
+    return read_curve(points, min(math.log(num_devices), points[-1][0]))
+
+
 class StateCosts(Config):
     """Memory that a worker's state takes, and the time that moving the state takes."""
 
@@ -44,29 +62,19 @@ class StateCosts(Config):
     efficiency: float = Field(default=0.9, ge=0.5, le=1)
     """Share of speed that is kept at each doubling of devices; 0.5 is an instance that is no faster on several."""
 
-    scaling: tuple[tuple[int, float], ...] = ()
-    """(devices, times as fast as on one), measured or stated, by rising number of devices; linear in their logarithm in
-    between, no faster beyond the last. Given, it replaces `efficiency`."""
+    scaling: Scaling = ()
+    """Speed of n devices against one's, measured or stated. Given, it replaces `efficiency`."""
 
     @model_validator(mode="after")
     def _grows(self) -> Self:
-        numbers = [number for number, _ in self.scaling]
-        if numbers and (numbers[0] < 2 or numbers != sorted(set(numbers))):
-            raise ValueError(f"scaling needs 2 or more devices, each point more than the one before; it has {numbers}")
-        if any(not 0 < times <= number for number, times in self.scaling):
-            raise ValueError("scaling: n devices are more than 0 times and at most n times as fast as one")
+        _check_scaling("scaling", self.scaling)
         return self
 
     def speed(self, num_devices: int) -> float:
         """Returns how many times as fast as on one device an instance works on `num_devices`."""
         if not self.scaling or num_devices <= 1:
             return speed_up(num_devices, self.efficiency)
-        points = ((1, 1.0), *self.scaling)
-        place = bisect_left(points, num_devices, key=itemgetter(0))
-        if place == len(points):
-            return points[-1][1]
-        (low, low_times), (high, high_times) = points[place - 1], points[place]
-        return low_times + (high_times - low_times) * math.log(num_devices / low) / math.log(high / low)
+        return _read_scaling(self.scaling, num_devices)
 
     def memory_bytes(self, num_devices: int) -> int:
         """Needed on each device."""
@@ -80,6 +88,9 @@ class RolloutCosts(StateCosts):
     """(sequences, seconds of a decode step without context), by rising number of sequences; linear in between."""
     context_token_s: float = Field(default=0.0, ge=0)
     """Seconds a step for each cached token that attention reads."""
+    context_scaling: Scaling = ()
+    """The same of n devices for reading cached tokens, whose key-value heads are divided among them; empty: as all
+    else."""
     call_s: float = Field(default=0.0, ge=0)
     """Seconds of a serve call beside its decode steps."""
     min_call_s: float = Field(default=0.0, ge=0)
@@ -105,7 +116,14 @@ class RolloutCosts(StateCosts):
             raise ValueError(f"steps needs batches of 1 or more, each larger than the one before; they are {batches}")
         if any(seconds <= 0 for _, seconds in self.steps):
             raise ValueError("a decode step takes more than 0 seconds")
+        _check_scaling("context_scaling", self.context_scaling)
         return self
+
+    def context_speed(self, num_devices: int) -> float:
+        """Returns how many times as fast as on one device cached tokens are read on `num_devices`."""
+        if not self.context_scaling or num_devices <= 1:
+            return self.speed(num_devices)
+        return _read_scaling(self.context_scaling, num_devices)
 
     def step_s(self, batch: int) -> float:
         """Predicts a decode step of `batch` sequences without context; beyond the last point the last slope goes on."""

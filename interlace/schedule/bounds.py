@@ -127,8 +127,10 @@ def _add_generation(
     instances, costs = schedule.instances("rollout", devices), profile.rollout
     mean = fmean(response_lengths(profile.lengths, workload.max_new_tokens))
     most = min(costs.max_running, math.ceil(workload.samples_per_step * (1 + schedule.steps_ahead) / len(instances)))
-    each = mean * (_best_token_s(costs, most) + costs.context_token_s * mean / 2) + costs.sequence_s
-    seconds = workload.samples_per_step * each / costs.speed(len(instances[0])) / len(instances)
+    span = len(instances[0])
+    reading_s = costs.context_token_s * mean / 2 / costs.context_speed(span)
+    each = mean * (_best_token_s(costs, most) / costs.speed(span) + reading_s) + costs.sequence_s
+    seconds = workload.samples_per_step * each / len(instances)
     for device in (device for instance in instances for device in instance):
         busy[device.index] += seconds
 

@@ -173,7 +173,7 @@ _AHEAD = (
     (0.5, None, 4),
 )
 """(K, depth, S)."""
-_SURPLUSES = ((1.25, 1.0), (1.25, 1.25), (1.5, 1.0), (1.5, 1.25), (1.5, 1.5), (2.0, 1.25), (2.0, 1.5))
+_SURPLUSES = ((1.25, 1.0), (1.25, 1.25), (1.25, 1.5), (1.5, 1.0), (1.5, 1.25), (1.5, 1.5), (2.0, 1.25), (2.0, 1.5))
 """(prompts, responses) launched for each one needed."""
 _TAILS: tuple[object, ...] = (
     "none", {"kind": "migrate"}, {"kind": "migrate", "remaining_share": 0.5, "batch": 64},

@@ -6,7 +6,7 @@ counted in simulated samples, so the same arguments give the same plan.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from interlace.core.errors import UserError
@@ -32,6 +32,8 @@ from interlace.schedule.schedule import Schedule
 BASELINE = "verl-colocated"
 CURRENT = "current"
 """Name of the plan that a run follows now."""
+SURE, LAST = 2, 6
+"""Best plans that are looked at on the whole cluster in any case, and at most."""
 FRONT = 5
 """Plans that are looked at closely for being less stale or less biased than faster ones."""
 BEAM = 3
@@ -92,20 +94,22 @@ class _Search:
     def run(self, current: Candidate | None) -> SearchResult:
         """Searches coarsely, then halves."""
         presets = {name: Candidate.of(load_schedule(name), name) for name in preset_names()}
-        self._try([*presets.values(), *self._respanned([*plain(), *presets.values()])])
+        self._try([*presets.values(), *self._respanned(plain())])
         self._climb()
         chosen = self._promising()
         if not chosen:
             self._refuse()
         middle = self._scored(chosen, self._middle)
         inside = [candidate for candidate in _ranked(middle) if self._is_inside(candidate, middle[candidate])]
-        num_fine = max(2, min(6, round(self._effort / 3 / self._cost(inside[0], self._fine)))) if inside else 0
         front = pareto([self._plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
-        asked = [*inside[:num_fine], *(plan.candidate for plan in front[:FRONT])]
-        asked += [*([current] if current else []), presets[BASELINE]]
+        # What is compared comes first, then the front and the next best, as far as the effort goes.
+        asked = [*inside[:SURE], *([current] if current else []), presets[BASELINE]]
+        asked += self._affordable([*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]], asked)
         fine = self._scored(asked, self._fine)
         plans = {each: self._plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
         ranked = [plans[each] for each in _ranked(fine) if self._is_inside(each, fine[each])]
+        seen = {each: score for each, score in middle.items() if each not in fine and self._is_inside(each, score)}
+        ranked += [self._plan(each, score) for each in _ranked(seen) if isinstance(score := seen[each], Score)]
         if not ranked:
             self._refuse()
         return SearchResult(
@@ -117,6 +121,17 @@ class _Search:
             num_scored=self._num_scored,
             num_pruned=self._num_pruned,
         )
+
+    def _affordable(self, candidates: Iterable[Candidate], asked: Sequence[Candidate]) -> list[Candidate]:
+        """Returns those of the candidates, in their order, that the effort left behind `asked` allows looking at."""
+        left = self._left - sum(self._cost(each, self._fine) for each in asked)
+        found = []
+        for each in dict.fromkeys(candidates):
+            left -= 0 if each in asked else self._cost(each, self._fine)
+            if left < 0:
+                break
+            found.append(each)
+        return found
 
     def _promising(self) -> list[Candidate]:
         """Returns the fastest candidates, and those of the coarse front that are less stale or less biased."""
@@ -237,7 +252,7 @@ class _Search:
         """Tells of each preset what it loses to the best, both looked at coarsely; of those out of bounds too."""
         told = []
         outside = [each for each in (*presets.values(), best.candidate) if each not in self._seen]
-        self._seen.update(self._scored(outside, self._coarse))
+        self._seen.update(self._scored(outside, replace(self._coarse, steps=2)))
         top = self._seen[best.candidate]
         for name, candidate in presets.items():
             if candidate == best.candidate:

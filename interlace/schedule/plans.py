@@ -111,7 +111,7 @@ class SearchResult:
     """Outcome of a search."""
 
     ranked: Sequence[Planned]
-    """Plans at full fidelity, the best first."""
+    """Plans, the best first: those that were looked at on the whole cluster, then those on a model of it."""
     baseline: Planned | None
     """`verl-colocated`; None where it cannot run."""
     current: Planned | None

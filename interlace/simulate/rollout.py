@@ -91,6 +91,7 @@ class SimulatedEngine(Worker):
         self._costs, self._length, self._pace, self._loop = costs, length, pace, virtual_loop()
         self._num_devices = max(1, len(context.devices))
         self._speed = costs.speed(self._num_devices)
+        self._context_token_s = costs.context_token_s / costs.context_speed(self._num_devices)
         self._capacity = costs.kv_tokens * self._num_devices
         self._reserve = int(HEADROOM * self._capacity)
         self._step_s = lru_cache(maxsize=costs.max_running)(costs.step_s)
@@ -287,9 +288,9 @@ class SimulatedEngine(Worker):
         """Returns a stretch of at most `most` steps: as many as the cache has room for, and one in any case."""
         room = (self._capacity - num_cached) // num_running
         steps = max(1, room if room < most and num_running > 1 else most)
-        reading = self._costs.context_token_s * num_running / 2
-        first = self._step_s(num_running) + self._costs.context_token_s * (num_cached - num_running / 2)
-        return _Stretch(steps, num_running, prefill_s, first / self._speed, reading / self._speed)
+        reading = self._context_token_s * num_running / 2
+        first = self._step_s(num_running) / self._speed + self._context_token_s * (num_cached - num_running / 2)
+        return _Stretch(steps, num_running, prefill_s, first, reading)
 
     async def _decode(self, tally: "_Tally", left_s: float) -> None:
         """Waits until the next sequence ends, left_s have passed or a caller interrupts. A step that was begun is
