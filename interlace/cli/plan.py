@@ -8,6 +8,7 @@ from rich.console import Console
 
 from interlace.cli.plan_table import differences, show_plans, unique
 from interlace.cli.preflight import hush_libraries, writable
+from interlace.cli.virtual import virtual_cluster
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def plan(
         ),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Of a virtual cluster. Default: this machine's, as the recipe says.")
+        str | None,
+        typer.Option(help="Of a virtual cluster; of a mixed one a number a kind: 64,32. Default: this machine's."),
     ] = None,
     profile: Annotated[
         str | None, typer.Option(help="What the workers cost. Default: measured here, once a recipe and machine.")
@@ -76,16 +78,13 @@ def plan(
 
 
 def _virtual(
-    recipe: str, changes: Sequence[str], profile: str | None, settings: "PlanSettings", devices: int
+    recipe: str, changes: Sequence[str], profile: str | None, settings: "PlanSettings", devices: str
 ) -> "tuple[RecipePlan, str]":
     """Plans for a cluster that is not there. Returns the plan and what is to be said of the recipe's sizes."""
     from interlace.jobs.plan import PlanRequest, make_plan, recipe_for
-    from interlace.jobs.simulate import Simulation
-    from interlace.simulate.profiles import load_profile
 
-    costs = load_profile(profile)
-    loaded, note = recipe_for(recipe, changes, costs)
-    simulation = Simulation(profile=costs, num_devices=devices)
+    simulation = virtual_cluster(devices, profile)
+    loaded, note = recipe_for(recipe, changes, simulation.profile)
     return make_plan(PlanRequest(recipe=loaded, simulation=simulation, settings=settings)), note
 
 
@@ -101,7 +100,7 @@ def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
     sizes, score = made.request.workload, chosen.score
     ratio = made.found.ratio(chosen)
     lines = [
-        f"# Planned for {recipe} on {sizes.num_devices} x {made.request.simulation.profile.device}:",
+        f"# Planned for {recipe} on {made.request.simulation.device}:",
         f"# {sizes.prompts_per_step} prompts of {sizes.samples_per_prompt} samples a step, at most "
         f"{sizes.max_new_tokens} tokens.",
         f"# Predicted: {score.step_s:.4g} s a step{f', {ratio:.2f}x verl-colocated' if ratio else ''}, at most "

@@ -21,8 +21,7 @@ COLUMNS = ("plan", "s/step", "ratio", "tok/s", "useful", "stale", "len", "cost")
 
 def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
     """Prints the best plans and the baseline: figures first, then the fields that differ from the defaults."""
-    sizes, costs = made.request.workload, made.request.simulation.profile
-    title = f"{recipe} on {sizes.num_devices} x {costs.device}, predicted ({made.request.settings.words})"
+    title = f"{recipe} on {made.request.simulation.device}, predicted ({made.request.settings.words})"
     plans = unique([*made.found.ranked[:SHOWN], *([made.found.baseline] if made.found.baseline else [])])
     has_price = made.price(made.found.best) is not None
     console.print(Text(title, "italic"))

@@ -19,9 +19,10 @@ def simulate(
         str | None,
         typer.Option(help="Names, or paths of YAML files, with commas between. Default: the recipe's own."),
     ] = None,
-    devices: Annotated[int, typer.Option(min=1, help="Of the virtual cluster.")] = 8,
+    devices: Annotated[str, typer.Option(help="Of the virtual cluster; of a mixed one a number a kind: 64,32.")] = "8",
     profile: Annotated[
-        str | None, typer.Option(help="What the workers cost: of `interlace profile`, or a shipped one by name.")
+        str | None,
+        typer.Option(help="What the workers cost: of `interlace profile`, or shipped; one a kind of device."),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Of the data set.")] = 8192,
     timeline: Annotated[Path | None, typer.Option(help="Write the (first) run's timeline there, for Perfetto.")] = None,
@@ -29,22 +30,24 @@ def simulate(
 ) -> None:
     """Run a recipe on a virtual clock: the same flow and schedule, with workers that only cost time."""
     from interlace.cli.compare import show_comparison
-    from interlace.jobs.simulate import Simulation, simulate_variants
+    from interlace.cli.virtual import virtual_cluster
+    from interlace.jobs.simulate import simulate_variants
     from interlace.observe.jsonl import to_line
-    from interlace.simulate.profiles import load_profile
 
     if timeline:
         writable(timeline, "--timeline")
-    costs = load_profile(profile)
-    simulation = Simulation(profile=costs, num_devices=devices, num_prompts=prompts)
+    simulation = virtual_cluster(devices, profile, num_prompts=prompts)
     results = simulate_variants(recipe, overrides or [], schedule, simulation, timeline=timeline)
     outcomes = [result.outcome for result in results]
     if as_json:
         rows = [result.row(results[0]) for result in results]
-        print(to_line({"recipe": recipe, "devices": devices, "profile": profile, "schedules": rows}), end="")
+        print(
+            to_line({"recipe": recipe, "devices": simulation.num_devices, "profile": profile, "schedules": rows}),
+            end="",
+        )
     else:
         console = Console()
-        show_comparison(console, outcomes, title=f"{recipe} on {devices} x {costs.device}, simulated")
+        show_comparison(console, outcomes, title=f"{recipe} on {simulation.device}, simulated")
         for each in results:
             if each.spanning:
                 console.print(

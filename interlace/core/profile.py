@@ -6,7 +6,7 @@ over them.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Self, TypeAlias
 
@@ -76,6 +76,11 @@ class StateCosts(Config):
             return speed_up(num_devices, self.efficiency)
         return _read_scaling(self.scaling, num_devices)
 
+    @property
+    def slowness(self) -> float:
+        """Seconds by which kinds of devices are compared."""
+        return self.onload_s
+
     def memory_bytes(self, num_devices: int) -> int:
         """Needed on each device."""
         return self.state_bytes // num_devices + self.device_bytes
@@ -109,6 +114,10 @@ class RolloutCosts(StateCosts):
     update_s: float = Field(default=0.0, ge=0)
     """To swap all weights."""
 
+    @property
+    def slowness(self) -> float:
+        return self.steps[0][1]
+
     @model_validator(mode="after")
     def _rising(self) -> Self:
         batches = [batch for batch, _ in self.steps]
@@ -136,6 +145,10 @@ class InferenceCosts(StateCosts):
     token_s: float = Field(ge=0)
     """Prompt and response tokens alike."""
     call_s: float = Field(default=0.0, ge=0)
+
+    @property
+    def slowness(self) -> float:
+        return self.token_s
 
 
 class TrainCosts(InferenceCosts):
@@ -238,6 +251,11 @@ class Profile(Config):
 
     device: str
     """Kind of device, for people: `cpu, one core of ...`."""
+    kind: str = Field(default="sim", pattern="[a-z][a-z0-9]*")
+    """The same as the pool of a virtual cluster that placements name."""
+    kinds: Mapping[str, "Profile"] = {}
+    """Costs on the further kinds of devices of a mixed cluster, by pool; lengths, rewards and controller are the
+    cluster's own."""
     model: str = ""
     """Model of the workers, as a recipe names it; empty where that was not noted."""
     sizes: RunSizes | None = None
@@ -264,6 +282,22 @@ class Profile(Config):
     """Seconds of the controller for each step, in which the trainer waits: admission, the way from call to call."""
     interference: tuple[Interference, ...] = ()
     """Costs are those of a worker that works alone; pairs that are not named here leave each other alone."""
+
+    def on(self, role: str, pools: Iterable[str]) -> StateCosts:
+        """Returns a role's costs on devices of these pools; on several kinds at once, those of the slowest.
+
+        Costs of another role serve where one was not measured.
+        """
+        profiles = [self.kinds.get(pool, self) for pool in dict.fromkeys(pools)] or [self]
+        return max([profile.costs_of(role) for profile in profiles], key=lambda costs: costs.slowness)
+
+    def costs_of(self, role: str) -> StateCosts:
+        """Returns the costs of a role on this kind of device; those of another serve where it was not measured."""
+        if role == "rollout":
+            return self.rollout
+        if role == "reference":
+            return self.reference or self.actor.inference
+        return (self.critic or self.actor) if role == "critic" else self.actor
 
     def slowdown(self, role: str, beside: Iterable[str]) -> float:
         """Returns how many times as long a role's work takes while others work, one entry an instance. Costs add up."""

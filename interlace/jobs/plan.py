@@ -101,6 +101,7 @@ class PlanRequest:
                 role.name for role in needed_roles(algorithm_of(recipe).needs) if role.needs_device or is_model
             ),
             spans=tuple(span for span in self.spans if span <= num_devices),
+            pools=self.simulation.pools,
         )
 
 
@@ -113,11 +114,9 @@ class RecipePlan:
 
     def price(self, plan: Planned) -> float | None:
         """Returns the price of a million trained tokens; None where no price of a device is stated."""
-        cost = self.request.settings.device_hour_cost
-        cost = self.request.simulation.profile.device_hour_cost if cost is None else cost
-        if not cost:
-            return None
-        return cost * self.request.simulation.num_devices / 3600 / plan.score.tokens_per_s * 1e6
+        given, simulation = self.request.settings.device_hour_cost, self.request.simulation
+        hour_cost = simulation.hour_cost if given is None else given * simulation.num_devices
+        return hour_cost / 3600 / plan.score.tokens_per_s * 1e6 if hour_cost else None
 
     def row(self, plan: Planned) -> dict[str, JSON]:
         """Returns a plan as JSON."""
@@ -204,6 +203,8 @@ def make_plan(
     settings, num_devices = request.settings, request.simulation.num_devices
     if settings.deadline_h is None:
         return _searched(request, math.inf, settings.search_s, accepts, current)
+    if request.simulation.pools:
+        raise UserError("plan.deadline_h chooses a number of devices, of one kind: give one --profile.")
     max_step_s = settings.deadline_h * 3600 / request.recipe.steps
     sizes = [size for size in (num_devices, num_devices // 2, num_devices // 4) if size]
     plans: list[RecipePlan] = []

@@ -48,6 +48,7 @@ class Workplace:
             simulation,
             profile=scale_model(simulation.profile, fidelity.scale, simulation.num_devices),
             num_devices=simulation.num_devices // fidelity.scale,
+            pools=tuple((pool, count // fidelity.scale) for pool, count in simulation.pools),
         )
         try:
             run = run_virtually(

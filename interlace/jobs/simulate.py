@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,8 @@ from interlace.runtime.sim.cluster import RankWrapper
 from interlace.runtime.sim.faults import Faults, with_faults
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
-from interlace.schedule.placement import Device
+from interlace.runtime.worker import Worker, WorkerContext
+from interlace.schedule.placement import Device, Pools
 from interlace.simulate.episodes import SimulatedEpisode
 from interlace.simulate.lengths import ResponseLengths
 from interlace.simulate.pace import Pace
@@ -42,6 +44,8 @@ class Simulation:
 
     profile: Profile
     num_devices: int
+    pools: Pools = ()
+    """(kind, number) of a mixed cluster's devices, in their order; empty: all are of the profile's own kind."""
     num_prompts: int = 8192
     """Number of prompts in the data set."""
     faults: Faults = ()
@@ -49,10 +53,29 @@ class Simulation:
     @property
     def devices(self) -> tuple[Device, ...]:
         """Returns the devices of the virtual cluster."""
-        memory = self.profile.device_memory_bytes
-        return tuple(
-            Device(index=index, pool="sim", pool_index=index, memory_bytes=memory) for index in range(self.num_devices)
-        )
+        found: list[Device] = []
+        for pool, count in self.pools or (("sim", self.num_devices),):
+            memory = self.profile.kinds.get(pool, self.profile).device_memory_bytes
+            found += [
+                Device(index=len(found) + index, pool=pool, pool_index=index, memory_bytes=memory)
+                for index in range(count)
+            ]
+        return tuple(found)
+
+    @property
+    def hour_cost(self) -> float:
+        """Price of the cluster for an hour; 0 where a kind's is not stated."""
+        pools = self.pools or (("sim", self.num_devices),)
+        prices = [(self.profile.kinds.get(pool, self.profile).device_hour_cost, count) for pool, count in pools]
+        return sum(price * count for price, count in prices) if all(price for price, _ in prices) else 0.0
+
+    @property
+    def device(self) -> str:
+        """The cluster's devices, for people."""
+        if not self.pools:
+            return f"{self.num_devices} x {self.profile.device}"
+        kinds = [(self.profile.kinds.get(pool, self.profile).device, count) for pool, count in self.pools]
+        return " + ".join(f"{count} x {device}" for device, count in kinds)
 
     @property
     def around(self) -> RankWrapper:
@@ -84,23 +107,36 @@ class Simulation:
         def length(request: Request) -> float:
             return lengths.of(request.uid, request.attempt, request.owner.index, request.turn)
 
-        engine = partial(SimulatedEngine, costs=profile.rollout, length=length, pace=pace)
-        reference_costs = profile.reference or profile.actor.inference
-        reference = partial(SimulatedInference, costs=reference_costs, pace=pace)
+        def costs(context: WorkerContext, role: str) -> Any:
+            return profile.on(role, [name.partition(":")[0] for name in context.devices])
+
+        def engine(context: WorkerContext) -> Worker:
+            return SimulatedEngine(context, costs(context, "rollout"), length, pace)
+
+        def reference(context: WorkerContext) -> Worker:
+            return SimulatedInference(context, costs(context, "reference"), pace)
+
+        def actor(context: WorkerContext) -> Worker:
+            return SimulatedTrainer(context, costs(context, "actor"), pace, profile.controller_step_s)
+
+        def critic(context: WorkerContext) -> Worker:
+            return SimulatedTrainer(context, costs(context, "critic"), pace)
+
         is_model = recipe.reward is not None and recipe.reward.model is not None
         scorer = SimulatedRewardModel if is_model else SimulatedReward
         reward = partial(
             scorer, costs=profile.reward, seed=recipe.seed, controller_sample_s=profile.controller_sample_s
         )
-        actor = partial(SimulatedTrainer, costs=profile.actor, pace=pace, controller_step_s=profile.controller_step_s)
-        critic_costs = profile.critic or profile.actor
-        critic = partial(SimulatedTrainer, costs=critic_costs, pace=pace)
+
+        def working(role: str) -> int:
+            return max(each.costs_of(role).working_bytes for each in (profile, *profile.kinds.values()))
+
         return {
-            "rollout": SimulatedRole(engine, SimulatedEngine, profile.rollout.working_bytes),
+            "rollout": SimulatedRole(engine, SimulatedEngine, working("rollout")),
             "reward": SimulatedRole(reward, scorer),
-            "reference": SimulatedRole(reference, SimulatedInference, reference_costs.working_bytes),
-            "critic": SimulatedRole(critic, SimulatedTrainer, critic_costs.working_bytes),
-            "actor": SimulatedRole(actor, SimulatedTrainer, profile.actor.working_bytes),
+            "reference": SimulatedRole(reference, SimulatedInference, working("reference")),
+            "critic": SimulatedRole(critic, SimulatedTrainer, working("critic")),
+            "actor": SimulatedRole(actor, SimulatedTrainer, working("actor")),
         }
 
 

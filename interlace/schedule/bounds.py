@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, fmean
 
-from interlace.core.profile import InferenceCosts, Lengths, Profile, RolloutCosts, StateCosts
-from interlace.schedule.placement import Device
+from interlace.core.profile import InferenceCosts, Lengths, Profile, RolloutCosts
+from interlace.schedule.placement import Device, Pools
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Oversample, TailBatching
 
@@ -28,6 +28,12 @@ class Workload:
     """Roles that compute on devices, in the order of the flow."""
     spans: tuple[int, ...] = (1,)
     """Devices that an instance of the rollout engine may have."""
+    pools: Pools = ()
+    """(kind, number) of a mixed cluster's devices, in their order."""
+
+    def on_model(self, scale: int) -> tuple[int, Pools]:
+        """Returns the devices of a model of the cluster, and their kinds."""
+        return self.num_devices // scale, tuple((pool, count // scale) for pool, count in self.pools)
 
     @property
     def samples_per_step(self) -> int:
@@ -55,15 +61,6 @@ class Misfit:
         )
 
 
-def costs_of(profile: Profile, role: str) -> StateCosts:
-    """Returns the costs of a role; those of another serve where a role was not measured."""
-    if role == "rollout":
-        return profile.rollout
-    if role == "reference":
-        return profile.reference or profile.actor.inference
-    return (profile.critic or profile.actor) if role == "critic" else profile.actor
-
-
 def misfit(schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]) -> Misfit | None:
     """Returns the role that is most too large for its devices, computing alone; None where every role fits.
 
@@ -71,8 +68,8 @@ def misfit(schedule: Schedule, profile: Profile, workload: Workload, devices: tu
     """
     found = []
     for role in workload.roles:
-        costs = costs_of(profile, role)
-        for instance in schedule.instances(role, devices)[:1]:
+        for instance in _one_a_kind(schedule.instances(role, devices)):
+            costs = profile.on(role, _pools(instance))
             needed = costs.memory_bytes(len(instance)) + costs.working_bytes
             there = min(device.memory_bytes for device in instance)
             if needed > there:
@@ -106,33 +103,54 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
     busy = [0.0] * len(devices)
     _add_generation(busy, schedule, profile, workload, devices)
     for role in workload.roles:
-        costs = costs_of(profile, role)
-        if role == "rollout" or not isinstance(costs, InferenceCosts):
+        if role == "rollout":
             continue
-        instances = schedule.instances(role, devices)
-        seconds = num_tokens * costs.token_s / costs.speed(len(instances[0])) / len(instances)
+        instances, rate = schedule.instances(role, devices), 0.0
+        for instance in instances:
+            costs = profile.on(role, _pools(instance))
+            rate += costs.speed(len(instance)) / costs.token_s if isinstance(costs, InferenceCosts) else math.inf
+        seconds = num_tokens / rate
         for device in (device for instance in instances for device in instance):
             busy[device.index] += seconds
     slowest = max(busy)
     if schedule.staleness_bound == 0 and not isinstance(schedule.tail, Oversample | TailBatching):
         longest = _expected_longest(lengths, workload.samples_per_step) / schedule.sync_every
-        span = len(schedule.instances("rollout", devices)[0])
-        slowest = max(slowest, longest * profile.rollout.steps[0][1] / profile.rollout.speed(span))
+        slowest = max(
+            slowest, longest * min(_alone_s(profile, each) for each in schedule.instances("rollout", devices))
+        )
     return slowest
 
 
 def _add_generation(
     busy: list[float], schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
 ) -> None:
-    instances, costs = schedule.instances("rollout", devices), profile.rollout
-    mean = fmean(response_lengths(profile.lengths, workload.max_new_tokens))
-    most = min(costs.max_running, math.ceil(workload.samples_per_step * (1 + schedule.steps_ahead) / len(instances)))
-    span = len(instances[0])
-    reading_s = costs.context_token_s * mean / 2 / costs.context_speed(span)
-    each = mean * (_best_token_s(costs, most) / costs.speed(span) + reading_s) + costs.sequence_s
-    seconds = workload.samples_per_step * each / len(instances)
+    instances = schedule.instances("rollout", devices)
+    mean, rate = fmean(response_lengths(profile.lengths, workload.max_new_tokens)), 0.0
+    ahead = math.ceil(workload.samples_per_step * (1 + schedule.steps_ahead) / len(instances))
+    for kind in _one_a_kind(instances):
+        costs, span = profile.on("rollout", _pools(kind)), len(kind)
+        if not isinstance(costs, RolloutCosts):
+            continue
+        reading_s = costs.context_token_s * mean / 2 / costs.context_speed(span)
+        best_s = _best_token_s(costs, min(costs.max_running, ahead))
+        each = mean * (best_s / costs.speed(span) + reading_s) + costs.sequence_s
+        rate += sum(_pools(instance) == _pools(kind) for instance in instances) / each
     for device in (device for instance in instances for device in instance):
-        busy[device.index] += seconds
+        busy[device.index] += workload.samples_per_step / rate
+
+
+def _pools(instance: Sequence[Device]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(device.pool for device in instance))
+
+
+def _one_a_kind(instances: Sequence[tuple[Device, ...]]) -> list[tuple[Device, ...]]:
+    return list({_pools(instance): instance for instance in reversed(instances)}.values())
+
+
+def _alone_s(profile: Profile, instance: Sequence[Device]) -> float:
+    """Returns seconds of a decode step of one sequence."""
+    costs = profile.on("rollout", _pools(instance))
+    return costs.steps[0][1] / costs.speed(len(instance)) if isinstance(costs, RolloutCosts) else 0.0
 
 
 def _best_token_s(costs: RolloutCosts, most: int) -> float:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from interlace.core.errors import UserError
-from interlace.schedule.placement import Device
+from interlace.schedule.placement import Device, Pools
 from interlace.schedule.schedule import Schedule
 
 WHOLE = Fraction(1)
@@ -34,8 +34,14 @@ class Layout:
     span: int = 1
     """Devices of an instance of the rollout engine."""
 
-    def placement(self, num_devices: int) -> Mapping[str, object] | None:
-        """Returns a schedule's placement on a number of devices; None where a part would be empty or cannot be cut."""
+    turned: bool = False
+    """True if generation is on the last devices and training on the first: of a mixed cluster, on the other kind."""
+
+    def placement(self, num_devices: int, pools: Pools = ()) -> Mapping[str, object] | None:
+        """Returns a schedule's placement on a number of devices; None where a part would be empty or cannot be cut.
+
+        pools: of a mixed cluster; no engine is of several kinds of devices.
+        """
         generating = _count(self.rollout, num_devices, self.span)
         training = num_devices - generating if self.is_split else _count(self.training, num_devices, 1)
         apart = training // 4 if self.inference == "apart" else 0
@@ -47,13 +53,19 @@ class Layout:
         ):
             return None
         first = num_devices - training
-        train, generate = _range(first + apart, num_devices), _range(0, generating)
-        inferring = {"training": train, "rollout": generate, "apart": _range(first, first + apart)}[self.inference]
+        generate, train, infer = (0, generating), (first + apart, num_devices), (first, first + apart)
+        if self.turned:
+            generate, train, infer = (
+                (num_devices - end, num_devices - start) for start, end in (generate, train, infer)
+            )
+        if any(count % self.span for _, _, count in _parts(generate, pools)):
+            return None
+        inferring = {"training": train, "rollout": generate, "apart": infer}[self.inference]
         return {
-            "rollout": {"devices": generate, "devices_per_instance": self.span},
-            "reference": inferring,
-            "critic": train,
-            "actor": train,
+            "rollout": {"devices": _named(generate, pools), "devices_per_instance": self.span},
+            "reference": _named(inferring, pools),
+            "critic": _named(train, pools),
+            "actor": _named(train, pools),
         }
 
     @property
@@ -72,9 +84,9 @@ class Candidate:
     name: str = ""
     """Preset that it is, or from which it comes."""
 
-    def on(self, num_devices: int) -> Schedule | None:
+    def on(self, num_devices: int, pools: Pools = ()) -> Schedule | None:
         """Returns the schedule for a cluster; None where the cluster is too small or cannot be cut so."""
-        placement = self.layout.placement(num_devices)
+        placement = self.layout.placement(num_devices, pools)
         if placement is None:
             return None
         return Schedule.parse({**self.rest.model_dump(), "placement": placement})
@@ -124,6 +136,22 @@ def _count(share: Fraction, num_devices: int, span: int) -> int:
 
 def _range(first: int, end: int) -> str:
     return str(first) if end == first + 1 else f"{first}-{end - 1}"
+
+
+def _parts(devices: tuple[int, int], pools: Pools) -> Iterator[tuple[str, int, int]]:
+    """Yields (kind, first device within it, number) of the kinds that a range of a cluster's devices has a part in."""
+    start = 0
+    for pool, count in pools:
+        low, high = max(devices[0] - start, 0), min(devices[1] - start, count)
+        if low < high:
+            yield pool, low, high - low
+        start += count
+
+
+def _named(devices: tuple[int, int], pools: Pools) -> str:
+    if not pools:
+        return _range(*devices)
+    return ",".join(f"{pool}:{_range(first, first + count)}" for pool, first, count in _parts(devices, pools))
 
 
 def lag_steps(schedule: Schedule) -> int:
@@ -183,9 +211,12 @@ _TAILS: tuple[object, ...] = (
 )  # fmt: skip
 
 
-def neighbours(candidate: Candidate, *, spans: Iterable[int], has_reference: bool) -> Iterator[Candidate]:
+def neighbours(
+    candidate: Candidate, *, spans: Iterable[int], has_reference: bool, pools: Pools = ()
+) -> Iterator[Candidate]:
     """Yields the candidates that differ from one in one decision."""
     yield from _moved(candidate, tuple(spans), has_reference)
+    yield from by_kind(candidate, pools)
     for fields in _decisions(candidate.rest, has_reference):
         if (changed := candidate.changed(fields)) and changed != candidate:
             yield changed
@@ -205,6 +236,17 @@ def _moved(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) ->
     if has_reference:
         layouts += [replace(here, inference=place) for place in ("training", "rollout", "apart")]
     yield from (replace(candidate, layout=layout) for layout in layouts if layout != here)
+
+
+def by_kind(candidate: Candidate, pools: Pools) -> Iterator[Candidate]:
+    """Yields the candidate with one kind of devices generating and the others training; nothing where all are alike."""
+    total = sum(count for _, count in pools)
+    for first in range(1, len(pools)):
+        share = Fraction(sum(count for _, count in pools[:first]), total)
+        for turned, rollout in ((False, share), (True, 1 - share)):
+            layout = replace(candidate.layout, rollout=rollout, training=1 - rollout, turned=turned)
+            if layout != candidate.layout:
+                yield replace(candidate, layout=layout)
 
 
 def _decisions(rest: Schedule, has_reference: bool) -> Iterator[Mapping[str, object]]:

@@ -1,9 +1,13 @@
-"""Which devices a role may use: `all`, `0-3,6`, shares such as `0-75%`, or of a named pool: `gpu:0-3`, `cpu:all`."""
+"""Which devices a role may use: `all`, `0-3,6`, shares such as `0-75%`, or of named pools: `gpu:0-3,cpu:all`."""
 
 import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from interlace.core.errors import UserError
+
+Pools: TypeAlias = tuple[tuple[str, int], ...]
+"""(kind, number) of a mixed cluster's devices, in their order; empty where all are of one kind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,18 +31,21 @@ class Device:
 def resolve(spec: str, devices: tuple[Device, ...], *, role: str) -> tuple[Device, ...]:
     """Returns the devices that a placement names, in order. Without a pool, the first device's pool is meant.
 
+    A pool holds for the parts behind it too: `h800:0-3,h20:all`.
+
     role: for the message. Raises UserError for a device that is not there or a spec that cannot be read.
     """
-    pool, _, body = spec.rpartition(":")
-    pool = pool or devices[0].pool
-    members = tuple(device for device in devices if device.pool == pool)
-    if not members:
-        pools = ", ".join(dict.fromkeys(device.pool for device in devices))
-        raise UserError(f"placement.{role} = {spec!r}: the cluster has no pool {pool!r}, only: {pools}.")
-    if body == "all":
-        return members
-    indices = [index for part in body.split(",") for index in _part(part.strip(), spec, len(members), role)]
-    return tuple(members[index] for index in dict.fromkeys(indices))
+    pool, found = devices[0].pool, list[Device]()
+    for part in spec.split(","):
+        named, _, body = part.strip().rpartition(":")
+        pool = named or pool
+        members = tuple(device for device in devices if device.pool == pool)
+        if not members:
+            pools = ", ".join(dict.fromkeys(device.pool for device in devices))
+            raise UserError(f"placement.{role} = {spec!r}: the cluster has no pool {pool!r}, only: {pools}.")
+        indices = range(len(members)) if body == "all" else _part(body, spec, len(members), role)
+        found += [members[index] for index in indices]
+    return tuple(dict.fromkeys(found))
 
 
 def _part(part: str, spec: str, size: int, role: str) -> range:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from interlace.core.errors import UserError
 from interlace.core.profile import Profile
 from interlace.schedule.bounds import Misfit, Workload, least_step_s, misfit
-from interlace.schedule.candidates import Candidate, lag_steps, neighbours, plain
+from interlace.schedule.candidates import Candidate, by_kind, lag_steps, neighbours, plain
 from interlace.schedule.placement import Device
 from interlace.schedule.plans import (
     Accepts,
@@ -94,7 +94,8 @@ class _Search:
     def run(self, current: Candidate | None) -> SearchResult:
         """Searches coarsely, then halves."""
         presets = {name: Candidate.of(load_schedule(name), name) for name in preset_names()}
-        self._try([*presets.values(), *self._respanned(plain())])
+        mixed = [each for start in (*plain(), *presets.values()) for each in by_kind(start, self._workload.pools)]
+        self._try([*presets.values(), *self._respanned([*plain(), *mixed])])
         self._climb()
         chosen = self._promising()
         if not chosen:
@@ -151,7 +152,9 @@ class _Search:
             around = [
                 replace(near, name=each.name or "planned")
                 for each in beam
-                for near in neighbours(each, spans=self._workload.spans, has_reference=has_reference)
+                for near in neighbours(
+                    each, spans=self._workload.spans, has_reference=has_reference, pools=self._workload.pools
+                )
             ]
             self._try(around)
             found = self._best(1)
@@ -191,7 +194,8 @@ class _Search:
 
     def _scored(self, candidates: Iterable[Candidate], fidelity: Fidelity) -> dict[Candidate, Score | Refused]:
         chosen = [each for each in dict.fromkeys(candidates) if self._fitting(each)]
-        scaled = [(each, each.on(len(self._devices) // fidelity.scale)) for each in chosen]
+        count, pools = self._workload.on_model(fidelity.scale)
+        scaled = [(each, each.on(count, pools)) for each in chosen]
         ready = [(each, schedule) for each, schedule in scaled if schedule]
         found = self._score([(schedule, fidelity) for _, schedule in ready])
         self._left -= sum(self._cost(each, fidelity) for each, _ in ready)
@@ -210,7 +214,7 @@ class _Search:
         """Returns the candidate's schedule where it fits the cluster, its memory and whatever else is asked."""
         if candidate in self._schedules:
             return self._schedules[candidate]
-        schedule = candidate.on(len(self._devices))
+        schedule = candidate.on(len(self._devices), self._workload.pools)
         if schedule is None:
             return None
         too_large = misfit(schedule, self._profile, self._workload, self._devices)
@@ -318,7 +322,8 @@ def _unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
 
 def coarser(workload: Workload) -> tuple[int, int]:
     """Returns the scales of the coarse and the middle fidelity: common divisors of devices and prompts."""
-    common = math.gcd(workload.num_devices, workload.prompts_per_step)
+    kinds = [count for _, count in workload.pools] or [workload.num_devices]
+    common = math.gcd(workload.prompts_per_step, *kinds)
     fitting = [
         scale
         for scale in range(1, common + 1)

@@ -23,6 +23,7 @@ def scale_model(profile: Profile, factor: int, num_devices: int) -> Profile:
             "critic": profile.critic and _trained(profile.critic, factor, num_devices),
             "reward": rewards.model_copy(update={"workers": max(1, round(rewards.workers / factor))}),
             "controller_sample_s": profile.controller_sample_s * factor,
+            "kinds": {name: scale_model(kind, factor, num_devices) for name, kind in profile.kinds.items()},
         }
     )
 

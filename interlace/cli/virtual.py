@@ -1,0 +1,45 @@
+"""The virtual cluster that a command line names: `--devices 64,32 --profile qwen2.5-7b-h20,qwen2.5-7b-h800`."""
+
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import UserError
+
+if TYPE_CHECKING:
+    from interlace.jobs.simulate import Simulation
+
+
+def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 8192) -> "Simulation":
+    """Reads numbers of devices and as many profiles, with commas between. Raises UserError."""
+    from interlace.jobs.simulate import Simulation
+    from interlace.simulate.profiles import load_profile
+
+    profiles = [load_profile(name.strip()) for name in profile.split(",")] if profile else [load_profile(None)]
+    counts = [_count(devices, part) for part in devices.split(",")]
+    if len(counts) != len(profiles):
+        raise UserError(
+            f"--devices {devices} has {len(counts)} number(s) and --profile {profile} {len(profiles)} kind(s) of "
+            "device: give as many of each, with commas between."
+        )
+    first = profiles[0]
+    if len(profiles) == 1:
+        return Simulation(profile=first, num_devices=counts[0], num_prompts=num_prompts)
+    kinds = [each.kind for each in profiles]
+    if len(set(kinds)) < len(kinds):
+        raise UserError(
+            f"--profile {profile}: the devices of a mixed cluster are told apart by the `kind` in their profiles, and "
+            f"these are {', '.join(kinds)}. Give each a kind of its own."
+        )
+    if other := next((each for each in profiles if each.model != first.model), None):
+        raise UserError(
+            f"--profile {profile}: one profile is of model {first.model or 'unknown'}, another of "
+            f"{other.model or 'unknown'}. The kinds of devices of a cluster run one model."
+        )
+    mixed = first.model_copy(update={"kinds": {each.kind: each for each in profiles}})
+    pools = tuple(zip(kinds, counts, strict=True))
+    return Simulation(profile=mixed, num_devices=sum(counts), pools=pools, num_prompts=num_prompts)
+
+
+def _count(devices: str, part: str) -> int:
+    if not part.strip().isdecimal() or int(part) < 1:
+        raise UserError(f"--devices {devices}: give a number of devices, or one a kind: 64 or 64,32.")
+    return int(part)
