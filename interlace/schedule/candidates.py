@@ -62,7 +62,10 @@ class Layout:
             return None
         inferring = {"training": train, "rollout": generate, "apart": infer}[self.inference]
         return {
-            "rollout": {"devices": _named(generate, pools), "devices_per_instance": self.span},
+            "rollout": {
+                "devices": _named(generate, pools),
+                "devices_per_instance": self.span if self.span > 1 else None,
+            },
             "reference": _named(inferring, pools),
             "critic": _named(train, pools),
             "actor": _named(train, pools),
