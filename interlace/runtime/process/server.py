@@ -44,19 +44,20 @@ class WorkerServer:
         self._turn = asyncio.Lock()
         self._writing = threading.Lock()
         self._idle = threading.Event()
-        self._worker: Worker
+        self._worker: Worker | None = None
 
     def run(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Constructs the worker and serves it until the controller hangs up."""
         try:
-            if not self._construct(factory):
+            worker = self._construct(factory)
+            if worker is None:
                 return
             threading.Thread(target=self._loop.run_forever, name="coroutines", daemon=True).start()
             threading.Thread(target=self._receive, name="calls", daemon=True).start()
             while (call := self._calls.get()) is not None:
                 self._run(call)
             self._idle.set()
-            self._worker.close()
+            worker.close()
         finally:
             # Wakes the controller, if it is there, and the thread that receives, whatever ended this.
             with contextlib.suppress(OSError):
@@ -69,13 +70,12 @@ class WorkerServer:
         """Returns the value to send for a result."""
         return value
 
-    def _construct(self, factory: Callable[[WorkerContext], Worker]) -> bool:
-        is_made, start_s = False, time.monotonic()
+    def _construct(self, factory: Callable[[WorkerContext], Worker]) -> Worker | None:
+        start_s = time.monotonic()
         with self._reporting(CONSTRUCTION, "__init__"):
             self._worker = factory(self._context)
-            is_made = True
             self._send(Reply(number=CONSTRUCTION, ran_s=(start_s, time.monotonic())))
-        return is_made
+        return self._worker
 
     def _receive(self) -> None:
         # What cannot be read, or a concurrent operation that raises: no caller waits, so it ends the run.

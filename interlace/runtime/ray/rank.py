@@ -32,24 +32,26 @@ class RayRank(ProcessRank):
         """actor: Ray's handle of a RankActor. lost_part: names the part of Ray that is gone, if one is."""
         super().__init__(context, clock, shared, on_failure, dumps=dumps)
         self._actor, self._lost_part = actor, lost_part
-        self._endpoint: Endpoint
-        self._life: asyncio.Future[None]
+        self._where = ""
+        """The process and its machine, for people."""
+        self._life: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends when the process does, with Ray's word on why."""
 
     async def start(self, factory: Callable[[WorkerContext], Worker]) -> None:
         """Connects, and constructs the worker. A UserError passes as it is; anything else becomes a RemoteError."""
         try:
-            self._endpoint = await self._actor.endpoint.remote()
+            endpoint: Endpoint = await self._actor.endpoint.remote()
         except RayError as error:
             raise WorkerDiedError(f"{self.name} died before its worker was made. Ray says: {error}") from error
-        if not self._endpoint.shares_memory:
+        self._where = f"(process {endpoint.process} on {endpoint.host})"
+        if not endpoint.shares_memory:
             self._shared = None
         self._life = asyncio.ensure_future(_finished(self._actor.run.remote(factory, self._context)))
         constructed = self._expect("__init__")
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_connection(lambda: self, self._endpoint.host, self._endpoint.port)
+        transport, _ = await loop.create_connection(lambda: self, endpoint.host, endpoint.port)
         _tune(transport.get_extra_info("socket"))
-        transport.write(self._endpoint.token)
+        transport.write(endpoint.token)
         self._transport = transport
         try:
             outcomes: set[asyncio.Future[Any]] = {constructed, self._life}
@@ -75,13 +77,10 @@ class RayRank(ProcessRank):
             reason = str(error) if error else "its serving thread ended"
         if lost := self._lost_part():
             return (
-                f"(process {self._endpoint.process} on {self._endpoint.host}), because {lost} is gone, which it cannot "
-                f"outlive. If the system ended that for want of memory, give the run less. Ray says: {reason}"
+                f"{self._where}, because {lost} is gone, which it cannot outlive. If the system ended that for want of "
+                f"memory, give the run less. Ray says: {reason}"
             )
-        return (
-            f"(process {self._endpoint.process} on {self._endpoint.host}). If memory ran out there, give it less, or "
-            f"other devices. Ray says: {reason}"
-        )
+        return f"{self._where}. If memory ran out there, give it less, or other devices. Ray says: {reason}"
 
     async def _before_call(self, values: Sequence[Any]) -> None:
         # References go through Ray, which counts them; the frame names them only.
