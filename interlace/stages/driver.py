@@ -38,6 +38,8 @@ class Job:
     """Limit that the caller asked for, where a budget may have lowered the request's; None outside the flow."""
     num_before: int = 0
     """Tokens that it had when its budget began."""
+    num_history: int = 0
+    """Tokens of its context that earlier turns of its sample had."""
 
     @property
     def started(self) -> bool:
@@ -181,13 +183,14 @@ class EngineDriver:
                 self._onto = None
             if self._pending:
                 await self._swap_if_due()
-            submissions = self._admit()
+            admitted = self._admit()
             if not self._running and not self._aborts:
                 continue
             aborts, self._aborts = tuple(self._aborts), []
             ended, self._ended = tuple(self._ended), []
             self._serving = True
-            self._meter.submit(submissions)
+            self._meter.submit([(job.request, job.num_history) for job in admitted])
+            submissions = tuple(job.request for job in admitted)
             progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts, ended)
             self._serving = False
             self.kv_use = progress.kv_use
@@ -204,7 +207,7 @@ class EngineDriver:
             if self._yield_asked and self._clock.now() - self._held_since >= self._min_hold - ROUNDING_S:
                 return
 
-    def _admit(self) -> tuple[Request, ...]:
+    def _admit(self) -> list[Job]:
         admitted = []
         while (job := self._next()) and len(self._running) < self._limit.value:
             if not self._may_begin(job):
@@ -212,8 +215,8 @@ class EngineDriver:
             heapq.heappop(self._queue)
             del self._queued[job.request.id]
             self._running[job.request.id] = job
-            admitted.append(job.request)
-        return tuple(admitted)
+            admitted.append(job)
+        return admitted
 
     def _use(self, progress: Progress) -> EngineUse:
         return EngineUse(

@@ -14,16 +14,20 @@ class GenerationMeter:
         self._group, self._timeline = group, timeline
         self._cached_tokens = 0
         self._repeated_tokens = self._prompt_tokens = 0
+        self._histories: dict[str, int] = {}
+        """Tokens of each running turn's context that its sample's earlier turns had: found, or computed again."""
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Notes that a call begins, and takes these in."""
-        for request in requests:
+    def submit(self, requests: Sequence[tuple[Request, int]]) -> None:
+        """Notes that a call begins, and takes these in, each with the tokens of its context that earlier turns had."""
+        for request, num_history in requests:
             num_tokens = len(request.prompt_ids) + len(request.generated_ids)
             self._cached_tokens += num_tokens
             if request.generated_ids:
                 self._repeated_tokens += num_tokens
             else:
-                self._prompt_tokens += num_tokens
+                self._prompt_tokens += num_tokens - num_history
+                if num_history:
+                    self._histories[request.id] = num_history
 
     def recompute(self) -> None:
         """Notes that the engine drops the cache of its running sequences, and computes it again."""
@@ -35,6 +39,8 @@ class GenerationMeter:
         for response in responses:
             done = response.completion
             self._cached_tokens -= len(done.request.prompt_ids) + len(done.token_ids)
+            # Only now does the engine say what it found, so that what it did not counts among this call's.
+            self._repeated_tokens += max(0, self._histories.pop(done.request.id, 0) - done.num_cached_tokens)
             owner = done.request.owner
             if owner.gid >= 0 and owner.index >= 0 and done.finish_reason != FinishReason.ABORTED:
                 finished.append(owner)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from interlace.core.types import Completion, Metrics, SampleKey
+from interlace.core.types import Completion, Metrics, Request, SampleKey
 from interlace.schedule.routing import KeptContext
 from interlace.stages.driver import EngineDriver, Job
 
@@ -15,6 +15,8 @@ class _Home:
     """Tokens of the last turn's context and answer that were computed."""
     version: int
     """Version that the engine served then."""
+    last: Completion
+    """Last turn."""
 
 
 class Homes:
@@ -57,7 +59,17 @@ class Homes:
             self._num_history += history
             self._num_reused += min(history, done.num_cached_tokens)
         num_tokens = len(request.prompt_ids) + len(done.token_ids) - 1
-        self._homes[request.owner] = _Home(driver=driver, num_tokens=num_tokens, version=driver.version)
+        self._homes[request.owner] = _Home(driver=driver, num_tokens=num_tokens, version=driver.version, last=done)
+
+    def history(self, request: Request) -> int:
+        """Counts the tokens with which a request's context and that of its owner's last turn begin."""
+        home = self._homes.get(request.owner)
+        if home is None:
+            return 0
+        context, computed = list(request.prompt_ids), [*home.last.request.prompt_ids, *home.last.token_ids[:-1]]
+        if context[: len(computed)] == computed:
+            return len(computed)
+        return next(place for place, (one, other) in enumerate(zip([*context, -1], [*computed, -2])) if one != other)
 
     def end(self, owner: SampleKey) -> None:
         """Notes that a sample ended."""

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
+from interlace.core.errors import EpisodeLostError
 from interlace.core.types import NO_GROUP, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.episodes.base import Episode
 from interlace.runtime.cluster import Cluster
@@ -35,15 +37,23 @@ class Player:
     async def play(self, asked: Sequence[tuple[Prompt, int]], params: SamplingParams) -> list[Sample]:
         """Plays an episode for each prompt and index, all at once; `outcome` has the reward that it gave, if any.
 
-        What an episode raises is the failure of its outcome.
+        What an episode raises is the failure of its outcome; one that is lost begins again, as in the flow.
         """
         return list(await asyncio.gather(*[self._play(prompt, index, params) for prompt, index in asked]))
 
     async def _play(self, prompt: Prompt, index: int, params: SamplingParams) -> Sample:
         sample = Sample(key=SampleKey(NO_GROUP, index), prompt=prompt)
-        session = EpisodeSession(self._cluster, _Outside(self._pool), sample, params, self._limits)
-        try:
-            columns = await played(self._episode, session, prompt)
-        except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
-            columns = Columns(outcome=RewardResult(failure=f"{type(error).__name__}: {error}"))
+        for num_losses in count():
+            begun = replace(sample, prompt=replace(prompt, attempt=prompt.attempt + num_losses))
+            ask = _Outside(self._pool)
+            session = EpisodeSession(self._cluster, ask, begun, params, self._limits, num_losses=num_losses)
+            try:
+                columns = await played(self._episode, session, begun.prompt)
+            except EpisodeLostError as error:
+                if session.may_begin_again:
+                    continue
+                columns = Columns(outcome=RewardResult(failure=f"{error}, {session.num_begun} times"))
+            except Exception as error:  # noqa: BLE001 - whatever a user's episode raises is that sample's end
+                columns = Columns(outcome=RewardResult(failure=f"{type(error).__name__}: {error}"))
+            break
         return replace(sample, **columns)  # type: ignore[arg-type]  # a stage's columns are untyped

@@ -298,6 +298,7 @@ class EnginePool:
             deliver=deliver,
             max_new_tokens=max_new_tokens,
             num_before=len(request.generated_ids),
+            num_history=self._homes.history(request),
         )
 
     def _within_rest(self, job: Job) -> Job | None:

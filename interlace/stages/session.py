@@ -26,6 +26,7 @@ from interlace.runtime.cluster import Cluster
 from interlace.runtime.waits import WaitRegistry
 from interlace.stages.driver import OnDraft
 from interlace.stages.pool import EnginePool, settle
+from interlace.stages.seen_tools import SeenTools
 
 T = TypeVar("T")
 
@@ -133,8 +134,8 @@ class EpisodeSession:
         """By number; None of those under way."""
         self._rewards: dict[int, float] = {}
         """Rewards of turns, by number."""
-        self.tool_uses: list[ToolUse] = []
-        """Calls of tools, in the order in which they ended."""
+        self._reported: list[ToolUse] = []
+        self._seen = SeenTools()
         self._num_elsewhere = self._num_asking = 0
         """Turns and named waits that go on now; turns alone."""
         self._operation: int | None = None
@@ -166,6 +167,11 @@ class EpisodeSession:
     def rewards(self) -> Mapping[int, float]:
         """Rewards of turns, by number; those without one left out."""
         return self._rewards
+
+    @property
+    def tool_uses(self) -> Sequence[ToolUse]:
+        """Calls of tools, in the order in which they ended: what the episode counted, else what was seen of it."""
+        return self._reported or self._seen.uses
 
     def begin(self) -> None:
         """Opens the session: the episode's own code runs."""
@@ -214,11 +220,13 @@ class EpisodeSession:
             request = replace(request, streams=True)
             drafted = partial(self._drafted, request, shown, on_draft)
         self._turns[place] = None
+        self._seen.asked(said, self._around.clock.now())
         with self._elsewhere(), self._asking():
             response = await self._ask(request, who=self.name, what=f"turn {place}", on_draft=drafted)
         if response.refusal:
             raise UserError(f"the engine refused turn {place}: {response.refusal}")
         turn = self._turns[place] = _turn(place, response, self._read(response, shown))
+        self._seen.drawn(turn.message, shown, self._around.clock.now())
         if said is not None and self._history:
             self._history.answered(said, shown, turn.message, [*turn.prompt_ids.tolist(), *turn.token_ids.tolist()])
         return turn
@@ -231,7 +239,7 @@ class EpisodeSession:
 
     def tool_called(self, name: str, *, seconds: float, failed: bool = False) -> None:
         """Counts a call of a tool; see Session."""
-        self.tool_uses.append(ToolUse(name=name, seconds=seconds, failed=failed))
+        self._reported.append(ToolUse(name=name, seconds=seconds, failed=failed))
 
     @asynccontextmanager
     async def simulator(self, start: Start, own: EnvFleet | None = None) -> AsyncIterator[EnvEpisode]:
