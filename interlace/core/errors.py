@@ -63,3 +63,10 @@ def nearest(given: str, options: Iterable[str]) -> str:
     close = [given] if given in names else difflib.get_close_matches(given.lower(), lowered, n=1, cutoff=0.5)
     hint = f" Did you mean {lowered.get(close[0], close[0])!r}?" if close else ""
     return f"{hint} Known: {', '.join(names)}."
+
+
+class EnginesBusyError(UserError):
+    """Refusal of a turn that would have to wait for new weights for longer than its caller does."""
+
+    retry_after_s = 1.0
+    """Seconds after which it may be asked for again."""

@@ -1,5 +1,6 @@
 """Episodes: coroutines whose model calls are requests to the engine pool."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -142,6 +143,7 @@ class Session(Protocol):
         inputs: Inputs | None = None,
         query_ids: Sequence[int] = (),
         on_draft: OnTurnDraft | None = None,
+        patience_s: float = math.inf,
     ) -> Turn:
         """Lets the policy go on behind the whole context; waits while weights change or engines are full.
 
@@ -149,7 +151,8 @@ class Session(Protocol):
         behind that turn's tokens where the chat template allows it. tools: that the messages are written with.
         inputs, query_ids: see Request. params: None: the run's. number: the turn's, which keys its sampling noise;
         None: the next. Calls side by side whose order depends on the clock name theirs, so that two runs draw the same.
-        on_draft: called with the turn so far, whenever more of it is drawn.
+        on_draft: called with the turn so far, whenever more of it is drawn. patience_s: seconds that it waits where
+        engines end what they began before they take new weights; EnginesBusyError after them, and no turn was made.
         """
         ...
 

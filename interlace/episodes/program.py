@@ -22,7 +22,7 @@ from interlace.episodes.base import Episode, Outcome, Session
 from interlace.episodes.config import EpisodeConfig, EpisodeKind
 from interlace.episodes.server.app import SessionAddress
 from interlace.episodes.server.conversation import Conversation
-from interlace.episodes.server.host import SessionHost
+from interlace.episodes.server.host import PATIENCE_S, SessionHost
 from interlace.tools.function import on_thread
 
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
@@ -44,6 +44,9 @@ class ProgramConfig(EpisodeConfig):
     distribution: Literal["run", "client"] = "run"
     """run: the recipe's temperature, top_p and the like hold, whatever the program asks for. client: the program's do;
     it must ask for what the recipe trains with."""
+    drain_patience_s: float = Field(default=PATIENCE_S, ge=0)
+    """Seconds that a request waits where the schedule drains engines before they take new weights; one that would wait
+    for longer is answered 503 with Retry-After, and clients try again by themselves: OpenAI's do twice."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Further variables of a command's environment. It inherits the run's, but for names that look like secrets."""
     shown_tools: tuple[str | dict[str, JsonValue], ...] = ()
@@ -92,7 +95,9 @@ class Program:
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Runs the program to its end. Its reward: the reward route's, else what it returns, else the recipe's."""
         keeps = self._config.distribution == "run"
-        async with self._host.serve(session, keeps_distribution=keeps) as (conversation, endpoint):
+        patience_s = self._config.drain_patience_s
+        serving = self._host.serve(session, keeps_distribution=keeps, patience_s=patience_s)
+        async with serving as (conversation, endpoint):
             if self._function:
                 outcome = await self._call(prompt, endpoint)
             else:

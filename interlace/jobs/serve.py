@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -141,8 +142,10 @@ class PoolVisitors:
         finally:
             session.close()
 
-    async def _ask(self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None) -> Response:
-        del what
+    async def _ask(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
+    ) -> Response:
+        del what, patience_s  # weights do not change
         [response] = await self._pool.complete([request], who=who, on_draft=on_draft)
         return response
 

@@ -1,6 +1,7 @@
 """A recipe's own episodes, run on one engine: samples of the policy, and a model of their turns."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,12 @@ from interlace.jobs.host import episodes_of
 from interlace.profiling.samples import ENOUGH_SAMPLES, NUM_QUANTILES
 from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster
+from interlace.stages.asker import FromPool
 from interlace.stages.driver import OnDraft
 from interlace.stages.generate import played
 from interlace.stages.pool import EnginePool
 from interlace.stages.role_groups import RolloutGroup
-from interlace.stages.session import EpisodeSession, FromPool
+from interlace.stages.session import EpisodeSession
 from interlace.stages.turns import answered
 
 MIN_REWARD, MAX_REWARD = 0.0, 1.0
@@ -45,14 +47,16 @@ class _Course:
     tool_s: list[float] = field(default_factory=list)
     ended_s: float = 0.0
 
-    async def __call__(self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None) -> Response:
+    async def __call__(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
+    ) -> Response:
         """Notes when a turn begins and ends."""
         if self.responses:
             before = self.responses[-1].completion
             known = len(before.request.prompt_ids) + len(before.token_ids)
             self.given.append(max(0, len(request.prompt_ids) - known))
             self.tool_s.append(max(0.0, time.perf_counter() - self.ended_s))
-        response = await self.pool(request, who=who, what=what, on_draft=on_draft)
+        response = await self.pool(request, who=who, what=what, on_draft=on_draft, patience_s=patience_s)
         self.responses.append(response)
         self.ended_s = time.perf_counter()
         return response

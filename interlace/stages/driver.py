@@ -114,6 +114,11 @@ class EngineDriver:
         """False while an update is pending: a sequence that began now would be older than its admission allows for."""
         return self._pending is None
 
+    @property
+    def pending_version(self) -> int | None:
+        """Version of the weights that it will swap to; None where there is none."""
+        return self._pending.version if self._pending else None
+
     def submit(self, job: Job) -> None:
         """Queues a job."""
         self._sequence += 1

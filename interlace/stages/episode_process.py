@@ -5,6 +5,7 @@ Episodes are code that a user chose to run, and no code that a model wrote, so t
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -15,7 +16,7 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
-from interlace.core.errors import EpisodeLostError, UserError
+from interlace.core.errors import EnginesBusyError, EpisodeLostError, UserError
 from interlace.core.runs import Runs
 from interlace.core.types import (
     Completion,
@@ -73,6 +74,8 @@ class TurnAsk:
     query_ids: Sequence[int] = ()
     streams: bool = False
     """These three: see Request."""
+    patience_s: float = math.inf
+    """See Session.generate()."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -88,6 +91,8 @@ class TurnAnswer:
     num_cached_tokens: int = 0
     refusal: str = ""
     """Message of a UserError."""
+    is_busy: bool = False
+    """True where the error is an EnginesBusyError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -185,6 +190,7 @@ class _Running:
         who: str,  # noqa: ARG002 - the run knows
         what: str,  # noqa: ARG002 - likewise
         on_draft: OnDraft | None = None,
+        patience_s: float = math.inf,
     ) -> Response:
         """Asks the run for a turn."""
         answer: asyncio.Future[TurnAnswer] = asyncio.get_running_loop().create_future()
@@ -197,6 +203,7 @@ class _Running:
             inputs=request.inputs,
             query_ids=request.query_ids,
             streams=request.streams,
+            patience_s=patience_s,
         )
         if on_draft:
             self._listeners[request.turn] = partial(_pass_on, request.id, on_draft)
@@ -210,7 +217,7 @@ class _Running:
             del self._answers[request.turn]
             self._listeners.pop(request.turn, None)
         if found.refusal:
-            raise UserError(found.refusal)
+            raise EnginesBusyError(found.refusal) if found.is_busy else UserError(found.refusal)
         done = Completion(
             request=request,
             token_ids=found.token_ids.tolist(),

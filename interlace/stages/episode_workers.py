@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
-from interlace.core.errors import EpisodeFailedError, EpisodeLostError, InterlaceError, UserError
+from interlace.core.errors import EnginesBusyError, EpisodeFailedError, EpisodeLostError, InterlaceError, UserError
 from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
 from interlace.episodes.base import Outcome, Session, Turn, TurnDraft
@@ -313,10 +313,16 @@ class _Exchange:
                 inputs=ask.inputs,
                 query_ids=ask.query_ids,
                 on_draft=partial(self._drafted, ask.turn) if ask.streams else None,
+                patience_s=ask.patience_s,
             )
         except UserError as error:
             nothing = TurnAnswer(
-                turn=ask.turn, token_ids=EMPTY_INT, logprobs=EMPTY_FLOAT, versions=Runs(()), refusal=str(error)
+                turn=ask.turn,
+                token_ids=EMPTY_INT,
+                logprobs=EMPTY_FLOAT,
+                versions=Runs(()),
+                refusal=str(error),
+                is_busy=isinstance(error, EnginesBusyError),
             )
             self._processes.tell(self._job, nothing)
             return

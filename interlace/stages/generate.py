@@ -11,9 +11,10 @@ from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, S
 from interlace.episodes.base import Episode, Outcome
 from interlace.episodes.single_turn import SingleTurn
 from interlace.runtime.cluster import Cluster
+from interlace.stages.asker import FromPool
 from interlace.stages.map import Columns, OnFailed
 from interlace.stages.pool import EnginePool
-from interlace.stages.session import NO_LIMITS, EpisodeSession, FromPool, SessionLimits
+from interlace.stages.session import NO_LIMITS, EpisodeSession, SessionLimits
 from interlace.stages.stream import GENERATED, SampleChannel, Stream
 from interlace.stages.turns import response_columns, turn_columns
 

@@ -1,6 +1,7 @@
 """Episodes from outside the flow: what an evaluation asks."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -22,7 +23,10 @@ class _Outside:
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
 
-    async def __call__(self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None) -> Response:
+    async def __call__(
+        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
+    ) -> Response:
+        del patience_s  # an evaluation is what weights wait for
         asked = [replace(request, may_continue=False)]
         [response] = await self._pool.complete(asked, who=f"{who}, {what}", on_draft=on_draft)
         return response

@@ -68,7 +68,7 @@ class EnginePool:
         """
         self._cluster = cluster
         self._policy = create_dispatch(schedule.dispatch)
-        self._budget = schedule.rollout_budget
+        self._budget, self._drains = schedule.rollout_budget, schedule.on_update == "drain"
         self._migrate = schedule.tail if isinstance(schedule.tail, Migrate) else None
         self._drains = schedule.on_update == "drain"
         self._samples_per_step = samples_per_step
@@ -182,10 +182,16 @@ class EnginePool:
             driver.update_weights(ref)
         self._gather()
 
-    async def swapped(self, version: int) -> None:
-        """Waits until every engine serves `version` or a newer one."""
+    @property
+    def drains_for(self) -> int | None:
+        """Version for which every engine ends what it began, and begins nothing; None where one takes requests."""
+        pending = [driver.pending_version for driver in self._drivers if driver.pending_version is not None]
+        return min(pending) if self._drains and len(pending) == len(self._drivers) else None
+
+    async def swapped(self, version: int, *, who: str = "publication") -> None:
+        """Waits until every engine serves `version` or a newer one. who: for the wait-for graph."""
         while any(driver.version < version for driver in self._drivers):
-            await self._swapped.wait(who="publication", what=f"all engines to serve version {version}")
+            await self._swapped.wait(who=who, what=f"all engines to serve version {version}")
 
     def resume(self, gids: Sequence[int] | None = None) -> bool:
         """Renews the budget of these groups' samples (None: all). False where none of them is suspended."""

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar, cast
 
 import numpy as np
 
-from interlace.core.errors import UserError
+from interlace.core.errors import EnginesBusyError, UserError
 from interlace.core.messages import Message, ToolSpec, as_message, as_tool
 from interlace.core.random import stable_hash
 from interlace.core.runs import Runs
@@ -22,10 +22,8 @@ from interlace.episodes.base import Context, OnTurnDraft, Tools, ToolUse, Turn, 
 from interlace.episodes.history import History
 from interlace.models.actions import ActionTokens
 from interlace.runtime.clock import Clock
-from interlace.runtime.cluster import Cluster
 from interlace.runtime.waits import WaitRegistry
-from interlace.stages.driver import OnDraft
-from interlace.stages.pool import EnginePool, settle
+from interlace.stages.asker import Asker
 from interlace.stages.seen_tools import SeenTools
 
 T = TypeVar("T")
@@ -61,16 +59,6 @@ LOSSES = 2
 """Times that a sample begins again after its episode was lost; after one loss more it has failed."""
 
 
-class Asker(Protocol):
-    """Way of a session to the engines."""
-
-    def __call__(
-        self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None
-    ) -> Awaitable[Response]:
-        """Returns the response to a request. who, what: for the wait-for graph. on_draft: of one that streams."""
-        ...
-
-
 class Surroundings(Protocol):
     """Surroundings of a session: a cluster, or what stands for one in a process that runs episodes."""
 
@@ -83,23 +71,6 @@ class Surroundings(Protocol):
     def waiting(self, who: str, what: str) -> AbstractAsyncContextManager[None]:
         """Registers what is awaited inside."""
         ...
-
-
-class FromPool:
-    """Way of a sample that was admitted to the pool: its requests are the sample's."""
-
-    def __init__(self, cluster: Cluster, pool: EnginePool) -> None:
-        self._cluster, self._pool = cluster, pool
-
-    async def __call__(self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None) -> Response:
-        """Submits a request and waits; one that is awaited no more is withdrawn."""
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._pool.ask(request, partial(settle, future), on_draft)
-        try:
-            return await self._cluster.waits.wait_for(future, who=who, what=what)
-        except asyncio.CancelledError:
-            self._pool.withdraw(request.id)
-            raise
 
 
 class EpisodeSession:
@@ -206,6 +177,7 @@ class EpisodeSession:
         inputs: Inputs | None = None,
         query_ids: Sequence[int] = (),
         on_draft: OnTurnDraft | None = None,
+        patience_s: float = math.inf,
     ) -> Turn:
         """Lets the policy go on behind a context; see Session. UserError for what is no context of a turn."""
         place = max(self._turns, default=-1) + 1 if number is None else number
@@ -221,8 +193,13 @@ class EpisodeSession:
             drafted = partial(self._drafted, request, shown, on_draft)
         self._turns[place] = None
         self._seen.asked(said, self._around.clock.now())
-        with self._elsewhere(), self._asking():
-            response = await self._ask(request, who=self.name, what=f"turn {place}", on_draft=drafted)
+        what = f"turn {place}"
+        try:
+            with self._elsewhere(), self._asking():
+                response = await self._ask(request, who=self.name, what=what, on_draft=drafted, patience_s=patience_s)
+        except EnginesBusyError:
+            del self._turns[place]  # it was not begun, and its number is free
+            raise
         if response.refusal:
             raise UserError(f"the engine refused turn {place}: {response.refusal}")
         turn = self._turns[place] = _turn(place, response, self._read(response, shown))

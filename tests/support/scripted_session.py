@@ -1,6 +1,7 @@
 """A session whose answers are written beforehand, for what a server does with them."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class ScriptedSession:
         params: SamplingParams | None = None,
         number: int | None = None,
         on_draft: OnTurnDraft | None = None,
+        patience_s: float = math.inf,
     ) -> Turn:
         place = len(self.asked)
         self.asked.append((list(context), list(tools), params or self.params))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -143,9 +144,11 @@ class SessionServer:
         if self._runner:
             await self._runner.cleanup()
 
-    def open(self, session: Session, *, keeps_distribution: bool = True) -> tuple[Conversation, SessionAddress]:
-        """Gives a session a key of its own. keeps_distribution: see Conversation."""
-        conversation = Conversation(session, keeps_distribution)
+    def open(
+        self, session: Session, *, keeps_distribution: bool = True, patience_s: float = math.inf
+    ) -> tuple[Conversation, SessionAddress]:
+        """Gives a session a key of its own. keeps_distribution, patience_s: see Conversation."""
+        conversation = Conversation(session, keeps_distribution, patience_s)
         self._open[conversation.key] = conversation
         self.metrics.sessions += 1
         return conversation, SessionAddress(base_url=f"{self._url}/v1", api_key=conversation.key)

@@ -121,6 +121,8 @@ class Conversation:
     session: Session
     keeps_distribution: bool
     """Flag: the run's distribution holds, whatever temperature a client sets."""
+    patience_s: float = math.inf
+    """Seconds that a request waits while engines drain for new weights, before it is answered 503."""
     key: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
     reward: float | None = None
     """Reward that the client gave; the last one counts."""
@@ -146,6 +148,7 @@ class Conversation:
                     params=params,
                     number=each,
                     on_draft=partial(on_draft, place) if ask.stream else None,
+                    patience_s=self.patience_s,
                 )
             )
             for place, each in enumerate(numbers)

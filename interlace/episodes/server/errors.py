@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from interlace.core.errors import UserError
+from interlace.core.errors import EnginesBusyError, UserError
 from interlace.core.types import JSON
 
 _TYPES = {
@@ -39,6 +39,8 @@ def as_api_error(error: Exception) -> ApiError:
     """Returns what a client is answered with where an exception was raised."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, EnginesBusyError):
+        return ApiError(503, str(error), retry_after_s=error.retry_after_s)
     return (
         ApiError(400, str(error)) if isinstance(error, UserError) else ApiError(500, f"{type(error).__name__}: {error}")
     )

@@ -8,6 +8,9 @@ from interlace.episodes.base import Session
 from interlace.episodes.server.app import SessionAddress, SessionServer
 from interlace.episodes.server.conversation import Conversation
 
+PATIENCE_S = 30.0
+"""Seconds that a request waits for new weights: a client tries again only so often, so that it had better wait here."""
+
 
 class SessionHost:
     """Way of sessions to programs that know an address and a key alone. One server for all that are open at once."""
@@ -19,9 +22,9 @@ class SessionHost:
 
     @asynccontextmanager
     async def serve(
-        self, session: Session, *, keeps_distribution: bool = True
+        self, session: Session, *, keeps_distribution: bool = True, patience_s: float = PATIENCE_S
     ) -> AsyncIterator[tuple[Conversation, SessionAddress]]:
-        """Serves a session for the block; then its key is unknown. keeps_distribution: see Conversation."""
+        """Serves a session for the block; then its key is unknown. keeps_distribution, patience_s: see Conversation."""
         self._num_open += 1
         try:
             async with self._starting:
@@ -30,7 +33,7 @@ class SessionHost:
                     await server.start()
                     self._server = server
             server = self._server
-            conversation, endpoint = server.open(session, keeps_distribution=keeps_distribution)
+            conversation, endpoint = server.open(session, keeps_distribution=keeps_distribution, patience_s=patience_s)
             try:
                 yield conversation, endpoint
             finally:

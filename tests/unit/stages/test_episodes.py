@@ -33,8 +33,9 @@ from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.watchdog import Watchdog
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
+from interlace.stages.asker import FromPool
 from interlace.stages.pool import EnginePool, settle
-from interlace.stages.session import EpisodeSession, FromPool, SessionLimits
+from interlace.stages.session import EpisodeSession, SessionLimits
 from tests.support.cost_workers import Costs
 from tests.support.random_episodes import RandomEpisodes
 from tests.support.random_schedules import random_schedule, random_workload
