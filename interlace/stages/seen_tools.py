@@ -1,4 +1,4 @@
-"""Calls of tools that a session sees, whoever makes them: asked for by one turn, answered in the context of a later."""
+"""Calls of tools that a session sees: asked for by one turn, answered in the context of a later one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
