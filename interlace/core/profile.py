@@ -213,6 +213,28 @@ class Lengths(Config):
     two sigmas only say how much of a length is the prompt's."""
 
 
+class EnvCosts(StateCosts):
+    """Simulators. On a device the environments of a chunk move together; on the host each moves in a process."""
+
+    chunks: tuple[tuple[int, float], ...] = Field(min_length=1)
+    """(environments, seconds of a chunk in all of them), by rising number of environments; linear in between."""
+    reset_s: float = Field(default=0.0, ge=0)
+    """Seconds of a reset; on a device, of all environments that are reset together."""
+    host_processes: int = Field(default=1, ge=1)
+    """Processes that simulate at once on the host."""
+
+    @model_validator(mode="after")
+    def _rising_numbers(self) -> Self:
+        numbers = [number for number, _ in self.chunks]
+        if numbers[0] < 1 or numbers != sorted(set(numbers)):
+            raise ValueError(f"chunks needs 1 or more environments, each point more than the one before: {numbers}")
+        return self
+
+    def chunk_s(self, num_envs: int) -> float:
+        """Predicts a chunk in `num_envs` environments together; beyond the last point the last slope goes on."""
+        return read_curve(self.chunks, num_envs)
+
+
 class Turns(Config):
     """Course of an episode of several turns. How long each answer is, `lengths` says. Quantiles are at evenly spaced
     probabilities from 0 to 1."""
@@ -274,6 +296,8 @@ class Profile(Config):
     reward: RewardCosts = RewardCosts()
     lengths: Lengths = Lengths()
     """Lengths of responses; with `turns`, of each turn's."""
+    env: EnvCosts | None = None
+    """None of a recipe whose episodes have no simulators."""
     turns: Turns | None = None
     """None of a recipe whose samples are one response each."""
     controller_sample_s: float = Field(default=0.0, ge=0)

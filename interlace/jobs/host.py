@@ -129,6 +129,7 @@ async def host(
             num_steps=recipe.steps,
             done_steps=resumed.done_steps if resumed else 0,
             minibatches=recipe.minibatches,
+            epochs=recipe.epochs,
         ),
     )
     if resumed:

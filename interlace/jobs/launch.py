@@ -79,7 +79,7 @@ class RoleWorker:
 async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
     """Starts the workers of all roles that the recipe needs."""
     recipe, needs = sources.recipe, algorithm_of(sources.recipe).needs
-    workers = {**_engine_workers(sources), **_workers_of_their_own(recipe), **_env_worker(recipe, cluster.place("env"))}
+    workers = {**_engine_workers(sources), **_workers_of_their_own(recipe), **_env_worker(recipe, cluster)}
     base_serves = needs.reference and reference_is_base(recipe, cluster.place)
     if base_serves:
         del workers["reference"]
@@ -132,13 +132,14 @@ def _workers_of_their_own(recipe: Recipe) -> dict[str, RoleWorker]:
     return workers
 
 
-def _env_worker(recipe: Recipe, places: Sequence[tuple[Device, ...]]) -> dict[str, RoleWorker]:
-    """Makes the simulators of the recipe's episodes, where these have any. places: of their instances."""
+def _env_worker(recipe: Recipe, cluster: Cluster) -> dict[str, RoleWorker]:
+    """Makes the simulators of the recipe's episodes, where these have any."""
     config = simulators_of(recipe.episode)
     if config is None:
         return {}
     from interlace.workers.env import EnvWorker
 
+    places = cluster.place("env")
     factory = partial(EnvWorker, config=config, num_instances=len(places))
     return {"env": RoleWorker(worker_class=EnvWorker, factory=factory, on_host=not places[0])}
 

@@ -14,6 +14,7 @@ from interlace.core.errors import UserError
 from interlace.core.profile import Profile
 from interlace.core.types import JSON, Prompt, Request
 from interlace.episodes.base import Episode
+from interlace.episodes.by_row import simulators_of
 from interlace.flows.run import SINGLE_TURN
 from interlace.jobs.outcome import ScheduleOutcome, under_each
 from interlace.jobs.virtual import Simulated, SimulatedRole, run_virtually
@@ -31,6 +32,7 @@ from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device, Pools
+from interlace.simulate.envs import SimulatedSimulators
 from interlace.simulate.episodes import SimulatedEpisode
 from interlace.simulate.lengths import ResponseLengths
 from interlace.simulate.pace import Pace
@@ -97,7 +99,13 @@ class Simulation:
                 f"the recipe's episode {recipe.episode.name!r} takes several turns, and the profile has no `turns`: "
                 "measure them with `interlace profile RECIPE`, or write them into the profile."
             )
-        return SimulatedEpisode(self.profile.turns, brings_reward=recipe.reward is None)
+        has_envs = simulators_of(recipe.episode) is not None
+        if has_envs and self.profile.env is None:
+            raise UserError(
+                f"the recipe's episode {recipe.episode.name!r} has simulators, and the profile no `env`: write what "
+                "a chunk in them costs into the profile."
+            )
+        return SimulatedEpisode(self.profile.turns, brings_reward=recipe.reward is None, has_envs=has_envs)
 
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
         """Workers that only cost time."""
@@ -132,12 +140,20 @@ class Simulation:
             return max(each.costs_of(role).working_bytes for each in (profile, *profile.kinds.values()))
 
         return {
+            **self._simulators(recipe, pace),
             "rollout": SimulatedRole(engine, SimulatedEngine, working("rollout")),
             "reward": SimulatedRole(reward, scorer),
             "reference": SimulatedRole(reference, SimulatedInference, working("reference")),
             "critic": SimulatedRole(critic, SimulatedTrainer, working("critic")),
             "actor": SimulatedRole(actor, SimulatedTrainer, working("actor")),
         }
+
+    def _simulators(self, recipe: Recipe, pace: Pace) -> dict[str, SimulatedRole]:
+        costs = self.profile.env
+        if costs is None or simulators_of(recipe.episode) is None:
+            return {}
+        factory = partial(SimulatedSimulators, costs=costs, pace=pace)
+        return {"env": SimulatedRole(factory, SimulatedSimulators, costs.working_bytes)}
 
 
 def simulate(

@@ -225,7 +225,7 @@ async def launch(cluster: Cluster, needs: Needs, roles: Mapping[str, SimulatedRo
         worker = RoleWorker(worker_class=stand_in.worker_class, factory=stand_in.factory)
         # A function scores on the host, a model on its devices.
         scoring = operation_of(stand_in.worker_class, "score")
-        is_placed = role.needs_device or (scoring is not None and scoring.on_device)
+        is_placed = role.needs_device or role.counts_envs or (scoring is not None and scoring.on_device)
         places: Sequence[tuple[Device, ...]] = cluster.place(role.name) if is_placed else [()]
         specs = [role_spec(role, number, devices, worker) for number, devices in enumerate(places)]
         started[role.name] = [

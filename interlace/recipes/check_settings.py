@@ -44,11 +44,14 @@ def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
             "schedule=auto is chosen when `interlace train` starts. Elsewhere name a preset, or have one planned: "
             "`interlace plan` writes a file that schedule=plan.yaml reads."
         )
+    simulators, schedule = simulators_of(recipe.episode), recipe.schedule.resolved
     for role in placed_roles():
-        for instance in recipe.schedule.resolved.instances(role.name, devices):
+        if role.counts_envs and simulators is None:
+            continue  # a schedule for robots may serve others too, on fewer devices
+        for instance in schedule.instances(role.name, devices):
             num_ranks(recipe, role.name, instance)
-    if simulators := simulators_of(recipe.episode):
-        simulators.share(0, len(recipe.schedule.resolved.instances("env", devices)))
+    if simulators:
+        simulators.share(0, len(schedule.instances("env", devices)))
 
 
 def _check_scorer(recipe: Recipe) -> None:

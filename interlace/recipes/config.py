@@ -205,7 +205,10 @@ class Recipe(Config):
     prompts_per_step: int = Field(ge=1)
     samples_per_prompt: int = Field(ge=1)
     minibatches: int = Field(default=1, ge=1)
-    """Optimizer updates a step; prompts_per_step is divided among them."""
+    """Optimizer updates a step, of each pass; prompts_per_step is divided among them."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over a step's samples, as PPO makes them: those after the first take prompts in another order, keyed by
+    step and pass, and train on the advantages and old log-probs of the first."""
     tokens_per_microbatch: int = Field(default=TOKENS_PER_MICROBATCH, ge=1)
     """Prompt and response tokens of one forward of training. Changes memory and speed, never the result."""
     checkpoint_every: int = Field(default=0, ge=0)

@@ -209,6 +209,8 @@ class Schedule(Config):
 
     def moves_kv_cache(self, devices: tuple[Device, ...]) -> bool:
         """Says whether running sequences' KV cache goes to the host and back, where another role has their device."""
+        if self.switch != "when_ready" or self.kv_on_switch != "offload":
+            return False
         held = {device for instance in self.instances("rollout", devices) for device in instance}
         others = {
             device
@@ -216,7 +218,7 @@ class Schedule(Config):
             for instance in self.instances(role, devices)
             for device in instance
         }
-        return bool(held & others) and self.switch == "when_ready" and self.kv_on_switch == "offload"
+        return bool(held & others)
 
     @property
     def follows_kv_use(self) -> bool:

@@ -36,7 +36,9 @@ class LoopSizes:
     done_steps: int = 0
     """Steps trained before, where a run is resumed."""
     minibatches: int = 1
-    """Optimizer updates of a step."""
+    """Optimizer updates of a pass over a step's samples."""
+    epochs: int = 1
+    """Passes."""
 
     @property
     def samples_per_step(self) -> int:
@@ -174,6 +176,7 @@ class StageFactory:
             granule=self._granule(name),
             samples_per_prompt=self.sizes.samples_per_prompt,
             minibatches=self.sizes.minibatches,
+            epochs=self.sizes.epochs,
             in_order=self._schedule.batches_are_fixed,
             whole_batch=whole_batch,
             proximal=proximal,

@@ -32,7 +32,9 @@ class Minibatches:
 
     def __init__(self, batch: Batch, count: int, *, in_order: bool) -> None:
         """count: minibatches of a full batch; where its size cannot be divided by it, the last is smaller."""
-        self._batch, self._size = batch, math.ceil(batch.size / count)
+        self._batch = batch
+        self.size = math.ceil(batch.size / count)
+        """Groups of a minibatch."""
         self._in_order = in_order and count > 1  # in one minibatch the order changes nothing but last bits
         self._left: list[SampleGroup] = []
         self._num_seen = self._num_trained = 0
@@ -55,7 +57,7 @@ class Minibatches:
         groups = {group.gid: group for group in self._left}
         order = sorted([*groups, *(() if batch.closed else batch.pending())]) if self._in_order else list(groups)
         parts: list[Part] = []
-        start, end = 0, self._size - self._num_trained % self._size
+        start, end = 0, self.size - self._num_trained % self.size
         is_whole = True
         while is_whole and start < len(order):
             found = [groups[gid] for gid in order[start:end] if gid in groups]
@@ -63,8 +65,8 @@ class Minibatches:
             if found:
                 found.sort(key=lambda group: group.gid)
                 parts.append(Part(groups=found, ends=is_whole or batch.closed))
-            start, end = end, end + self._size
-        if not parts and batch.closed and (self._num_trained % self._size or not self._num_trained):
+            start, end = end, end + self.size
+        if not parts and batch.closed and (self._num_trained % self.size or not self._num_trained):
             # What is open is closed; and a batch all of whose groups were dropped is still a step, and counted as such.
             parts = [Part(groups=[], ends=True)]
         return parts

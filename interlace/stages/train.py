@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from interlace.core.random import permutation
 from interlace.core.types import Sample
 from interlace.stages.batches import Batch
 from interlace.stages.minibatches import Minibatches, Part
@@ -29,19 +30,21 @@ class TrainStage:
         granule: int,
         samples_per_prompt: int,
         minibatches: int,
+        epochs: int = 1,
         in_order: bool,
         whole_batch: bool,
         proximal: ActorGroup | None,
     ) -> None:
         """granule: samples it waits for before it asks for its devices.
 
+        epochs: passes over the batch; those after the first take its groups in another order, keyed by step and pass.
         in_order: minibatches are cut in order of admission, else as groups are taken.
         proximal: the group that recomputes log-probs under the weights at the start of the step, before the first
             update, so several minibatches need the whole batch; None where those of generation serve.
         """
         self._group, self._proximal = group, proximal
         self._granule_groups = math.ceil(granule / samples_per_prompt)
-        self._minibatches, self._in_order = minibatches, in_order
+        self._minibatches, self._epochs, self._in_order = minibatches, epochs, in_order
         self._whole_batch = whole_batch or (proximal is not None and minibatches > 1)
         self.num_updates = 0
         """Steps of the optimizer that were begun."""
@@ -53,12 +56,15 @@ class TrainStage:
         """Trains one step on the batch; the worker's metrics go into `batch.metrics`."""
         minibatches = Minibatches(batch, self._minibatches, in_order=self._in_order)
         is_last = False
+        trained: list[Sample] = []
         while not is_last:
             parts = await self._ready(batch, minibatches)
             minibatches.take(parts)
             is_last = batch.closed
             if parts:
-                await self._train(parts)
+                trained += await self._train(parts)
+        for epoch in range(1, self._epochs if trained else 0):
+            await self._train_again(batch.step, epoch, trained, minibatches.size)
         batch.metrics.update(await self._group.step_metrics())
 
     def flush(self) -> bool:
@@ -70,7 +76,8 @@ class TrainStage:
         self._changed()
         return True
 
-    async def _train(self, parts: Sequence[Part]) -> None:
+    async def _train(self, parts: Sequence[Part]) -> list[Sample]:
+        """Trains on some of the batch; returns the samples as they were trained on."""
         async with self._group.hold("train"):
             # All of them before the first update: so they are of the weights at the start of the step.
             prepared = [await self._with_proximal(part.samples) for part in parts]
@@ -80,6 +87,21 @@ class TrainStage:
                 if part.ends:
                     self.num_updates += 1
                     await self._group.optimizer_step()
+        return [sample for samples in prepared for sample in samples]
+
+    async def _train_again(self, step: int, epoch: int, samples: Sequence[Sample], size: int) -> None:
+        """Makes one more pass over a batch. size: groups of a minibatch."""
+        groups: dict[int, list[Sample]] = {}
+        for sample in samples:
+            groups.setdefault(sample.key.gid, []).append(sample)
+        gids = sorted(groups)
+        order = [gids[place] for place in permutation(len(gids), "epoch", step, epoch)]
+        async with self._group.hold("train"):
+            for start in range(0, len(order), size):
+                chosen = sorted(order[start : start + size])
+                await self._group.accumulate([sample for gid in chosen for sample in groups[gid]])
+                self.num_updates += 1
+                await self._group.optimizer_step()
 
     async def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
         if self._proximal is None or not samples:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from interlace.core.errors import UserError
 from interlace.jobs.train import TrainReport
 from interlace.observe.films import read_films
 from interlace.observe.report.page import write_report
@@ -91,6 +92,26 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(whole: Path) -> None:
     assert run(whole, "stopped", resume=True).done_steps == 3
     assert samples(whole, "stopped") == samples(whole, "whole")
     assert equal_weights(final_weights(whole, "stopped"), final_weights(whole, "whole"))
+
+
+EMBODIED = ("rlinf-embodied-collocated", "rlinf-embodied-disaggregated", "rlinf-embodied-hybrid", "embodied-async")
+
+
+@pytest.mark.parametrize("preset", EMBODIED)
+def test_the_presets_for_robots_place_simulators_on_devices(whole: Path, preset: str) -> None:
+    settings = [f"schedule.preset={preset}", "cluster.devices=cpu:4", "episode.env.num_envs=4", "steps=2"]
+    assert run(whole, preset, [*settings, "task.starts.heldout_size=0"]).done_steps == 2
+    bound = 2 if preset == "embodied-async" else 0
+    for line in (whole / preset / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert row["goodput/simulate"] > 0 and row["sched/staleness_max"] <= bound
+
+
+def test_a_robots_preset_on_too_few_devices_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"placement.env = '25-50%' is no whole device of 2"):
+        run(tmp_path, "few", ["schedule.preset=rlinf-embodied-disaggregated"])
+    with pytest.raises(UserError, match=r"num_envs=1, but schedule.placement.env makes 2 instances"):
+        run(tmp_path, "envs", ["schedule.placement.env=all", "episode.env.num_envs=1"])
 
 
 @pytest.mark.parametrize("preset", ["async-colocated", "areal"])

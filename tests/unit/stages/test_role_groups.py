@@ -13,12 +13,14 @@ from interlace.core.types import Request, Sample
 from interlace.engines.rollout.protocol import EngineReport
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.worker import Worker, operation_of
+from interlace.simulate.envs import SimulatedSimulators
 from interlace.simulate.rollout import SimulatedEngine
 from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedTrainer
 from interlace.stages import role_groups
 from interlace.stages.role_groups import (
     ActorGroup,
     CriticGroup,
+    EnvGroup,
     ReferenceGroup,
     RewardGroup,
     RolloutGroup,
@@ -26,6 +28,7 @@ from interlace.stages.role_groups import (
 )
 from interlace.workers.actor import ActorWorker
 from interlace.workers.critic import CriticWorker
+from interlace.workers.env import EnvWorker
 from interlace.workers.process_reward import ProcessRewardWorker
 from interlace.workers.reference import ReferenceWorker
 from interlace.workers.reward import RewardModelWorker, RewardWorker
@@ -36,6 +39,8 @@ ROOT = Path(__file__).parents[3]
 PAIRS: tuple[tuple[type[TypedGroup], type[Worker]], ...] = (
     (RolloutGroup, RolloutWorker),
     (RolloutGroup, SimulatedEngine),
+    (EnvGroup, EnvWorker),
+    (EnvGroup, SimulatedSimulators),
     (RewardGroup, RewardWorker),
     (RewardGroup, RewardModelWorker),
     (RewardGroup, SimulatedReward),
