@@ -95,7 +95,8 @@ def theirs(task: str, settings: dict[str, object], seed: int, steps: int) -> tup
 def table(tasks: Sequence[str], seeds: Sequence[int], steps: int) -> str:
     """Runs both on each task and seed."""
     rows = [
-        f"Mean return of the last {LAST} training episodes after {steps:,} steps, of seeds {', '.join(map(str, seeds))} (each).",
+        f"Mean return of the last {LAST} training episodes after {steps:,} steps; in brackets each of seeds "
+        f"{', '.join(map(str, seeds))}.",
         "",
         "| task | interlace | Stable-Baselines3 | CPU seconds, each |",
         "|---|---|---|---|",

@@ -80,6 +80,7 @@ class Workload:
     num_steps: int = 5
     num_prompts: int | None = None
     minibatches: int = 1
+    epochs: int = 1
     needs: Needs = Needs(reference=True)
     costs: Costs = Costs()
     num_devices: int = 4
@@ -177,6 +178,7 @@ async def _run(
             num_steps=work.num_steps,
             done_steps=work.done_steps,
             minibatches=work.minibatches,
+            epochs=work.epochs,
         ),
     )
     settings = LoopSettings(sampling=SamplingParams(max_new_tokens=work.costs.max_tokens), limits=work.limits)

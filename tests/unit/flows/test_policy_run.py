@@ -282,6 +282,17 @@ def test_minibatches_of_a_granule_s_size_or_less_are_summed_in_one_piece(seed: i
     assert found == ["accumulate", "optimizer_step"] * work.minibatches * work.num_steps
 
 
+def test_later_epochs_take_the_same_groups_in_another_order_whatever_the_schedule() -> None:
+    work = replace(WORK, prompts_per_step=8, minibatches=4, epochs=3, num_steps=2)
+    found = simulate(Schedule(), work).minibatches
+    assert found == simulate(Schedule.parse({"placement": {"rollout": "0-1", "actor": "2-3"}}), work).minibatches
+    steps = [found[:12], found[12:]]
+    for first, passes in enumerate(steps):
+        epochs = [[gid for minibatch in passes[at : at + 4] for gid in minibatch] for at in (0, 4, 8)]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(8 * first, 8 * first + 8))] * 3
+        assert epochs[0] != epochs[1] != epochs[2]
+
+
 def test_staleness_counts_from_a_sample_s_oldest_token() -> None:
     placement = {"actor": 0, "rollout": "1-3"}
     fields = {"max_staleness": 3, "batching": "arrival", "on_update": "keep", "placement": placement}
