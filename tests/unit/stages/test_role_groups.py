@@ -58,7 +58,7 @@ LEFT_OUT: dict[type[Worker], set[str]] = {
     SimulatedEngine: {"report", "weight_place"},
     SimulatedInference: {"attention"},
     SimulatedTrainer: {
-        "attention", "base_logprobs", "checkpoint_bytes", "copy_checkpoint", "load_optimizer", "open_weights",
+        "accumulate_replayed", "attention", "base_logprobs", "checkpoint_bytes", "copy_checkpoint", "load_optimizer", "open_weights",
         "weight_place", "write_checkpoint",
     },
 }  # fmt: skip
