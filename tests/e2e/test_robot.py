@@ -2,16 +2,22 @@
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from interlace.cli.eval import _settings
 from interlace.core.errors import UserError
+from interlace.jobs.evaluate_model import evaluate_model
 from interlace.jobs.train import TrainReport
 from interlace.observe.films import read_films
+from interlace.observe.progress import QuietProgress
 from interlace.observe.report.page import write_report
 from interlace.observe.run_folder import RunFolder
+from interlace.recipes.check import check_recipe
+from interlace.recipes.load import load_recipe
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
 
 pytest.importorskip("gymnasium")
@@ -164,6 +170,28 @@ def test_imitation_of_an_expert_already_solves_both_tasks_by_their_instructions(
         assert line["env/success"] == line["reward/mean"]
     text = samples(tmp_path, "dot")[0]
     assert "success after" in str(text)
+
+
+def test_a_run_is_evaluated_on_a_task_that_it_was_not_trained_on(tmp_path: Path) -> None:
+    settings = "episode.env.settings={{tasks: [{}], horizon: 12}}"
+    starts = "task.starts={{instructions: [{}], train_size: 16, heldout_size: 4, seed: {}}}"
+    seen = [settings.format("near"), starts.format("push the puck down", 0)]
+    run(tmp_path, "near", [*DOT, *seen, "steps=1", "warmup.steps=40"])
+    unseen = [settings.format("far"), starts.format("push the puck up", 1)]
+    recipe = _settings(str(tmp_path / "near"), None, unseen)
+    found = evaluate_model(recipe, QuietProgress())
+    assert found.num_prompts == 4 and 0 <= found.greedy_accuracy <= 1 and not found.warning
+    assert found.sampled_accuracy is not None
+
+
+@pytest.mark.parametrize(("name", "library"), [("maniskill", "mani_skill"), ("libero", "libero")])
+def test_recipes_of_other_simulators_run_or_say_which_extra_they_need(tmp_path: Path, name: str, library: str) -> None:
+    if find_spec(library) is None:
+        with pytest.raises(UserError, match=rf"pip install 'interlace\[{name}\]'"):
+            check_recipe(load_recipe(name))
+        return
+    settings = ["steps=1", "task.starts.heldout_size=0", "logging.loggers=[]"]
+    assert run_recipe(name, tmp_path, name, settings).done_steps == 1
 
 
 def test_a_policy_that_sees_pixels_goes_the_whole_way(tmp_path: Path) -> None:
