@@ -14,6 +14,7 @@ from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import DeviceUse, Rank, WorkerGroup
 from interlace.runtime.process.children import Place
+from interlace.runtime.process.mail import Directory
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.waits import WaitRegistry
@@ -111,6 +112,7 @@ class Cluster(ABC):
                     num_ranks=spec.num_ranks,
                     devices=tuple(device.name for device in spec.devices[rank :: spec.num_ranks]),
                     rendezvous=rendezvous,
+                    directory=self._mail_directory(),
                 )
                 for rank in range(spec.num_ranks)
             ]
@@ -145,6 +147,10 @@ class Cluster(ABC):
 
     async def _rendezvous(self, spec: WorkerSpec) -> Rendezvous | None:  # noqa: ARG002 - for clusters of processes
         """Returns the place where the ranks of a group meet."""
+        return None
+
+    def _mail_directory(self) -> Directory | None:
+        """Returns the book in which ranks find each other's mailboxes."""
         return None
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> "asyncio.Task[None]":

@@ -4,9 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from interlace.core.errors import InterlaceError, UserError, nearest
+
+if TYPE_CHECKING:
+    from interlace.runtime.process.mail import Directory, Mailbox
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 SplitFunction: TypeAlias = Callable[[tuple[Any, ...], int], Sequence[tuple[Any, ...]]]
@@ -108,6 +111,10 @@ class Rendezvous:
     """Prefix of the names in the store: without it nothing there can be read or replaced."""
 
 
+PATIENCE_S = 60.0
+"""Seconds that a rank waits for another's message, or for its mailbox."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerContext:
     """Place of a rank, as the rank itself sees it."""
@@ -119,6 +126,32 @@ class WorkerContext:
     """Names of the devices it may compute on, e.g. ('cuda:0',); empty for a worker that needs none."""
     rendezvous: Rendezvous | None = None
     """Meeting place of a group of several processes; None where ranks are threads, or alone."""
+    directory: "Directory | None" = None
+    """Book in which ranks find each other's mailboxes; None where there is no content to send."""
+
+    @property
+    def name(self) -> str:
+        """Returns the rank's name for others: GROUP.NUMBER, such as `camera.0`."""
+        return f"{self.group}.{self.rank}"
+
+    def send(self, to: str, value: object, *, tag: str = "", patience_s: float = PATIENCE_S) -> None:
+        """Sends arrays, tensors, or whatever can be pickled to another rank, past the controller. to: its name.
+
+        Tensors arrive on the host. Within a process a value is handed over, not copied. Raises InterlaceError where the
+        other rank is not there.
+        """
+        self._mailbox().send(to, value, tag, patience_s)
+
+    def recv(self, source: str, *, tag: str = "", patience_s: float = PATIENCE_S) -> Any:
+        """Returns the next value that a rank sent with this tag. Raises InterlaceError where none comes in time."""
+        return self._mailbox().recv(source, tag, patience_s)
+
+    def _mailbox(self) -> "Mailbox":
+        from interlace.runtime.process.mail import mailbox_of
+
+        if self.directory is None:
+            raise UserError(f"{self.name} is on a virtual clock, where nothing is sent from rank to rank.")
+        return mailbox_of(self.name, self.directory)
 
 
 class Tracer(Protocol):

@@ -34,6 +34,12 @@ def test_proposer_and_judge_both_learn(places: tuple[str, str]) -> None:
     assert gaps[-1] < 0.15, "the proposer found what is hard: drawn evenly, gaps are 0.31 apart"
 
 
+def test_pictures_go_straight_from_worker_to_worker() -> None:
+    command = [sys.executable, str(EXAMPLES / "straight_through.py")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout == "mean grey 9.5 of 20 pictures\n", result.stderr
+
+
 def test_the_flow_is_as_short_as_it_says() -> None:
     assert len((EXAMPLES / "proposer_judge.py").read_text(encoding="utf-8").splitlines()) < 80
 

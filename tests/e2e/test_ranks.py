@@ -91,9 +91,10 @@ def train(folder: Path, name: str, *options: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_the_command_runs_on_both_clusters_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["ranks", "tensor_parallel", "context_parallel"])
+def test_the_command_runs_on_both_clusters_to_the_same_bits(tmp_path: Path, layout: str) -> None:
     for backend in ("local", "ray"):
-        train(tmp_path, backend, f"cluster.backend={backend}", "actor.ranks=2")
+        train(tmp_path, backend, f"cluster.backend={backend}", f"actor.{layout}=2")
     root = tmp_path / "runs"
     assert metrics(root, "local") == metrics(root, "ray")
     ours, theirs = final_weights(root, "local"), final_weights(root, "ray")

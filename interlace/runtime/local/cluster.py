@@ -16,6 +16,7 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank, RankResult, turn_of
 from interlace.runtime.local.own_thread import OwnThread
 from interlace.runtime.local.spawned import SpawnedRank
+from interlace.runtime.process.mail import FolderDirectory, close_mailboxes
 from interlace.runtime.process.shared import SharedArrays, SharedFolder, shared_folder
 from interlace.runtime.result_order import OrderedRank, ResultOrder
 from interlace.runtime.worker import RAISED, Rendezvous, Worker, WorkerContext
@@ -101,6 +102,7 @@ class LocalCluster(Cluster):
         self._result_order = ResultOrder(self.watchdog.at_rest)
         self._folder: SharedFolder | None = None
         self._shared: SharedArrays | None = None
+        self._directory: FolderDirectory | None = None
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         if spec.num_ranks == 1:
@@ -113,6 +115,18 @@ class LocalCluster(Cluster):
         self.processes.append(spawned)
         return OrderedRank(spawned, self._result_order)
 
+    def _mail_directory(self) -> FolderDirectory:
+        if self._directory is None:
+            made = self._directory = FolderDirectory(Path(self._own_folder("mail")))
+            self._after_workers.callback(close_mailboxes, made)
+        self._directory.shared = self._folder.path if self._folder else None
+        return self._directory
+
+    def _own_folder(self, what: str) -> str:
+        made = tempfile.mkdtemp(prefix=f"interlace-{what}-")  # 0700: who cannot enter it cannot join
+        self._after_workers.callback(shutil.rmtree, made, ignore_errors=True)
+        return made
+
     async def _turn(self) -> None:
         await self._result_order.wait_turn()
 
@@ -120,9 +134,7 @@ class LocalCluster(Cluster):
         if self._folder is None and (folder := shared_folder()):
             self._folder, self._shared = folder, SharedArrays(folder.path, passes_on=True)
             self._after_workers.callback(folder.remove)
-        meeting = tempfile.mkdtemp(prefix="interlace-meeting-")  # 0700: who cannot enter it cannot join
-        self._after_workers.callback(shutil.rmtree, meeting, ignore_errors=True)
-        return Rendezvous(url=f"file://{meeting}/store")
+        return Rendezvous(url=f"file://{self._own_folder('meeting')}/store")
 
     def _patience_s(self) -> float:
         """Returns how long the end waits for a thread, which cannot be ended: like the run, unless it hurries."""

@@ -18,6 +18,7 @@ from interlace.runtime.process.children import Place
 from interlace.runtime.process.shared import SharedArrays, shared_folder
 from interlace.runtime.ray.actor import RankActor
 from interlace.runtime.ray.children import place_child
+from interlace.runtime.ray.mail import StoreDirectory
 from interlace.runtime.ray.rank import RayRank
 from interlace.runtime.ray.session import RaySession
 from interlace.runtime.result_order import OrderedRank, ResultOrder
@@ -46,6 +47,8 @@ class RayCluster(Cluster):
         self._shared = SharedArrays(self._folder.path, passes_on=True) if self._folder else None
         if self._folder:
             self._after_workers.callback(self._folder.remove)
+        self._directory = StoreDirectory(secrets.token_hex(8), self._folder.path if self._folder else None)
+        self._after_workers.callback(self._directory.clear)
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         own = spec.devices[context.rank :: spec.num_ranks]
@@ -70,6 +73,9 @@ class RayCluster(Cluster):
     @property
     def place_child(self) -> Place | None:
         return place_child
+
+    def _mail_directory(self) -> StoreDirectory:
+        return self._directory
 
     async def _turn(self) -> None:
         await self._result_order.wait_turn()

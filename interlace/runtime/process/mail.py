@@ -1,0 +1,217 @@
+"""Arrays and tensors from rank to rank, past the controller: each rank has a mailbox that the others can find.
+
+Within a process a value is handed over as it is. Between processes it goes over a socket; between those of one machine
+its large arrays stay in shared memory, and the socket carries their names, as with the controller's own messages.
+"""
+
+import contextlib
+import hmac
+import json
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from interlace.core.errors import InterlaceError
+from interlace.runtime.process.frames import Assembler, Call, encode
+from interlace.runtime.process.shared import SharedArrays, write_all
+
+_SECRET_BYTES = 32
+_CHUNK = 1 << 20
+_LOOK_EVERY_S = 0.01
+"""Between two looks for a mailbox that is not there yet."""
+GREET_WITHIN_S = 10.0
+
+
+class Directory(Protocol):
+    """Book in which the ranks of a run find each other's mailboxes. Crosses to the ranks' processes."""
+
+    @property
+    def run(self) -> str:
+        """Returns what tells the run's book from those of other runs."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """Returns the address under which other ranks reach this process."""
+        ...
+
+    @property
+    def shared(self) -> Path | None:
+        """Returns the folder in shared memory of the machine that the book was begun on; None where there is none."""
+        ...
+
+    def publish(self, name: str, address: str) -> None:
+        """Writes an entry."""
+        ...
+
+    def find(self, name: str) -> str | None:
+        """Reads an entry; None where there is none so far."""
+        ...
+
+
+class FolderDirectory:
+    """A directory for ranks of one machine, in a folder that only this user can enter."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.run = folder, str(folder)
+        self.shared: Path | None = None
+
+    def publish(self, name: str, address: str) -> None:
+        """See Directory."""
+        made = self._folder / f".{name.replace('/', '.')}"
+        made.write_text(address)
+        made.rename(self._folder / name.replace("/", "."))  # never seen half written
+
+    def find(self, name: str) -> str | None:
+        """See Directory."""
+        try:
+            return (self._folder / name.replace("/", ".")).read_text()
+        except FileNotFoundError:
+            return None
+
+
+class Mailbox:
+    """One rank's mailbox. Messages of one sender with one tag arrive in the order in which they were sent."""
+
+    _here: dict[tuple[str, str], "Mailbox"] = {}  # noqa: RUF012 - of the process, by secret and name
+
+    def __init__(self, name: str, directory: Directory) -> None:
+        self.name, self._directory = name, directory
+        self._secret = secrets.token_hex(_SECRET_BYTES)
+        shared = directory.shared
+        self._shared = SharedArrays(shared, passes_on=False) if shared and shared.is_dir() else None
+        self._queues: defaultdict[tuple[str, str], queue.SimpleQueue[Any]] = defaultdict(queue.SimpleQueue)
+        self._calls: dict[str, _Line] = {}
+        self._lock = threading.Lock()
+        self._listener = socket.create_server((directory.host, 0))
+        threading.Thread(target=self._welcome, name=f"mail of {name}", daemon=True).start()
+        address = [directory.host, self._listener.getsockname()[1], self._secret, os.getpid(), self._shared is not None]
+        Mailbox._here[self._secret, name] = self
+        directory.publish(name, json.dumps(address))
+
+    def send(self, to: str, value: object, tag: str, patience_s: float) -> None:
+        """Sends a value. Returns once it is on its way: what was given may change then, unless it went to a rank of
+        this process, which has the value itself. Raises InterlaceError where there is no such rank, or not any more."""
+        with self._lock:
+            line = self._calls.get(to) or self._calls.setdefault(to, self._open(to, patience_s))
+            try:
+                line.send(Call(number=1, method=tag, args=(self.name, value)))
+            except OSError as error:
+                del self._calls[to]
+                raise InterlaceError(f"{self.name}: {to} is gone, and a message to it with it ({error}).") from error
+
+    def recv(self, source: str, tag: str, patience_s: float) -> Any:
+        """Waits for the next value of a sender. Raises InterlaceError where none comes in time."""
+        try:
+            return self._queues[source, tag].get(timeout=patience_s)
+        except queue.Empty:
+            what = f" tagged {tag!r}" if tag else ""
+            raise InterlaceError(f"{self.name}: no message{what} came from {source} within {patience_s:g} s.") from None
+
+    def close(self) -> None:
+        """Hangs up."""
+        Mailbox._here.pop((self._secret, self.name), None)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+        for line in self._calls.values():
+            line.close()
+
+    def _open(self, to: str, patience_s: float) -> "_Line":
+        until_s = time.monotonic() + patience_s
+        while (found := self._directory.find(to)) is None:
+            if time.monotonic() > until_s:
+                raise InterlaceError(
+                    f"{self.name}: {to} has opened no mailbox within {patience_s:g} s. A rank is GROUP.NUMBER, and "
+                    "opens its mailbox as it sends or receives for the first time."
+                )
+            time.sleep(_LOOK_EVERY_S)
+        host, port, secret, process, has_memory = json.loads(found)
+        neighbour = Mailbox._here.get((secret, to)) if process == os.getpid() else None
+        if neighbour:
+            return _Neighbour(neighbour)
+        return _Line(host, port, secret, self._shared if has_memory else None)
+
+    def _welcome(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._hear, args=(connection,), name="mail", daemon=True).start()
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Takes in what one sender sends, until it hangs up. No bytes of a caller without the secret are unpickled."""
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(GREET_WITHIN_S)
+            given = b""
+            while len(given) < 2 * _SECRET_BYTES and (more := connection.recv(2 * _SECRET_BYTES - len(given))):
+                given += more
+            if not hmac.compare_digest(given, self._secret.encode()):
+                return
+            connection.settimeout(None)
+            assembler = Assembler(self._shared)
+            while count := connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
+                for message in assembler.received(count):
+                    if isinstance(message, Call):
+                        self.put(message)
+
+    def put(self, message: Call) -> None:
+        """Takes a message in."""
+        source, value = message.args
+        self._queues[source, message.method].put(value)
+
+
+class _Line:
+    """A connection to another process's mailbox."""
+
+    def __init__(self, host: str, port: int, secret: str, shared: SharedArrays | None) -> None:
+        self._shared = shared
+        self._connection = socket.create_connection((host, port))
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection.sendall(secret.encode())
+
+    def send(self, message: Call) -> None:
+        """Writes a message. Raises OSError where the other end is gone."""
+        write_all(self._connection.sendmsg, encode(message, self._shared))
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._connection.close()
+
+
+class _Neighbour(_Line):
+    """A mailbox of the same process."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    def send(self, message: Call) -> None:
+        """Hands a message over."""
+        self._mailbox.put(message)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+_boxes: dict[tuple[str, str], Mailbox] = {}
+_opening = threading.Lock()
+
+
+def mailbox_of(name: str, directory: Directory) -> Mailbox:
+    """Returns a rank's mailbox, opened at the first call."""
+    with _opening:
+        key = (directory.run, name)
+        return _boxes.get(key) or _boxes.setdefault(key, Mailbox(name, directory))
+
+
+def close_mailboxes(directory: Directory) -> None:
+    """Closes the mailboxes of a run's ranks in this process."""
+    for key in [key for key in _boxes if key[0] == directory.run]:
+        _boxes.pop(key).close()

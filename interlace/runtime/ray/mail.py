@@ -1,0 +1,36 @@
+"""The directory of mailboxes on a Ray cluster: entries of its key-value store."""
+
+from pathlib import Path
+
+import ray
+from ray.experimental import internal_kv
+
+
+class StoreDirectory:
+    """A directory for ranks of any machine of the cluster."""
+
+    def __init__(self, run: str, shared: Path | None) -> None:
+        """run: no other run's."""
+        self.run, self.shared = run, shared
+
+    @property
+    def host(self) -> str:
+        """See Directory."""
+        return str(ray.util.get_node_ip_address())
+
+    def publish(self, name: str, address: str) -> None:
+        """See Directory."""
+        internal_kv._internal_kv_put(self._key(name), address.encode(), overwrite=True)
+
+    def find(self, name: str) -> str | None:
+        """See Directory."""
+        found = internal_kv._internal_kv_get(self._key(name))
+        return None if found is None else str(found.decode())
+
+    def clear(self) -> None:
+        """Removes the run's entries."""
+        for key in internal_kv._internal_kv_list(self._key("")):
+            internal_kv._internal_kv_del(key)
+
+    def _key(self, name: str) -> bytes:
+        return f"interlace-mail-{self.run}-{name}".encode()
