@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ def _writing(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
     size = sum(tensor.nbytes for tensor in weights.values())
     copies = {name: torch.empty_like(tensor).zero_() for name, tensor in weights.items()}
     count = iter(range(10_000))
-    with _ends("shared_memory") as (writer, _):
+    with closing(_writer("shared_memory")) as writer:
 
         def copy() -> None:
             for name, tensor in weights.items():
@@ -171,7 +171,7 @@ def _stopping(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
     count = iter(range(10_000))
     written: list[WeightRef] = []
     arrived: list[Any] = []
-    with _ends("shared_memory") as (writer, reader):
+    with closing(_writer("shared_memory")) as writer, closing(WeightReader()) as reader:
 
         def write() -> None:
             version = next(count)
@@ -227,7 +227,7 @@ def _deltas(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
         for name, tensor in named_weights(model).items():
             if sum(kept.numel() for kept in masters.values()) < SOME:  # a share of changes is the same in a part
                 masters[name] = torch.randn(tensor.shape, generator=made) * 0.02
-        with _ends("object_store", "delta") as (writer, reader):
+        with closing(_writer("object_store", "delta")) as writer, closing(WeightReader()) as reader:
             parts, times = [], []
             for version in range(min(rounds, 4)):
                 start = time.perf_counter()
@@ -253,7 +253,7 @@ def _deltas(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
 def _late_joiner(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
     """A new engine's reader holds the newest version while the trainer writes the next and another reader goes on."""
     weights = named_weights(model)
-    with _ends("shared_memory") as (writer, reader):
+    with closing(_writer("shared_memory")) as writer, closing(WeightReader()) as reader:
         count = iter(range(10_000))
         newest: list[WeightRef] = []
 
@@ -283,15 +283,8 @@ def _late_joiner(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
     )
 
 
-@contextmanager
-def _ends(transport: str, codec: str = "raw") -> Iterator[tuple[WeightWriter, WeightReader]]:
-    config = WeightsConfig(transport=transport, codec=codec)
-    writer, reader = WeightWriter(Route(transport=transport, config=config)), WeightReader()
-    try:
-        yield writer, reader
-    finally:
-        reader.close()
-        writer.close()
+def _writer(transport: str, codec: str = "raw") -> WeightWriter:
+    return WeightWriter(Route(transport=transport, config=WeightsConfig(transport=transport, codec=codec)))
 
 
 def _copied(model: LlamaForCausalLM) -> LlamaForCausalLM:

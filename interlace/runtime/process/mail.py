@@ -156,11 +156,14 @@ class Mailbox:
             if not hmac.compare_digest(given, self._secret.encode()):
                 return
             connection.settimeout(None)
-            assembler = Assembler(self._shared)
-            while count := connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
-                for message in assembler.received(count):
-                    if isinstance(message, Call):
-                        self.put(message)
+            self._take_in(connection)
+
+    def _take_in(self, connection: socket.socket) -> None:
+        assembler = Assembler(self._shared)
+        while count := connection.recv_into(assembler.space, min(len(assembler.space), _CHUNK)):
+            for message in assembler.received(count):
+                if isinstance(message, Call):
+                    self.put(message)
 
     def put(self, message: Call) -> None:
         """Takes a message in."""
