@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from _page import write_table
+
 BEGIN, END = "<!-- benchmarks/agent_recipes.py -->", "<!-- end -->"
 RECIPES = ("calculator", "second_guess", "react", "program")
 
@@ -49,13 +51,6 @@ def table(recipe: str, seeds: list[int], runs: Path) -> str:
     return "\n".join([head, "|---" * (len(steps) + 1) + "|", *rows])
 
 
-def write_into(page: Path, text: str) -> None:
-    """Replaces what stands between the marks."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
-
-
 def main() -> None:
     """Trains, then prints and writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -76,7 +71,7 @@ def main() -> None:
         found = {recipe: curves_of(recipe, given.seeds, given.runs) for recipe in given.recipes}
         given.json.write_text(json.dumps(found) + "\n", encoding="utf-8")
     if given.write:
-        write_into(given.write, text)
+        write_table(given.write, "benchmarks/agent_recipes.py", text)
 
 
 if __name__ == "__main__":

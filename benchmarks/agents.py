@@ -40,6 +40,8 @@ from interlace.stages.episode_workers import WorkerEpisodes
 from interlace.stages.session import NO_LIMITS, SessionLimits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from _page import write_table
+
 from tests.support.episode_runs import OneEngine
 
 PARTS = ("rollout", "crowd", "tree")
@@ -225,13 +227,6 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_into(page: Path, text: str) -> None:
-    """Puts the table between the marks of a page."""
-    content = page.read_text(encoding="utf-8")
-    head, rest = content.split(BEGIN)
-    page.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
-
-
 def main() -> None:
     """Measures the parts and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -250,7 +245,7 @@ def main() -> None:
     text = table(rows)
     print(text)
     if given.write:
-        write_into(given.write, text)
+        write_table(given.write, "benchmarks/agents.py", text)
     if given.json:
         given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
 

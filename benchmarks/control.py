@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from _page import write_table
+
 from interlace.jobs.train import train
 from interlace.observe.progress import QuietProgress
 from interlace.observe.run_folder import RunFolder
@@ -114,13 +116,6 @@ def table(tasks: Sequence[str], seeds: Sequence[int], steps: int) -> str:
     return "\n".join(rows)
 
 
-def write(page: Path, text: str) -> None:
-    """Puts the table between the page's marks."""
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    _, after = rest.split(END)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
-
-
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -135,7 +130,7 @@ def main() -> None:
     if given.json:
         given.json.write_text(json.dumps({"table": text}), encoding="utf-8")
     if given.write:
-        write(given.write, text)
+        write_table(given.write, "benchmarks/control.py", text)
 
 
 if __name__ == "__main__":

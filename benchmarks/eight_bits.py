@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _page import write_table
 
 from interlace.core.types import SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
@@ -33,13 +34,6 @@ def rate(engine: NativeEngine, prompts: list[list[int]], params: SamplingParams)
     start = time.process_time()
     done = engine.generate(prompts, params)
     return sum(len(one.token_ids) for one in done) / (time.process_time() - start)
-
-
-def write_into(page: Path, text: str) -> None:
-    """Replaces what stands between the marks."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -67,7 +61,7 @@ def main() -> None:
     table = "\n".join([*lines, "", f"{given.rounds} rounds of {given.tokens} tokens."])
     print(table)
     if given.write:
-        write_into(given.write, table)
+        write_table(given.write, "benchmarks/eight_bits.py", table)
     if given.json:
         given.json.write_text(json.dumps(found) + "\n", encoding="utf-8")
 

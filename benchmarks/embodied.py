@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from _page import write_table
 
 from interlace.envs.base import Start, VectorEnv
 from interlace.envs.fleet import EnvFleet
@@ -227,13 +228,6 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_into(page: Path, text: str) -> None:
-    """Puts the table between its marks in a page."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
-
-
 def main() -> None:
     """Measures and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -247,7 +241,7 @@ def main() -> None:
     rows = [row for part in given.only for row in measure[part](given.rounds, given.chunks)]
     print(table(rows))
     if given.write:
-        write_into(given.write, table(rows))
+        write_table(given.write, "benchmarks/embodied.py", table(rows))
     if given.json:
         given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _page import write_table
 
 from interlace.algorithms import create_algorithm
 from interlace.core.types import (
@@ -245,8 +246,7 @@ def main() -> None:
     if given.json:
         given.json.write_text(json.dumps({name: ratios for name, ratios, _ in found}), encoding="utf-8")
     if given.write:
-        before, rest = given.write.read_text(encoding="utf-8").split(BEGIN)
-        given.write.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        write_table(given.write, "benchmarks/embodied_loop.py", text)
 
 
 if __name__ == "__main__":

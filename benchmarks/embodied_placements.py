@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from _page import write_table
+
 from interlace.core.profile import EnvCosts, Lengths, Profile, Turns
 from interlace.jobs.simulate import Simulation, simulate
 from interlace.recipes.load import load_recipe
@@ -137,8 +139,7 @@ def main() -> None:
     if given.json:
         given.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if given.write:
-        before, rest = given.write.read_text(encoding="utf-8").split(BEGIN)
-        given.write.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        write_table(given.write, "benchmarks/embodied_placements.py", text)
 
 
 if __name__ == "__main__":

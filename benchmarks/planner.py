@@ -17,6 +17,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median
 
+from _page import write_table
 from _planner_drift import drift_table
 
 from interlace.jobs.plan import under
@@ -158,16 +159,10 @@ def scatter(rows: Sequence[Row]) -> str:
 
 def write(rows: Sequence[Row]) -> None:
     """Puts the table and the picture into the page."""
-    put("measured", f"{summary(rows)}\n\n![measured over predicted seconds of a step](planner.svg)")
+    write_table(
+        DOCS / "planner.md", "measured", f"{summary(rows)}\n\n![measured over predicted seconds of a step](planner.svg)"
+    )
     (DOCS / "planner.svg").write_text(scatter(rows) + "\n", encoding="utf-8")
-
-
-def put(mark: str, body: str) -> None:
-    """Puts a text between the marks of that name in the page."""
-    page = DOCS / "planner.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(f"<!-- {mark} -->")
-    _, _, after = rest.partition(f"<!-- /{mark} -->")
-    page.write_text(f"{before}<!-- {mark} -->\n{body}\n<!-- /{mark} -->{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -188,7 +183,7 @@ def main() -> None:
         table = drift_table()
         print(table)
         if args.write:
-            put("drift", table)
+            write_table(DOCS / "planner.md", "drift", table)
         return
     clusters, workloads, names = (value.split(",") for value in (args.clusters, args.workloads, args.schedules))
     if args.quick:

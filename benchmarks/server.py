@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
+from _page import write_table
 
 from interlace.core.types import SamplingParams
 from interlace.engines.rollout import NativeEngine
@@ -30,7 +31,6 @@ from interlace.stages.session import SessionLimits
 from interlace.workers.rollout import RolloutBundle, RolloutWorker
 
 PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
-MARKS = ("<!-- server table -->\n", "<!-- end of server table -->")
 PARAMS = SamplingParams(max_new_tokens=8)
 PROMPT = list(range(3, 60))
 NUM_REQUESTS, NUM_RUNS = 200, 200
@@ -115,9 +115,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(found) + "\n", encoding="utf-8")
     if options.write:
-        page = PAGE.read_text(encoding="utf-8")
-        before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[1]
-        PAGE.write_text(before + MARKS[0] + text + MARKS[1] + after, encoding="utf-8")
+        write_table(PAGE, "benchmarks/server.py", text)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _page import write_table
 from _weights_awex import awex_planner
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -76,9 +77,7 @@ def main() -> None:
     if given.json:
         given.json.write_text(json.dumps([asdict(line) for line in lines], indent=1))
     if given.write:
-        page = given.write.read_text()
-        before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-        given.write.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+        write_table(given.write, "benchmarks/weights.py", table)
 
 
 def _table(lines: Sequence[Line]) -> str:

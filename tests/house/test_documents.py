@@ -17,7 +17,7 @@ def prose(text: str) -> list[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.lstrip().startswith("```"):
             is_code = not is_code
-        elif marker := re.fullmatch(r"<!-- (/?)\w+ -->", line):
+        elif marker := re.fullmatch(r"<!-- (/?)\S+ -->", line):
             is_made = not marker[1]
         elif not is_code and not is_made and not line.startswith(NOT_PROSE):
             found.append((number, line))
