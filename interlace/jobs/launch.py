@@ -222,6 +222,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
     """Makes the engine that serves a recipe's policy."""
     from interlace.engines.rollout import NativeEngine
     from interlace.engines.rollout.kinds import EngineSite, create_kind
+    from interlace.models.action_head import head_of
     from interlace.weights.reader import WeightReader
     from interlace.workers.rollout import RolloutBundle
 
@@ -234,7 +235,12 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
     )
     engine = create_kind(recipe.rollout).create(loaded, site)
-    bundle = RolloutBundle(engine=engine, tokenizer=loaded.tokenizer, stop_token_ids=loaded.stop_token_ids)
+    bundle = RolloutBundle(
+        engine=engine,
+        tokenizer=loaded.tokenizer,
+        stop_token_ids=loaded.stop_token_ids,
+        writes_text=head_of(loaded.model.config) is None,
+    )
     if site.mesh and isinstance(engine, NativeEngine):
         return replace(bundle, reader=WeightReader(engine.weight_shards), decide=engine.agreement.decide)
     return bundle

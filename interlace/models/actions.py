@@ -32,6 +32,8 @@ class ActionTokens:
     """Difference of neighbouring bins' tokens: -1 where the first bin has the last token, as in OpenVLA."""
     query_ids: tuple[int, ...] = ()
     """[K A] tokens that a chunk is drawn from at once; empty: token by token."""
+    is_gaussian: bool = False
+    """True where a token is the bits of a number, -1 to 1 over the range and beyond, and not one of a few bins."""
     reads: InputEmbedding
     """Arrays that the policy reads."""
 
@@ -53,11 +55,16 @@ class ActionTokens:
     def encode(self, actions: NDArray[np.generic]) -> IntArray:
         """Returns the tokens [K A] of actions [K, A], cut off at the ranges' ends."""
         share = (np.asarray(actions, np.float64) - self.low) / (self.high - self.low)
+        if self.is_gaussian:
+            return np.clip(2 * share - 1, -1, 1).astype(np.float32).reshape(-1).view(np.int32)
         bins = np.clip((share * self.num_bins).astype(np.int64), 0, self.num_bins - 1)
         return (self.first_id + self.step * bins).reshape(-1).astype(np.int32)
 
     def decode(self, token_ids: Sequence[int] | IntArray) -> FloatArray:
-        """Returns the actions [K, A] of a chunk's tokens: the middles of their bins."""
+        """Returns the actions [K, A] of a chunk's tokens: the middles of their bins, or the numbers that they are."""
+        if self.is_gaussian:
+            numbers = np.asarray(token_ids, np.int32).view(np.float32).reshape(-1, self.size)
+            return (self.low + (numbers + 1) / 2 * (self.high - self.low)).astype(np.float32)
         bins = (np.asarray(token_ids, np.int64) - self.first_id) * self.step
         share = (np.clip(bins, 0, self.num_bins - 1) + 0.5) / self.num_bins
         return (self.low + share.reshape(-1, self.size) * (self.high - self.low)).astype(np.float32)
@@ -108,5 +115,6 @@ def action_tokens(config: "PretrainedConfig") -> ActionTokens | None:
         first_id=config.first_action_id,
         step=getattr(config, "action_id_step", 1),
         query_ids=tuple(config.query_token_ids or ()),
+        is_gaussian=getattr(config, "action_head", None) == "gaussian",
         reads=reads,
     )

@@ -32,6 +32,9 @@ class RobotShape(Config):
     """[action_size] upper ends; empty: 1 each."""
     decoding: Literal["parallel", "tokens"] = "parallel"
     """parallel: all tokens of a chunk in one forward pass, each from a query token of its own. tokens: one by one."""
+    head: Literal["tokens", "gaussian"] = "tokens"
+    """tokens: each number of an action is one of `bins`. gaussian: it is drawn from a normal distribution, whose mean
+    and standard deviation the policy gives; `bins` then means nothing."""
     hidden: int = Field(default=64, ge=8)
     layers: int = Field(default=2, ge=1)
 
@@ -49,6 +52,8 @@ class RobotShape(Config):
     def _senses_something(self) -> Self:
         if not (self.state_size or self.image_size):
             raise ValueError("the policy senses nothing: set state_size, image_size or both")
+        if self.head == "gaussian" and self.decoding == "tokens":
+            raise ValueError("head gaussian draws all numbers of a chunk at once: set decoding=parallel")
         if 0 < self.image_size < 42:
             raise ValueError(f"image_size={self.image_size}: the image tower needs 42 pixels or more")
         for name, ends in (("low", self.low), ("high", self.high)):

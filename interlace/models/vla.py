@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForTokenClassification
 
+from interlace.models.action_head import GAUSSIAN
 from interlace.models.config import VLA_TYPE, RobotShape
 from interlace.models.words import build_word_tokenizer
 
@@ -43,6 +44,8 @@ class VLAConfig(Qwen2Config):
     action_size: int = 1
     chunk: int = 1
     action_bins: int = 256
+    action_head: str = "tokens"
+    """`gaussian`: two outputs a query, as interlace/models/action_head.py reads them."""
     first_action_id: int = 0
     placeholder_token_id: int | None = None
     query_token_ids: list[int] | None = None
@@ -136,7 +139,8 @@ class VLAForCausalLM(Qwen2ForCausalLM):
     def __init__(self, config: VLAConfig) -> None:
         super().__init__(config)
         self.model = VLAModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.action_bins, bias=False)
+        outputs = 2 if config.action_head == GAUSSIAN else config.action_bins
+        self.lm_head = nn.Linear(config.hidden_size, outputs, bias=False)
         self.post_init()
 
 
@@ -164,7 +168,7 @@ def build_tiny_vla(shape: RobotShape, seed: int) -> "tuple[VLAForCausalLM, PreTr
         max_position_embeddings=shape.max_positions, tie_word_embeddings=False, initializer_range=0.05,
         pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
         state_size=shape.state_size, state_tokens=shape.state_tokens, image_size=shape.image_size,
-        action_size=shape.action_size, chunk=shape.chunk, action_bins=shape.bins,
+        action_size=shape.action_size, chunk=shape.chunk, action_bins=shape.bins, action_head=shape.head,
         placeholder_token_id=ids.placeholder, query_token_ids=list(ids.queries) or None,
         actions_low=list(shape.low) or None, actions_high=list(shape.high) or None,
     )  # fmt: skip

@@ -25,6 +25,8 @@ class RolloutBundle:
     tokenizer: "PreTrainedTokenizerBase"
     stop_token_ids: tuple[int, ...]
     """Tokens that end the model's responses."""
+    writes_text: bool = True
+    """False where what the model answers is no text, such as numbers."""
     reader: WeightReader = field(default_factory=WeightReader)
     """Fetcher of what the engine needs of new weights."""
     decide: Callable[[bool], bool] = bool
@@ -49,6 +51,7 @@ class RolloutWorker(Worker):
         self._now = now
         serving = make_engine(context)
         self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
+        self._writes_text = serving.writes_text
         self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
         self._streams: dict[str, int] = {}
@@ -166,7 +169,7 @@ class RolloutWorker(Worker):
         )
 
     def _text(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)) if self._writes_text else ""
 
     def _have_more(self, drawn: Mapping[str, Sequence[int]]) -> bool:
         return any(len(token_ids) > self._streams.get(name, 0) for name, token_ids in drawn.items())

@@ -194,6 +194,28 @@ def test_recipes_of_other_simulators_run_or_say_which_extra_they_need(tmp_path: 
     assert run_recipe(name, tmp_path, name, settings).done_steps == 1
 
 
+def test_a_gaussian_head_trains_by_ppo_under_every_placement(tmp_path: Path) -> None:
+    """Numbers show the last bits of weights, which bins of tokens hide: placements agree as their weights do."""
+    short = ["episode.env.settings={tasks: [Pendulum-v1], horizon: 12}", f"model.cache_dir={tmp_path / 'cache'}"]
+    runs: dict[str, list[str]] = {
+        "one": [],
+        "workers": ["episode.env.workers=2"],
+        "apart": ["schedule.preset=rlinf-disaggregated"],
+    }
+    for name, more in runs.items():
+        run_recipe(
+            "robot-pendulum", tmp_path, name, [*SMALL[:3], *short, *SMALL[4:], "steps=2", "minibatches=1", *more]
+        )
+    assert samples(tmp_path, "one") == samples(tmp_path, "workers")
+    for ours, theirs in zip(samples(tmp_path, "apart"), samples(tmp_path, "one"), strict=True):
+        assert ours["uid"] == theirs["uid"] and ours["reward"] == pytest.approx(theirs["reward"], rel=1e-4)
+    for line in metrics(tmp_path, "one"):
+        assert line["actor/logprob_gap"] < 1e-5 and np.isfinite(line["actor/loss"])
+        assert line["env/episode_length"] == 12 and line["env/return"] < 0
+    mine, its = final_weights(tmp_path, "apart"), final_weights(tmp_path, "one")
+    assert max(float((mine[key] - its[key]).abs().max()) for key in its) < 1e-4
+
+
 def test_a_policy_that_sees_pixels_goes_the_whole_way(tmp_path: Path) -> None:
     sees = ["model.robot.state_size=0", "model.robot.image_size=42", "warmup.steps=4", "algorithm.ratio_of=turn"]
     report = run(tmp_path, "pixels", [*DOT, *sees])

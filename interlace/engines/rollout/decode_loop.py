@@ -29,6 +29,7 @@ from interlace.engines.rollout.sampling import (
 from interlace.engines.rollout.scheduler import Plan, Scheduler
 from interlace.engines.rollout.sequence import SequenceTable
 from interlace.engines.rollout.speculative import Speculator
+from interlace.models.action_head import head_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,7 +57,8 @@ class DecodeLoop:
         self._runner, self._table, self._scheduler, self._tokenizer = serving.runner, table, scheduler, tokenizer
         self._embedder = InputEmbedder(serving.model, table)
         self._decoder = serving.runner if isinstance(serving.runner, DecoderRunner) else None
-        self._sampler: PlainSampler = KernelSampler() if serving.compiled else TorchSampler()
+        own = head_of(serving.model.config)
+        self._sampler: PlainSampler = own or (KernelSampler() if serving.compiled else TorchSampler())
         most = config.draft_tokens if serving.attention is not None else 0
         self._speculator = Speculator(table, most=most, below=config.draft_below)
         self._steps_per_schedule, self._version = config.steps_per_schedule, 0

@@ -19,6 +19,7 @@ from interlace.engines.train.host_memory import keep_freed_memory
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.matmul import use_fast_products
 from interlace.engines.train.speedups import apply_liger, compile_layers
+from interlace.models.action_head import head_of
 from interlace.models.inputs import input_embedding
 from interlace.models.tensor_parallel import VocabularyPart, share_layers
 
@@ -53,6 +54,9 @@ class PackedModel:
         head = model.get_output_embeddings()
         self.answers_in_some = head is not None and _rows(head) < _rows(model.get_input_embeddings())
         """Flag: the head knows the first tokens of the vocabulary alone."""
+        self._head = head_of(model.config)
+        if self._head and ranks.tensor_mesh is not None:
+            raise UserError("a Gaussian head has two outputs, which ranks cannot share. Set tensor_parallel=1.")
         _align(model)
         model.eval()  # no dropout: log-probs must equal those of the rollout engine
         if trained.gradient_checkpointing:
@@ -114,7 +118,11 @@ class PackedModel:
     def logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Computes (log-probs, entropy) of the response tokens, [T] each, at a temperature."""
         targets_T = batch.targets_T if batch.share is None else batch.targets_T[batch.share.own_T]
-        logprobs, entropy = token_logprobs(self.outputs(batch), targets_T, temperature, self.vocabulary)
+        outputs = self.outputs(batch)
+        if self._head:
+            logprobs, entropy = self._head.logprobs(outputs, targets_T, temperature)
+        else:
+            logprobs, entropy = token_logprobs(outputs, targets_T, temperature, self.vocabulary)
         return self.on_all(batch, logprobs), self.on_all(batch, entropy)
 
     def on_all(self, batch: MicroBatch, own: Tensor) -> Tensor:
