@@ -1,5 +1,6 @@
 """Chat templates of public models, on a small tokenizer that has their tags as tokens of their own."""
 
+import os
 import random
 import re
 from functools import cache
@@ -23,14 +24,21 @@ PUBLISHED = (
     "glm4moe",
     "nemotron_3_nano",
     "lfm2_v2",
+    "deepseekv3",
 )
 """Templates as their models' repositories have them, which the package trl keeps to recognise the models by."""
+FOLDER = os.environ.get("INTERLACE_TEMPLATES", "")
+GIVEN = tuple(sorted(path.stem for path in Path(FOLDER).glob("*.jinja"))) if FOLDER else ()
+"""Further templates, of a folder of NAME.jinja: such as vendor/llama.cpp/models/templates in the source package of
+llama-cpp-python, where those of Mistral, Hermes and DeepSeek are."""
 TAGS = re.compile(r"<\|?/?[a-z_]+\|?>|<\|[A-Za-z_]+\|>|<[\uff5c][^>]*?[\uff5c]>|\[/?[A-Z_]+\]|\[gMASK\]")
 WORDS = 'the a sum is what plus 12 34 true false null tool call answer name arguments city \n{ } " : , . ? é 東京 🙂'
 
 
 def published(name: str) -> str:
     """The text of a template. Skips the test where the package is not there."""
+    if name in GIVEN:
+        return (Path(FOLDER) / f"{name}.jinja").read_text(encoding="utf-8")
     trl = pytest.importorskip("trl")
     path = Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja"
     if not path.is_file():
@@ -56,7 +64,8 @@ def tokenizer_of(name: str) -> "PreTrainedTokenizerBase":
     )
     tags = sorted({*TAGS.findall(template), "<eos>", "<bos>"})
     tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in tags])
-    end = next((tag for tag in ("<|im_end|>", "<|eot_id|>", "<|endoftext|>") if tag in tags), "<eos>")
+    ends = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<\uff5cend▁of▁sentence\uff5c>")
+    end = next((tag for tag in ends if tag in tags), "<eos>")
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<eos>",

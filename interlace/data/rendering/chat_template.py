@@ -40,7 +40,13 @@ class ChatTemplateRenderer:
         self._text = TokenText(tokenizer)
         self._calls_are_text = False
         """True for templates that want a call's arguments as JSON text."""
+        self._no_tools: list[dict[str, JSON]] | None = None
+        """Word to the template where there are no tools."""
         said = [Message(role="user", content="a"), Message(role="assistant", content=MARK)]
+        try:
+            self.text(said, (), prompts=False)
+        except UserError:
+            self._no_tools = []  # of a template that is for tools alone, as Hermes' is, and goes through them
         end = self.text(said, (), prompts=False).rpartition(MARK)[2]
         self._closing = next((tag for tag in self._text.tags if end.startswith(tag)), "")
         """Tag that ends an answer; empty where the next message's tag does."""
@@ -73,11 +79,11 @@ class ChatTemplateRenderer:
         from jinja2 import TemplateError
 
         written = [self._held(message) for message in messages]
-        shown = [cast(dict[str, JSON], self._text.hold(tool_mapping(tool))) for tool in tools] or None
+        shown = [cast(dict[str, JSON], self._text.hold(tool_mapping(tool))) for tool in tools]
         try:
             found = self._tokenizer.apply_chat_template(
                 written,  # type: ignore[arg-type]  # its annotation knows texts only, a message may have calls
-                tools=shown,  # type: ignore[arg-type]  # nor does this one know values of a schema
+                tools=shown or self._no_tools,  # type: ignore[arg-type]  # nor does this one know values of a schema
                 add_generation_prompt=prompts,
                 tokenize=False,
             )

@@ -130,9 +130,11 @@ def _rewrites(template: TemplateText, before: Messages, new: Message, tools: tup
         try:
             now = template.text([*before, answer], tools, prompts=False)
             later = template.text([*before, answer, new], tools)
+            asked = template.text(before, tools)
         except UserError:
             continue
-        if not later.startswith(now.rstrip()):
+        # What the model was given ends where it goes on, in a thought perhaps, which may be left out later.
+        if not later.startswith(now.rstrip()) or not later.startswith(asked.rstrip()):
             return True
     return False
 

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -10,11 +11,12 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.data.rendering.chat_template import ChatTemplateRenderer
 from interlace.data.rendering.config import RendererConfig
-from interlace.data.rendering.load import check_renderer, create_renderer, find_parser
-from tests.support.chat_templates import PUBLISHED, tokenizer_of
+from interlace.data.rendering.load import check_renderer, create_renderer, find_parser, load_parser
+from interlace.data.rendering.parsers.base import MarkedText
+from tests.support.chat_templates import GIVEN, PUBLISHED, tokenizer_of
 from tests.support.conversations import TOOLS, answers, calls, hermes, text, user
 
-ALL = ("own", *PUBLISHED)
+ALL = ("own", *PUBLISHED, *GIVEN)
 
 
 def renderer_of(name: str, config: RendererConfig = RendererConfig()) -> ChatTemplateRenderer:  # noqa: B008 - frozen
@@ -24,6 +26,8 @@ def renderer_of(name: str, config: RendererConfig = RendererConfig()) -> ChatTem
 @dataclass
 class Count:
     turns: int = 0
+    branches: int = 0
+    """Turns that the proof said would begin a branch; the conversation ends there."""
     rendered_anew: int = 0
     """Turns whose context, rendered from its messages, does not begin with the tokens that were there."""
 
@@ -68,10 +72,14 @@ def converse(renderer: ChatTemplateRenderer, rng: random.Random, count: Count) -
         new = answers(answer, rng) or [user(rng)]
         before = [*ids, *drawn]
         after = renderer.extend(before, answer, new, TOOLS)
-        assert after is not None and after[: len(before)] == before, "earlier tokens were touched"
-        assert len(after) > len(before)
         said += [answer, *new]
         count.turns += 1
+        if after is None:
+            assert not renderer.proof.may_append("tool" if answer.tool_calls else "user", branch_on_rewrite=False)
+            count.branches += 1
+            return
+        assert after[: len(before)] == before, "earlier tokens were touched"
+        assert len(after) > len(before)
         try:
             anew = renderer.render(said, TOOLS)
         except UserError:  # such as several calls, which some templates refuse
@@ -90,14 +98,16 @@ def fuzz(name: str, conversations: int) -> Count:
 @pytest.mark.parametrize("name", ALL)
 def test_tokens_of_earlier_turns_are_never_touched(name: str) -> None:
     count = fuzz(name, 30)
-    assert count.rendered_anew > count.turns / 4, "the fuzz has turns that writing the text again would break"
+    assert count.rendered_anew + count.branches > count.turns / 4, (
+        "the fuzz has turns that writing the text again would break"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_ten_thousand_conversations(name: str) -> None:
     count = fuzz(name, 1000)
-    print(f"{name}: {count.rendered_anew} of {count.turns} turns would have broken")
+    print(f"{name}: {count.rendered_anew} of {count.turns} turns would have broken; {count.branches} branches")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -109,6 +119,9 @@ def test_what_is_appended_is_what_the_template_writes(name: str) -> None:
     whole = renderer.render([*said, Message(role="assistant", content="A sum."), said[0]], TOOLS)
     drawn = [*renderer._text.encode("A sum."), renderer._text.tags.get(renderer._closing, renderer.stop_token_ids[0])]
     appended = renderer.extend([*ids, *drawn], Message(role="assistant", content="A sum."), said, TOOLS)
+    if not renderer.proof.user.appends:
+        assert appended is None and any("becomes a branch" in note for note in renderer.notes)
+        return
     assert appended is not None
     if not renderer.proof.user.rewrites and renderer._closing:
         assert appended == whole
@@ -202,9 +215,46 @@ def test_parsers_are_found_by_the_template() -> None:
     kinds = {name: type(renderer_of(name)._parser).__name__ for name in PUBLISHED}
     assert kinds["qwen2_5"] == "HermesParser" and kinds["qwen3"] == "Qwen3Parser"
     assert kinds["qwen3_5_think"] == "Qwen3CoderParser" and kinds["llama3_1"] == "Llama3Parser"
+    assert kinds["deepseekv3"] == "DeepSeekParser"
+    assert type(find_parser("{{ '[TOOL_CALLS]' }}")).__name__ == "MistralParser"
     assert type(find_parser("nothing")).__name__ == "HermesParser"
     with pytest.raises(UserError, match=r"renderer.parser: unknown parser 'herms'. Did you mean 'hermes'"):
         check_renderer(RendererConfig(parser="herms"))
+
+
+CALLS = [
+    (
+        "mistral",
+        'So [TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abcdefghi"}, '
+        '{"name": "search", "arguments": {"limit": 2}}]',
+    ),
+    ("mistral", 'So [TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]search[ARGS]{"limit": 2}'),
+    ("deepseek", '<think>hm</think>So BEGINCALLnowSEP{}ENDCALLsearchSEP{"limit": 2}ENDSTOP'),
+    (
+        "deepseek",
+        'So BEGINCALLfunctionSEPnow\n```json\n{}\n```END\nCALLfunctionSEPsearch\n```json\n{"limit": 2}\n```ENDSTOP',
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "said"), CALLS)
+def test_calls_are_read_in_the_formats_of_mistral_and_deepseek(name: str, said: str) -> None:
+    names = {"BEGIN": "calls▁begin", "STOP": "calls▁end", "CALL": "call▁begin", "SEP": "sep", "END": "call▁end"}
+    words = re.compile("|".join(names))
+    if name == "deepseek":
+        said = words.sub(lambda found: f"<\uff5ctool▁{names[found[0]]}\uff5c>", said)
+    parser = load_parser(name)
+    found = parser.parse(MarkedText(text=said, marks={}), TOOLS)
+    assert [(call.name, call.arguments, call.error) for call in found.calls] == [
+        ("now", {}, ""),
+        ("search", {"limit": 2}, ""),
+    ]
+    assert found.content == "So" and found.reasoning == ("hm" if "hm" in said else None)
+    cut = parser.parse(MarkedText(text=said[: said.index("limit")], marks={}), TOOLS)
+    assert cut.calls[-1].error and cut.content == "So"
+    for size in range(len(said)):
+        begun = parser.begun(MarkedText(text=said[:size], marks={}), TOOLS)
+        assert "So".startswith(begun.content) and not begun.calls
 
 
 def test_a_template_that_refuses_says_so() -> None:
