@@ -1,4 +1,6 @@
-"""A small MCP server over its standard streams: `python -m tests.support.mcp_server`."""
+"""A small MCP server: `python -m tests.support.mcp_server`, over its standard streams; with `http` over HTTP."""
+
+import sys
 
 from mcp.server import MCPServer
 
@@ -26,4 +28,6 @@ def broken() -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["http"]:
+        server.run("streamable-http", port=0)
     server.run("stdio")

@@ -1,8 +1,11 @@
 """Tools from functions, classes and MCP servers: schemas, arguments, and what is refused."""
 
 import asyncio
+import re
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -199,6 +202,37 @@ def test_an_mcp_server_brings_its_tools_and_keeps_its_state() -> None:
 
     assert asyncio.run(use()) == ["42", "1", "2", "8"]
     assert asyncio.run(tools["count"].call({})) == "1", "another loop has a connection, and a server, of its own"
+
+
+@contextmanager
+def served_over_http() -> Iterator[str]:
+    """The address of a server in a process of its own, as it says it on its standard error."""
+    pytest.importorskip("mcp")
+    command = [sys.executable, "-m", "tests.support.mcp_server", "http"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            said = next(found for line in server.stderr if (found := re.search(r"running on (http://\S+)", line)))
+            yield f"{said[1]}/mcp"
+        finally:
+            server.terminate()
+
+
+def test_an_mcp_server_over_http_is_one_for_all_and_its_end_is_an_error() -> None:
+    with served_over_http() as url:
+        entry = source({"mcp": url, "only": ["count", "double", "broken"]})
+        tools = {tool.spec.name: tool for tool in entry.open(VISIT)}
+
+        async def use() -> list[object]:
+            found = await asyncio.gather(*(tools["double"].call({"number": number}) for number in range(8)))
+            with pytest.raises(ToolError, match="Error executing tool broken"):
+                await tools["broken"].call({})
+            return [*found, await tools["count"].call({})]
+
+        assert asyncio.run(use()) == [*(str(2 * number) for number in range(8)), "1"]
+        assert asyncio.run(tools["count"].call({})) == "2", "one server for all connections"
+    with pytest.raises(ToolError, match="cannot be used"):
+        asyncio.run(tools["count"].call({}))
 
 
 def test_an_mcp_server_that_is_not_there_or_lacks_a_tool_is_refused() -> None:
