@@ -1,15 +1,24 @@
 """What the server costs over asking the engine pool, and how many runs of code a sandbox makes.
 
-    python benchmarks/server.py [--write] [--json server.json]
+    python benchmarks/server.py [--peer PYTHON] [--write] [--json server.json]
 
-Requests one after another, in turn over HTTP and to the pool, so that both meet the same machine.
+Requests one after another, in turn over HTTP and to the pool, so that both meet the same machine. PYTHON is of an
+environment with transformers[serving]: its `transformers serve` then answers the same requests, with the same model, in
+turn with this server.
 """
 
 import argparse
 import asyncio
 import json
+import os
+import socket
 import statistics
+import subprocess
+import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -34,10 +43,12 @@ PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
 PARAMS = SamplingParams(max_new_tokens=8)
 PROMPT = list(range(3, 60))
 NUM_REQUESTS, NUM_RUNS = 200, 200
+ASK = {"prompt": "one and one is two, and two and two is", "max_tokens": 8, "temperature": 1.0}
+PEER_START_S = 120.0
 
 
-async def request_seconds(cluster: Cluster) -> tuple[list[float], list[float]]:
-    """Seconds of each request over HTTP, and to the pool."""
+async def visitors_of(cluster: Cluster) -> PoolVisitors:
+    """An engine with the tiny model, for clients from outside."""
 
     def bundle(_context: object) -> RolloutBundle:
         model, tokenizer = build_tiny("micro", seed=0)
@@ -46,9 +57,73 @@ async def request_seconds(cluster: Cluster) -> tuple[list[float], list[float]]:
     group = await cluster.start("rollout/0", RolloutWorker, bundle, on="0")
     pool = EnginePool(cluster, [group], Schedule(), samples_per_step=1, expected_tokens=8, on_suspended=lambda: None)
     pool.start()
-    visitors = PoolVisitors(cluster, pool, PARAMS, SessionLimits())
+    return PoolVisitors(cluster, pool, PARAMS, SessionLimits())
+
+
+def server_of(visitors: PoolVisitors) -> SessionServer:
+    """The server before it."""
     _, tokenizer = build_tiny("micro", seed=0)
-    server = SessionServer(visitors=visitors, codec=TokenizerCodec(tokenizer), api_key="k")
+    return SessionServer(visitors=visitors, codec=TokenizerCodec(tokenizer), api_key="k")
+
+
+@asynccontextmanager
+async def transformers_serve(python: str, folder: str) -> AsyncIterator[str]:
+    """Starts `transformers serve` on the model of a folder, and gives its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve = [python, "-m", "transformers.cli.transformers", "serve", folder, "--port", str(port)]
+    settings = ["--device", "cpu", "--dtype", "float32", "--log-level", "error"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*serve, *settings]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + PEER_START_S
+            while not await answers(f"http://127.0.0.1:{port}/health"):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit("transformers serve does not answer")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+async def answers(url: str) -> bool:
+    """Says whether a server is there; asks it a little later where it is not."""
+    try:
+        async with aiohttp.ClientSession() as http, http.get(url) as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        await asyncio.sleep(0.2)
+        return False
+
+
+async def beside_peer(cluster: Cluster, *, python: str) -> tuple[list[float], list[float]]:
+    """Seconds of each text completion by this server and by `transformers serve`, in turn."""
+    ours, theirs = [], []
+    waiting = cluster.waits.operation(who="benchmark", what="the other server")
+    with waiting, tempfile.TemporaryDirectory() as folder:
+        for part in build_tiny("micro", seed=0):
+            part.save_pretrained(folder)
+        visitors = await visitors_of(cluster)
+        async with (
+            serving(server_of(visitors)) as url,
+            transformers_serve(python, folder) as peer,
+            aiohttp.ClientSession(headers={"Authorization": "Bearer k"}) as http,
+        ):
+            for _ in range(NUM_REQUESTS):
+                for address, seconds in ((url, ours), (peer, theirs)):
+                    start = time.perf_counter()
+                    async with http.post(f"{address}/v1/completions", json={**ASK, "model": folder}) as response:
+                        found = await response.json()
+                    seconds.append(time.perf_counter() - start)
+                    assert found["usage"]["completion_tokens"] == ASK["max_tokens"], found
+    return ours[20:], theirs[20:]
+
+
+async def request_seconds(cluster: Cluster) -> tuple[list[float], list[float]]:
+    """Seconds of each request over HTTP, and to the pool."""
+    visitors = await visitors_of(cluster)
+    server = server_of(visitors)
     body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 8}}
     headers = {"Authorization": "Bearer k"}
     over_http, direct = [], []
@@ -81,7 +156,19 @@ async def sandbox_rates() -> tuple[float, float]:
         sandbox.close()
 
 
-def table(over_http: list[float], direct: list[float], rates: tuple[float, float]) -> str:
+def peer_rows(ours: list[float], theirs: list[float]) -> list[str]:
+    """Writes the lines of the comparison."""
+    ratios = np.divide(theirs, ours)
+    low, middle, high = np.percentile(ratios, [10, 50, 90])
+    one, other = statistics.median(ours) * 1000, statistics.median(theirs) * 1000
+    return [
+        f"| completion of 8 tokens, this server, median | {one:.2f} ms |",
+        f"| the same by `transformers serve`, median | {other:.1f} ms |",
+        f"| ratio, pair by pair: median (10 to 90 %) | {middle:.1f} ({low:.1f} to {high:.1f}) |",
+    ]
+
+
+def table(over_http: list[float], direct: list[float], rates: tuple[float, float], peer: list[str]) -> str:
     """Writes the table."""
     differences = np.subtract(over_http, direct) * 1000
     low, middle, high = np.percentile(differences, [10, 50, 90])
@@ -93,6 +180,7 @@ def table(over_http: list[float], direct: list[float], rates: tuple[float, float
             f"| request over HTTP, median | {one:.2f} ms |",
             f"| the same to the engine pool, median | {four:.2f} ms |",
             f"| overhead of a request: median (10 to 90 %) | {middle:.2f} ms ({low:.2f} to {high:.2f}) |",
+            *peer,
             f"| runs of code a second, one after another | {rates[0]:.0f} |",
             f"| runs of code a second, four at once | {rates[1]:.0f} |",
             "",
@@ -105,10 +193,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true", help="put the table into docs/serving.md")
     parser.add_argument("--json", type=Path, help="also write the figures there")
+    parser.add_argument("--peer", metavar="PYTHON", help="of an environment with transformers[serving]")
     options = parser.parse_args()
     over_http, direct = asyncio.run(run_flow(request_seconds, devices="cpu:1"))
+    peer = []
+    if options.peer:
+        peer = peer_rows(*asyncio.run(run_flow(partial(beside_peer, python=options.peer), devices="cpu:1")))
     rates = asyncio.run(sandbox_rates())
-    text = table(over_http, direct, rates)
+    text = table(over_http, direct, rates, peer)
     print(text)
     found = {"over_http_s": statistics.median(over_http), "direct_s": statistics.median(direct), "runs": rates}
     print(json.dumps(found))
