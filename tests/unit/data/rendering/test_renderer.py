@@ -1,6 +1,7 @@
 """Turns behind tokens that are there, on the chat templates of public models."""
 
 import copy
+import json
 import random
 import re
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ def sampled(renderer: ChatTemplateRenderer, rng: random.Random) -> list[int]:
         said.append(text(rng, 2) + "\n</think>\n\n")
     said.append(text(rng, 2))
     if rng.random() < 0.5:
-        said.append(hermes(calls(rng), rng))
+        said.append(written(renderer, calls(rng), rng))
     ids: list[int] = list(tokenizer("".join(said), add_special_tokens=False)["input_ids"])
     stops = set(renderer.stop_token_ids)
     ids = [token for token in ids if token not in stops]
@@ -49,6 +50,20 @@ def sampled(renderer: ChatTemplateRenderer, rng: random.Random) -> list[int]:
     if rng.random() < 0.2:
         return ids[: rng.randrange(len(ids) + 1)] or [5]
     return [*ids, renderer.stop_token_ids[0]]
+
+
+def written(renderer: ChatTemplateRenderer, some: list[ToolCall], rng: random.Random) -> str:
+    """Calls in the format of the renderer's parser, or in Hermes', which is text to some."""
+    bodies = [(call.name, json.dumps(call.arguments)) for call in some]
+    match type(renderer._parser).__name__:
+        case "MistralParser":
+            return "[TOOL_CALLS][" + ", ".join(f'{{"name": "{n}", "arguments": {a}}}' for n, a in bodies) + "]"
+        case "DeepSeekParser":
+            bar = "\uff5c"
+            begin, sep, end = (f"<{bar}tool▁{name}{bar}>" for name in ("call▁begin", "sep", "call▁end"))
+            inner = "".join(f"{begin}{n}{sep}{a}{end}" for n, a in bodies)
+            return f"<{bar}tool▁calls▁begin{bar}>{inner}<{bar}tool▁calls▁end{bar}>"
+    return hermes(some, rng)
 
 
 def split_token(renderer: ChatTemplateRenderer, token: int, rng: random.Random) -> list[int]:
