@@ -161,7 +161,8 @@ def code_that_evaluates(lab: Lab) -> None:
         r"torch\.load\(|yaml\.(unsafe_)?load\((?!text, _Loader)|shell=True|(?<![\w.])(eval|exec)\("
         r"|read_metadata|all_gather_object"
     )
-    files = (REPOSITORY / "interlace").rglob("*.py")
+    runner = REPOSITORY / "interlace" / "sandbox" / "code.py"  # runs a policy's code, in a process that is confined
+    files = [path for path in (REPOSITORY / "interlace").rglob("*.py") if path != runner]
     found = [
         f"{path.name}: {line.strip()}"
         for path in files
