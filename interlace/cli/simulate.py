@@ -1,5 +1,6 @@
 """`interlace simulate`: what a recipe would cost, on devices that are not there."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,8 @@ import typer
 from rich.console import Console
 
 from interlace.cli.preflight import writable
+
+PRICE = "price_per_million_tokens"
 
 
 def simulate(
@@ -25,22 +28,29 @@ def simulate(
         typer.Option(help="What the workers cost: of `interlace profile`, or shipped; one a kind of device."),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Of the data set.")] = 8192,
+    engines: Annotated[
+        str | None,
+        typer.Option(help="Engines that leave and come back, at seconds of the run: 600:-3,1200:+3 is engine 3."),
+    ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Write the (first) run's timeline there, for Perfetto.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Run a recipe on a virtual clock: the same flow and schedule, with workers that only cost time."""
     from interlace.cli.compare import show_comparison
     from interlace.cli.virtual import virtual_cluster
+    from interlace.jobs.elastic import parse_changes
     from interlace.jobs.simulate import simulate_variants
     from interlace.observe.jsonl import to_line
 
     if timeline:
         writable(timeline, "--timeline")
     simulation = virtual_cluster(devices, profile, num_prompts=prompts)
+    if engines:
+        simulation = replace(simulation, engine_changes=parse_changes(engines))
     results = simulate_variants(recipe, overrides or [], schedule, simulation, timeline=timeline)
     outcomes = [result.outcome for result in results]
     if as_json:
-        rows = [result.row(results[0]) for result in results]
+        rows = [{**result.row(results[0]), PRICE: simulation.price(result.tokens_per_s)} for result in results]
         print(
             to_line({"recipe": recipe, "devices": simulation.num_devices, "profile": profile, "schedules": rows}),
             end="",
@@ -49,6 +59,8 @@ def simulate(
         console = Console()
         show_comparison(console, outcomes, title=f"{recipe} on {simulation.device}, simulated")
         for each in results:
+            if (price := simulation.price(each.tokens_per_s)) is not None:
+                console.print(f"{each.outcome.schedule}: a million trained tokens cost {price:.3g}", highlight=False)
             if each.spanning:
                 console.print(
                     f"{each.outcome.schedule}: instances of {' and '.join(each.spanning)} span several devices: a "

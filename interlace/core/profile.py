@@ -13,6 +13,7 @@ from typing import Self, TypeAlias
 from pydantic import Field, model_validator
 
 from interlace.core.config import Config
+from interlace.core.links import Links
 
 
 def speed_up(num_devices: int, efficiency: float) -> float:
@@ -287,6 +288,9 @@ class Profile(Config):
     source: str = ""
     """Source of the figures: the command, or papers."""
     device_memory_bytes: int = Field(ge=1)
+    links: Links | None = None
+    """None: moving weights and samples takes no longer than `export_s` and `update_s` say; of a mixed cluster, those of
+    its first profile count."""
     rollout: RolloutCosts
     actor: TrainCosts
     reference: InferenceCosts | None = None

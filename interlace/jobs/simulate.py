@@ -16,6 +16,7 @@ from interlace.core.types import JSON, Prompt, Request
 from interlace.episodes.base import Episode
 from interlace.episodes.by_row import simulators_of
 from interlace.flows.run import SINGLE_TURN
+from interlace.jobs.elastic import EngineChange
 from interlace.jobs.outcome import ScheduleOutcome, under_each
 from interlace.jobs.virtual import Simulated, SimulatedRole, run_virtually
 from interlace.observe.jsonl import to_line
@@ -35,6 +36,7 @@ from interlace.schedule.placement import Device, Pools
 from interlace.simulate.envs import SimulatedSimulators
 from interlace.simulate.episodes import SimulatedEpisode
 from interlace.simulate.lengths import ResponseLengths
+from interlace.simulate.links import Moves
 from interlace.simulate.pace import Pace
 from interlace.simulate.rollout import SimulatedEngine
 from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedRewardModel, SimulatedTrainer
@@ -51,6 +53,8 @@ class Simulation:
     num_prompts: int = 8192
     """Number of prompts in the data set."""
     faults: Faults = ()
+    engine_changes: tuple[EngineChange, ...] = ()
+    """Engines that leave and join on the way."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -70,6 +74,10 @@ class Simulation:
         pools = self.pools or (("sim", self.num_devices),)
         prices = [(self.profile.kinds.get(pool, self.profile).device_hour_cost, count) for pool, count in pools]
         return sum(price * count for price, count in prices) if all(price for price, _ in prices) else 0.0
+
+    def price(self, tokens_per_s: float) -> float | None:
+        """Returns the price of a million trained tokens; None where no price of a device is stated."""
+        return self.hour_cost / 3600 / tokens_per_s * 1e6 if self.hour_cost and tokens_per_s else None
 
     @property
     def device(self) -> str:
@@ -115,8 +123,11 @@ class Simulation:
         def length(request: Request) -> float:
             return lengths.of(request.uid, request.attempt, request.owner.index, request.turn)
 
+        moves = Moves.of(profile, recipe.schedule.resolved, self.devices)
+
         def costs(context: WorkerContext, role: str) -> Any:
-            return profile.on(role, [name.partition(":")[0] for name in context.devices])
+            alone = profile.on(role, [name.partition(":")[0] for name in context.devices])
+            return moves.added(role, alone, context.devices) if moves else alone
 
         def engine(context: WorkerContext) -> Worker:
             return SimulatedEngine(context, costs(context, "rollout"), length, pace)
@@ -178,8 +189,14 @@ class SimulatedVariant:
 
     outcome: ScheduleOutcome
     simulated: Simulated
+    num_devices: int
     spanning: tuple[str, ...] = ()
     """Roles of which an instance spans several devices, as no engine that was run here does on GPUs."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained tokens, of all devices together."""
+        return self.outcome.trained_tokens_per_device_s * self.num_devices
 
     def row(self, first: "SimulatedVariant") -> Mapping[str, JSON]:
         """Returns the variant as JSON, with the ratios against the first schedule."""
@@ -212,7 +229,11 @@ def simulate_variants(
     for name, recipe in recipes.items():
         simulated = simulate(recipe, simulation, name=name, timeline=timeline if name == first else None)
         outcome, spanning = ScheduleOutcome.of(name, simulated.run), spanning_roles(recipe, simulation.devices)
-        found.append(SimulatedVariant(outcome=outcome, simulated=simulated, spanning=spanning))
+        found.append(
+            SimulatedVariant(
+                outcome=outcome, simulated=simulated, num_devices=simulation.num_devices, spanning=spanning
+            )
+        )
     return found
 
 

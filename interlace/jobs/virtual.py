@@ -17,6 +17,7 @@ from interlace.core.types import Prompt, Sample, SampleGroup
 from interlace.data.stream import PromptStream
 from interlace.episodes.base import Episode
 from interlace.flows.run import Ended, RoleGroups, StepResult
+from interlace.jobs.elastic import EngineChange, change_engines
 from interlace.jobs.host import host
 from interlace.jobs.launch import RoleWorker, role_spec
 from interlace.observe.goodput import Ledger
@@ -53,6 +54,11 @@ class SimulationBackend(Protocol):
 
     @property
     def devices(self) -> tuple[Device, ...]: ...
+
+    @property
+    def engine_changes(self) -> Sequence[EngineChange]:
+        """Returns the engines that leave and join on the way."""
+        ...
 
     @property
     def around(self) -> RankWrapper:
@@ -167,6 +173,9 @@ async def _simulated(
         groups = await launch(cluster, algorithm.needs, stand_ins.roles(recipe))
         episode = stand_ins.episode(recipe)
         hosted = await host(cluster, recipe, groups, prompts, algorithm=algorithm, stand_in=episode)
+        if stand_ins.engine_changes:
+            changes = change_engines(hosted.run.rollout.pool, stand_ins.engine_changes)
+            cluster.spawn(changes, name="engines that leave and join")
         with cluster.timeline.recorded_by(recorder()):
             await cluster.run(hosted.train(steps))
             ledger = hosted.run.ledger()

@@ -104,6 +104,8 @@ class EngineDriver:
         self._sequence = 0
         self._held_since = 0.0
         self._serving = self._yield_asked = False
+        self.is_away = False
+        """True while the engine has left: it takes no jobs, and its weights grow old."""
         self._onto: list[EngineDriver] | None = None
         """Engines that its running jobs are to move to; None where they stay."""
         self._drops_cache = schedule.kv_on_switch == "recompute"
@@ -169,6 +171,22 @@ class EngineDriver:
         self._onto = onto
         self._poke()
 
+    def leave(self, others: "list[EngineDriver]") -> None:
+        """Gives all jobs to the other engines and takes no more, until join()."""
+        self.is_away = True
+        queued = [job for _, _, _, job in sorted(self._queue) if self._queued.pop(job.request.id, None) is job]
+        self._queue.clear()
+        for job in queued:
+            self._left(job)
+        self._host.on_partials(queued, others)
+        self._host.on_swapped()
+        self.evacuate(others)
+
+    def join(self) -> None:
+        """Takes jobs again, once the newest weights are here."""
+        self.is_away = False
+        self._poke()
+
     async def run(self) -> None:
         """Runs the engine for ever."""
         while True:
@@ -179,14 +197,16 @@ class EngineDriver:
                 await self._serve()
 
     def _has_work(self) -> bool:
-        return bool(self._pending or self._queued or self._running or self._aborts)  # an evacuation is of running jobs
+        if self.is_away:
+            return bool(self._running or self._aborts)  # an evacuation is of running jobs
+        return bool(self._pending or self._queued or self._running or self._aborts)
 
     async def _serve(self) -> None:
         while self._has_work():
             if self._onto:
                 self.counts["migrated"] += await self._abort_all(self._onto)
                 self._onto = None
-            if self._pending:
+            if self._pending and not self.is_away:
                 await self._swap_if_due()
             admitted = self._admit()
             if not self._running and not self._aborts:
@@ -213,8 +233,8 @@ class EngineDriver:
                 return
 
     def _admit(self) -> list[Job]:
-        admitted = []
-        while (job := self._next()) and len(self._running) < self._limit.value:
+        admitted: list[Job] = []
+        while not self.is_away and (job := self._next()) and len(self._running) < self._limit.value:
             if not self._may_begin(job):
                 break
             heapq.heappop(self._queue)

@@ -78,10 +78,10 @@ class EnginePool:
         self.curve = DecodeCurve() if self._policy.adapts else None
         """How fast the engines decode; None where the dispatch policy does not ask."""
         self._on_suspended = on_suspended
-        self._drivers = [
+        self.drivers = [
             EngineDriver(engine, cluster.waits, cluster.clock, cluster.timeline, schedule, self) for engine in engines
         ]
-        self._kept = self._drivers
+        self._kept: list[EngineDriver] = self.drivers
         """Engines that get requests of samples; fewer while the survivors of a step are gathered."""
         self._owners: dict[SampleKey, list[str]] = {}
         """Samples that are not finished, each with the ids of its requests."""
@@ -93,7 +93,7 @@ class EnginePool:
         self._num_suspensions = 0
         """Since the start."""
         self._homes = Homes(keeps_old=schedule.on_update == "keep")
-        self._tool_waits = ToolWaits(cluster.timeline, self._drivers)
+        self._tool_waits = ToolWaits(cluster.timeline, self.drivers)
         self._wave: dict[str, tuple[Request, Deliver]] = {}
         """Turns that were asked for since the event loop last came round."""
         self._spent: dict[SampleKey, int] = {}
@@ -101,12 +101,12 @@ class EnginePool:
 
     def start(self) -> None:
         """Starts the engines' loops."""
-        for driver in self._drivers:
+        for driver in self.drivers:
             self._cluster.spawn(driver.run(), name=driver.group.name)
 
     def admit(self, owners: Sequence[SampleKey], *, as_episodes: bool = False) -> None:
         """Lets a wave of samples submit; each until finish() or cancel(). as_episodes: code of their own runs now."""
-        self._kept = self._drivers
+        self._kept = self.drivers
         self._owners.update([(owner, []) for owner in owners])
         if as_episodes:
             self._tool_waits.begin(owners)
@@ -165,7 +165,7 @@ class EnginePool:
             )
             for request, future in zip(requests, futures, strict=True)
         ]
-        self._deal(jobs, self._drivers)  # whatever tail is gathered meanwhile
+        self._deal(jobs, self.drivers)  # whatever tail is gathered meanwhile
         try:
             found = [await self._cluster.waits.wait_for(future, who=who, what="a response") for future in futures]
         finally:
@@ -178,19 +178,20 @@ class EnginePool:
 
     def update_weights(self, ref: WeightRef) -> None:
         """Gives every engine new weights; each swaps when it may."""
-        for driver in self._drivers:
+        for driver in self.drivers:
             driver.update_weights(ref)
         self._gather()
 
     @property
     def drains_for(self) -> int | None:
         """Version for which every engine ends what it began, and begins nothing; None where one takes requests."""
-        pending = [driver.pending_version for driver in self._drivers if driver.pending_version is not None]
-        return min(pending) if self._drains and len(pending) == len(self._drivers) else None
+        here = [driver for driver in self.drivers if not driver.is_away]
+        pending = [driver.pending_version for driver in here if driver.pending_version is not None]
+        return min(pending) if self._drains and pending and len(pending) == len(here) else None
 
     async def swapped(self, version: int, *, who: str = "publication") -> None:
-        """Waits until every engine serves `version` or a newer one. who: for the wait-for graph."""
-        while any(driver.version < version for driver in self._drivers):
+        """Waits until every engine that is here serves `version` or a newer one. who: for the wait-for graph."""
+        while any(driver.version < version and not driver.is_away for driver in self.drivers):
             await self._swapped.wait(who=who, what=f"all engines to serve version {version}")
 
     def resume(self, gids: Sequence[int] | None = None) -> bool:
@@ -214,11 +215,11 @@ class EnginePool:
 
         And how many sequences new weights interrupted, were migrated, or used up their budget, since the start.
         """
-        found = sum((driver.counts for driver in self._drivers), Counter({"suspended": self._num_suspensions}))
+        found = sum((driver.counts for driver in self.drivers), Counter({"suspended": self._num_suspensions}))
         counts = {f"num_{name}": float(found[name]) for name in ("interrupted", "migrated", "suspended")}
         counts |= {**self._homes.metrics(), **self._lengths.metrics()}
-        names = dict.fromkeys(name for driver in self._drivers for name in driver.metrics)
-        return counts | {name: sum(driver.metrics.get(name, 0.0) for driver in self._drivers) for name in names}
+        names = dict.fromkeys(name for driver in self.drivers for name in driver.metrics)
+        return counts | {name: sum(driver.metrics.get(name, 0.0) for driver in self.drivers) for name in names}
 
     def finish(self, owner: SampleKey) -> None:
         """Ends a sample that is generated: what is left may be few enough to be gathered."""
@@ -281,7 +282,10 @@ class EnginePool:
     def _deal(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
         if not jobs:
             return
-        ready = [driver for driver in drivers if driver.starts_new] or drivers
+        here = [driver for driver in drivers if not driver.is_away] or [
+            driver for driver in self.drivers if not driver.is_away
+        ]
+        ready = [driver for driver in here if driver.starts_new] or here
         if self.curve:
             self._policy.learn(self.curve.steps())
         expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
@@ -338,11 +342,11 @@ class EnginePool:
 
         Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits.
         """
-        if self._kept is not self._drivers or any(driver.num_queued for driver in self._drivers):
+        if self._kept is not self.drivers or any(driver.num_queued for driver in self.drivers):
             return
         if self._shared_devices and not self._cluster.lock.is_wanted(self._shared_devices):
             return
-        self._kept = self._gathered(self._drivers, len(self._owners), settings)
+        self._kept = self._gathered(self.drivers, len(self._owners), settings)
 
     def _gather_draining(self, settings: Migrate) -> None:
         """Moves the last sequences that engines wait for before they swap to the fewest of these engines.
@@ -350,7 +354,7 @@ class EnginePool:
         Among engines of one version only, so a sequence goes on under the weights that it has. The others swap and
         begin what is queued for them.
         """
-        draining = [driver for driver in self._drivers if driver.num_running and not driver.starts_new]
+        draining = [driver for driver in self.drivers if driver.num_running and not driver.starts_new]
         if any(driver.is_evacuating for driver in draining):
             return
         for version in dict.fromkeys(driver.version for driver in draining):

@@ -375,7 +375,7 @@ def test_a_turn_that_is_given_up_leaves_its_engine() -> None:
         begun_s = cluster.clock.now()
         turn = await session.generate([1, 2], params=SamplingParams(max_new_tokens=1))
         assert (turn.number, len(turn.token_ids)) == (1, 1)
-        assert pool._drivers[0].load.num_requests == 0 and cluster.clock.now() - begun_s < 0.1
+        assert pool.drivers[0].load.num_requests == 0 and cluster.clock.now() - begun_s < 0.1
         session.close()
         pool.finish(OWNER)
         with pytest.raises(RuntimeError, match=r"episode 0\.0 has ended"):
