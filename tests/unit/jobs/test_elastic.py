@@ -41,7 +41,7 @@ def test_a_run_goes_on_without_the_engines_that_left(preset: str) -> None:
 def test_an_engine_that_left_serves_nothing_until_it_is_back(tmp_path: Path) -> None:
     changes = (EngineChange(at_s=20.0, engine=0, joins=False), EngineChange(at_s=50.0, engine=0, joins=True))
     simulation = Simulation(profile=PROFILE, num_devices=8, num_prompts=64, engine_changes=changes)
-    recipe = under(load_recipe("longtail", SIZES), load_schedule("areal"))
+    recipe = under(load_recipe("longtail", SIZES), load_schedule("rlinf-disaggregated"))
     simulate(recipe, simulation, timeline=tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e.get("name") == "thread_name"}
