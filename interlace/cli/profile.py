@@ -23,10 +23,12 @@ def profile(
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("profile.json"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object and no table.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds of measuring, about; starting comes on top.")] = 45.0,
+    roofline: Annotated[
+        str | None, typer.Option(help="Measure nothing: costs on a device that is not here, from its data sheet: h800.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
 ) -> None:
     """Measure what a recipe's workers cost on this machine, for the simulator."""
-    from interlace.observe.atomic_file import write_atomic
     from interlace.observe.progress import open_progress
     from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe
@@ -40,21 +42,27 @@ def profile(
     from interlace.profiling.profile import PARTS, profile_recipe  # loads torch: a bad recipe has been refused
     from interlace.recipes.check import check_recipe
 
-    check_recipe(settings)
     console = Console(quiet=quiet)
+    if roofline:
+        from interlace.profiling.roofline import roofline_of
+
+        _written(roofline_of(settings, roofline), out, console, as_json=as_json)
+        return
+    check_recipe(settings)
     with open_progress(console, num_steps=len(PARTS), quiet=quiet or as_json) as progress:
         source = " ".join(["interlace profile", recipe, *(overrides or [])])
         measured = profile_recipe(settings, progress, source=source, budget_s=budget)
-    write_atomic(out, measured.model_dump_json(indent=1) + "\n")
-    if as_json:
-        print(measured.model_dump_json())
-    else:
-        _show(measured, out, console)
+    _written(measured, out, console, as_json=as_json)
 
 
-def _show(profile: "Profile", out: Path, console: Console) -> None:
+def _written(profile: "Profile", out: Path, console: Console, *, as_json: bool) -> None:
+    from interlace.observe.atomic_file import write_atomic
     from interlace.observe.profile_tables import profile_tables
 
+    write_atomic(out, profile.model_dump_json(indent=1) + "\n")
+    if as_json:
+        print(profile.model_dump_json())
+        return
     for table in profile_tables(profile):
         console.print(table)
     console.print(f"Written to {out}", markup=False, highlight=False, soft_wrap=True)

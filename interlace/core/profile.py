@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -274,6 +274,8 @@ class Profile(Config):
 
     device: str
     """Kind of device, for people: `cpu, one core of ...`."""
+    basis: Literal["measured", "roofline"] = "measured"
+    """Where the costs come from: workers that ran, or data sheets."""
     kind: str = Field(default="sim", pattern="[a-z][a-z0-9]*")
     """The same as the pool of a virtual cluster that placements name."""
     kinds: Mapping[str, "Profile"] = {}
@@ -310,6 +312,11 @@ class Profile(Config):
     """Seconds of the controller for each step, in which the trainer waits: admission, the way from call to call."""
     interference: tuple[Interference, ...] = ()
     """Costs are those of a worker that works alone; pairs that are not named here leave each other alone."""
+
+    @property
+    def label(self) -> str:
+        """Kind of device as it is shown: a roofline is called one wherever it is."""
+        return f"{self.device} (roofline, not measured)" if self.basis == "roofline" else self.device
 
     def on(self, role: str, pools: Iterable[str]) -> StateCosts:
         """Returns a role's costs on devices of these pools; on several kinds at once, those of the slowest.

@@ -83,8 +83,8 @@ class Simulation:
     def device(self) -> str:
         """The cluster's devices, for people."""
         if not self.pools:
-            return f"{self.num_devices} x {self.profile.device}"
-        kinds = [(self.profile.kinds.get(pool, self.profile).device, count) for pool, count in self.pools]
+            return f"{self.num_devices} x {self.profile.label}"
+        kinds = [(self.profile.kinds.get(pool, self.profile).label, count) for pool, count in self.pools]
         return " + ".join(f"{count} x {device}" for device, count in kinds)
 
     @property

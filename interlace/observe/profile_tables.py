@@ -20,7 +20,7 @@ def profile_tables(profile: Profile) -> Iterator[Table]:
 
 
 def _roles(profile: Profile) -> Table:
-    table = _table(f"Costs on {profile.device}")
+    table = _table(f"Costs on {profile.label}")
     _rollout_rows(table, profile.rollout)
     for role, costs in (("reference", profile.reference), ("critic", profile.critic), ("actor", profile.actor)):
         if isinstance(costs, TrainCosts):

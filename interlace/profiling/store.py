@@ -42,9 +42,9 @@ def profile_of(recipe: Recipe, progress: ProgressView) -> Profile:
 def check_profile(profile: Profile, recipe: Recipe) -> None:
     """Raises UserError where a profile is of another machine or model than the recipe's run here."""
     here = device_name(back_end(recipe.cluster).find_devices(recipe.cluster)[0])
-    if profile.device != here:
+    if profile.basis != "measured" or profile.device != here:
         raise UserError(
-            f"the profile is of {profile.device!r}, and this machine has {here!r}: what it predicts would not hold "
+            f"the profile is of {profile.label!r}, and this machine has {here!r}: what it predicts would not hold "
             "here. Leave --profile out to have this machine measured, or give --devices to plan for a virtual cluster."
         )
     if profile.model and profile.model != recipe.model.path:
