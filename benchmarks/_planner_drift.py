@@ -23,6 +23,12 @@ STEPS = 10
 MAX_LAG = 4
 SWITCH_S = 30.0
 """Seconds that a change of the schedule is taken to cost."""
+KV_TOKENS = 30_000
+"""Of a device: as answers grow, fewer fit at once, and generation needs ever more devices."""
+LOAD_S = 1200.0
+"""Seconds of one device's link to load or unload a state: roles that share devices pay for it at every change."""
+TRAIN_FACTOR = 6.0
+"""Times as long as the profile's that a token is trained for, as of a model whose context is recomputed."""
 SETTINGS = PlanSettings(max_lag=MAX_LAG, max_length_shift=0.0, search_s=3.0, search_processes=1)
 
 
@@ -91,9 +97,17 @@ def _phase(growth: float) -> Phase:
 
 
 def _grown(profile: Profile, factor: float) -> Profile:
-    lengths = profile.lengths
+    """Returns costs under which places matter: see KV_TOKENS and LOAD_S."""
+    lengths, rollout, actor = profile.lengths, profile.rollout, profile.actor
     grown = {"median": lengths.median * factor, "quantiles": tuple(each * factor for each in lengths.quantiles)}
-    return profile.model_copy(update={"lengths": lengths.model_copy(update=grown)})
+    moved = {"onload_s": LOAD_S, "offload_s": LOAD_S}
+    return profile.model_copy(
+        update={
+            "lengths": lengths.model_copy(update={**grown, "cap_share": 0.0}),
+            "rollout": rollout.model_copy(update={"kv_tokens": KV_TOKENS, **moved}),
+            "actor": actor.model_copy(update={"token_s": TRAIN_FACTOR * actor.token_s, **moved}),
+        }
+    )
 
 
 def _online(phases: Sequence[Phase]) -> tuple[list[float], int]:

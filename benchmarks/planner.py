@@ -1,10 +1,14 @@
 """Predicted against measured step time of many schedules, how well predictions rank them, and what a choice costs.
 
     python benchmarks/planner.py [--quick] [--clusters local,ray] [--workloads quickstart,longtail] [--write]
+    python benchmarks/planner.py --points 16 [--store docs/planner.json] [--write]
     python benchmarks/planner.py --drift [--write]
+    python benchmarks/planner.py --mixed [--write]
 
-Each recipe is profiled on each cluster, once at the start; then every schedule is simulated and really trained for
-some steps with a learning rate next to nothing, so that lengths stay what they were. `tau` is Kendall's, over the
+Each recipe is profiled on each cluster, once; then every schedule is simulated and really trained for some steps with a
+learning rate next to nothing, so that lengths stay what they were. Profiles and points are kept in --store, and what is
+there is not measured again: --points N measures N more and ends, so that a table may come of several sittings, the
+profile from another hour than most of its points. `tau` is Kendall's, over the
 schedules of one recipe on one cluster; `regret` is the measured time a trained token of the schedule with the best
 prediction against the best measured one. --write puts the table into docs/planner.md and the picture beside the page.
 """
@@ -19,7 +23,9 @@ from statistics import fmean, median
 
 from _page import write_table
 from _planner_drift import drift_table
+from _planner_mixed import mixed_table
 
+from interlace.core.profile import Profile
 from interlace.jobs.plan import under
 from interlace.jobs.scoring import Workplace
 from interlace.jobs.simulate import Simulation
@@ -67,34 +73,78 @@ class Row:
         return self.predicted_s / self.measured_s - 1
 
 
-def rows_of(workload: str, cluster: str, names: Sequence[str], args: argparse.Namespace) -> list[Row]:
-    """Profiles a workload, then predicts and measures it under each schedule."""
+class Store:
+    """File of the profiles and points so far."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        kept = (
+            json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {"profiles": {}, "points": []}
+        )
+        self.profiles = {key: Profile.parse(value, where=str(path)) for key, value in kept["profiles"].items()}
+        self.rows = [Row(**point) for point in kept["points"]]
+
+    def has(self, workload: str, cluster: str, name: str) -> bool:
+        """Says whether a point was measured, or could not be."""
+        return any((row.workload, row.cluster, row.schedule) == (workload, cluster, name) for row in self.rows)
+
+    def save(self) -> None:
+        """Writes all that is here."""
+        if self._path:
+            profiles = {key: profile.model_dump(mode="json") for key, profile in self.profiles.items()}
+            text = json.dumps({"profiles": profiles, "points": [asdict(row) for row in self.rows]}, indent=1)
+            self._path.write_text(text + "\n", encoding="utf-8")
+
+
+def recipe_of(workload: str, cluster: str, devices: int) -> Recipe:
+    """Returns a workload's recipe on a cluster."""
     spec, *changes = WORKLOADS[workload]
-    where = f"cluster={{backend: {cluster}, devices: cpu:{args.devices}}}"
-    recipe = load_recipe(spec, [*changes, where, "schedule=verl-colocated"])
-    check_recipe(recipe)
-    profile = profile_recipe(recipe, QuietProgress(), source="benchmarks/planner.py", budget_s=args.budget)
+    where = f"cluster={{backend: {cluster}, devices: cpu:{devices}}}"
+    return load_recipe(spec, [*changes, where, "schedule=verl-colocated"])
+
+
+def measure_points(store: Store, wanted: Sequence[tuple[str, str, str]], args: argparse.Namespace) -> None:
+    """Predicts and measures points that are not there, at most args.points of them; each is kept as it is found."""
+    left = args.points
+    for workload, cluster, name in wanted:
+        if store.has(workload, cluster, name):
+            continue
+        if left == 0:
+            return
+        left -= 1
+        recipe = recipe_of(workload, cluster, args.devices)
+        check_recipe(recipe)
+        key = f"{workload} {cluster}"
+        if key not in store.profiles:
+            store.profiles[key] = profile_recipe(
+                recipe, QuietProgress(), source="benchmarks/planner.py", budget_s=args.budget
+            )
+            store.save()
+        if row := _measured(recipe, store.profiles[key], (workload, cluster, name), args.steps):
+            store.rows.append(row)
+            store.save()
+
+
+def _measured(recipe: Recipe, profile: Profile, point: tuple[str, str, str], steps: int) -> Row | None:
+    workload, cluster, name = point
     still: Recipe = with_zero_lr(recipe, recipe.schedule.resolved)
     place = Workplace(recipe=still, simulation=Simulation(profile=profile, num_devices=num_devices(recipe)))
-    found = []
-    for name in names:
-        schedule = load_schedule(name)
-        predicted = place.score(schedule, Fidelity(steps=3 * args.steps))
-        if not isinstance(predicted, Score):
-            print(f"{workload} {cluster} {name}: {predicted.reason}")
-            continue
-        check_recipe(under(still, schedule, name))
-        measured_s, rate = measure(still, schedule, num_steps=args.steps)
-        row = Row(
-            workload=workload, cluster=cluster, schedule=name, predicted_s=predicted.step_s, measured_s=measured_s,
-            predicted_rate=predicted.tokens_per_s, measured_rate=rate,
-        )  # fmt: skip
-        print(
-            f"{workload:18s}{cluster:7s}{name:22s}{row.predicted_s:8.3f}{row.measured_s:8.3f}{row.error:+7.0%}",
-            flush=True,
-        )
-        found.append(row)
-    return found
+    schedule = load_schedule(name)
+    predicted = place.score(schedule, Fidelity(steps=3 * steps))
+    if not isinstance(predicted, Score):
+        print(f"{workload} {cluster} {name}: {predicted.reason}")
+        return None
+    check_recipe(under(still, schedule, name))
+    measured_s, rate = measure(still, schedule, num_steps=steps)
+    row = Row(
+        workload=workload, cluster=cluster, schedule=name, predicted_s=predicted.step_s, measured_s=measured_s,
+        predicted_rate=predicted.tokens_per_s, measured_rate=rate,
+    )  # fmt: skip
+    print(
+        f"{workload:18s}{cluster:7s}{name:22s}{row.predicted_s:8.3f}{row.measured_s:8.3f}{row.error:+7.0%}",
+        flush=True,
+    )
+    return row
 
 
 def tau(rows: Sequence[Row]) -> float:
@@ -170,39 +220,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="four schedules, one workload, local, few steps")
     parser.add_argument("--drift", action="store_true", help="simulated: answers that grow, and the online planner")
+    parser.add_argument("--mixed", action="store_true", help="simulated: two kinds of devices against one, by price")
     parser.add_argument("--clusters", default="local,ray")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--steps", type=int, default=10, help="measured of each schedule")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of each profile")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--store", type=Path, help="file of the points; default with --points: docs/planner.json")
+    parser.add_argument("--points", type=int, default=-1, help="measure at most so many more")
     parser.add_argument("--write", action="store_true", help="into docs/planner.md")
     args = parser.parse_args()
-    if args.drift:
-        table = drift_table()
-        print(table)
-        if args.write:
-            write_table(DOCS / "planner.md", "drift", table)
-        return
+    for name, make in (("drift", drift_table), ("mixed", mixed_table)):
+        if getattr(args, name):
+            table = make()
+            print(table)
+            if args.write:
+                write_table(DOCS / "planner.md", name, table)
+            return
     clusters, workloads, names = (value.split(",") for value in (args.clusters, args.workloads, args.schedules))
     if args.quick:
-        clusters, workloads, names, args.steps, args.budget = (
-            ["local"],
-            ["quickstart"],
-            list(QUICK),
-            4,
-            10.0,
-        )
-    rows: list[Row] = []
-    for cluster in clusters:
-        for workload in workloads:
-            rows += rows_of(workload, cluster, names, args)
-            if args.json:
-                args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
-    print(summary(rows))
-    if args.write:
-        write(rows)
+        clusters, workloads, names, args.steps, args.budget = ["local"], ["quickstart"], list(QUICK), 4, 10.0
+    store = Store(args.store or (DOCS / "planner.json" if args.points >= 0 else None))
+    wanted = [(workload, cluster, name) for cluster in clusters for workload in workloads for name in names]
+    measure_points(store, wanted, args)
+    print(f"{sum(store.has(*point) for point in wanted)} of {len(wanted)} points are there")
+    if store.rows:
+        print(summary(store.rows))
+        if args.write:
+            write(store.rows)
 
 
 if __name__ == "__main__":
