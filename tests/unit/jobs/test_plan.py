@@ -1,12 +1,14 @@
 """Plans by the real simulator: what is accepted runs, and the command's answers are whole."""
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
 from typer.testing import CliRunner
 
 from interlace.cli.main import app
+from interlace.core.errors import UserError
 from interlace.core.profile import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.jobs.plan import PlanRequest, PlanSettings, make_plan, recipe_for, under
 from interlace.jobs.scoring import Workplace
@@ -212,3 +214,40 @@ def test_bad_input_is_told(words, reason, tmp_path, monkeypatch) -> None:
     import re
 
     assert re.search(reason, result.output, re.DOTALL), result.output
+
+
+def test_a_profile_of_another_model_or_machine_is_refused_here() -> None:
+    from interlace.profiling.profile import device_name
+    from interlace.profiling.store import check_profile
+    from interlace.recipes.clusters.base import back_end
+
+    recipe = load_recipe("quickstart")
+    here = device_name(back_end(recipe.cluster).find_devices(recipe.cluster)[0])
+    shipped = load_profile("qwen2.5-7b-h800")
+    with pytest.raises(UserError, match=r"roofline.*this machine has"):
+        check_profile(shipped, recipe)
+    mine = shipped.model_copy(update={"device": here, "basis": "measured"})
+    with pytest.raises(UserError, match=r"is of model 'Qwen/Qwen2.5-7B', and the recipe trains"):
+        check_profile(mine, recipe)
+    check_profile(mine.model_copy(update={"model": recipe.model.path}), recipe)
+
+
+def test_no_memory_says_which_part_is_too_large_and_by_how_much() -> None:
+    request = quick(max_lag=4)
+    small = request.simulation.profile.model_copy(update={"device_memory_bytes": 20 * GIB})
+    with pytest.raises(
+        UserError, match=r"no plan fits into memory.* needs [0-9.]+ GiB on each, which is [0-9.]+ GiB more"
+    ):
+        make_plan(replace(request, simulation=replace(request.simulation, profile=small)))
+
+
+def test_constraints_that_contradict_each_other_are_told_with_what_can_be_had() -> None:
+    request = quick(max_lag=0, deadline_h=1e-6)
+    with pytest.raises(UserError, match=r"staleness of at most 0 .*shortest step found takes .*Allow more time"):
+        make_plan(request)
+
+
+def test_devices_that_are_not_there_are_named() -> None:
+    recipe = load_recipe("longtail", ["schedule.placement.rollout=0-11"])
+    with pytest.raises(UserError, match=r"names device 11, but the pool has 8"):
+        simulate(recipe, quick().simulation)
