@@ -24,7 +24,7 @@ MAX_LAG = 4
 SWITCH_S = 30.0
 """Seconds that a change of the schedule is taken to cost."""
 KV_TOKENS = 30_000
-"""Of a device: as answers grow, fewer fit at once, and generation needs ever more devices."""
+"""Size of a device's cache: as answers grow, fewer fit at once, and generation needs ever more devices."""
 LOAD_S = 1200.0
 """Seconds of one device's link to load or unload a state: roles that share devices pay for it at every change."""
 TRAIN_FACTOR = 6.0

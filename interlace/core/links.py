@@ -27,7 +27,7 @@ class Links(Config):
     in_node: Link
     between_nodes: Link
     between_sites: Link | None = None
-    """Given, each kind of device is at a site of its own, and whatever passes between two kinds goes over this link."""
+    """Given, each kind of device is at a site of its own, and all that passes between two kinds goes over this link."""
     sample_token_bytes: int = Field(default=16, ge=0)
     """Bytes of a sample for each of its tokens: id, log-prob, mask, advantage."""
 
@@ -44,7 +44,7 @@ class Links(Config):
         return self._nearest(sources, targets).seconds(mine)
 
     def samples_s(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[float, float]:
-        """Returns (latency, seconds a token) of bringing samples of engines to who computes on them.
+        """Returns (latency, seconds a token) of bringing samples of engines to workers that compute on them.
 
         Nothing where they share devices. Every device of the receiver takes in its own part, but over one link
         between sites.

@@ -275,7 +275,7 @@ class Profile(Config):
     device: str
     """Kind of device, for people: `cpu, one core of ...`."""
     basis: Literal["measured", "roofline"] = "measured"
-    """Where the costs come from: workers that ran, or data sheets."""
+    """Origin of the costs: workers that ran, or data sheets."""
     kind: str = Field(default="sim", pattern="[a-z][a-z0-9]*")
     """The same as the pool of a virtual cluster that placements name."""
     kinds: Mapping[str, "Profile"] = {}

@@ -32,7 +32,7 @@ class Moves:
 
     def added(self, role: str, costs: StateCosts, devices: Sequence[str]) -> StateCosts:
         """Returns the costs of an instance on these devices with the moves: of weights to an engine, at an update, and
-        of samples to whoever computes on them, in each call.
+        of samples to the workers that compute on them, in each call.
         """
         if isinstance(costs, RolloutCosts):
             moved_s = self.links.weights_s(costs.state_bytes, self.trainer, devices)

@@ -10,9 +10,9 @@ GB = 1e9
 BANDWIDTH_SHARE, FLOPS_SHARE, TRAIN_SHARE = 0.7, 0.5, 0.4
 """Shares of the data sheet's bandwidth and arithmetic that inference, and of its arithmetic that training, reach."""
 LAUNCH_S = 2.5e-3
-"""Of a decode step: launching kernels and sampling."""
+"""Part of a decode step: launching kernels and sampling."""
 REDUCE_S = 1e-5
-"""Of an all-reduce of a decode step between devices; two a layer."""
+"""Time of an all-reduce of a decode step between devices; two a layer."""
 MEMORY_SHARE = 0.9
 """Share of a device's memory that an engine takes."""
 TRAIN_BYTES = 16
@@ -25,9 +25,9 @@ class DataSheet:
 
     name: str
     flops: float
-    """Of dense bf16, a second."""
+    """Operations of dense bf16, a second."""
     bytes_per_s: float
-    """Of its memory."""
+    """Bandwidth of its memory."""
     memory_bytes: int
     host_bytes_per_s: float = 25 * GB
     """Between host and device, as measured on PCIe 5; half of it on PCIe 4."""
@@ -55,7 +55,7 @@ class ModelShape:
     kv_bytes_per_token: int
     """In bf16, all layers."""
     logit_bytes_per_token: int
-    """Of float32 logits."""
+    """Size of float32 logits."""
     hidden_bytes_per_token: int
     """In bf16."""
 
