@@ -9,14 +9,17 @@ from rich.console import Console
 
 from interlace.cli.preflight import writable
 
-PRICE = "price_per_million_tokens"
+PRICE, ENGINES = "price_per_million_tokens", "engines="
 
 
 def simulate(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change: `prompts_per_step=512 steps=4`."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Settings to change: `steps=4`; `engines=600:-3,900:+3`: 3 leaves, and is back.",
+        ),
     ] = None,
     schedule: Annotated[
         str | None,
@@ -28,10 +31,6 @@ def simulate(
         typer.Option(help="What the workers cost: of `interlace profile`, or shipped; one a kind of device."),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Of the data set.")] = 8192,
-    engines: Annotated[
-        str | None,
-        typer.Option(help="Engines that leave and come back, at seconds of the run: 600:-3,1200:+3 is engine 3."),
-    ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Write the (first) run's timeline there, for Perfetto.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
@@ -45,9 +44,12 @@ def simulate(
     if timeline:
         writable(timeline, "--timeline")
     simulation = virtual_cluster(devices, profile, num_prompts=prompts)
+    given = overrides or []
+    engines = [each.removeprefix(ENGINES) for each in given if each.startswith(ENGINES)]
     if engines:
-        simulation = replace(simulation, engine_changes=parse_changes(engines))
-    results = simulate_variants(recipe, overrides or [], schedule, simulation, timeline=timeline)
+        simulation = replace(simulation, engine_changes=parse_changes(",".join(engines)))
+        given = [each for each in given if not each.startswith(ENGINES)]
+    results = simulate_variants(recipe, given, schedule, simulation, timeline=timeline)
     outcomes = [result.outcome for result in results]
     if as_json:
         rows = [{**result.row(results[0]), PRICE: simulation.price(result.tokens_per_s)} for result in results]

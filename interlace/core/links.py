@@ -16,7 +16,7 @@ class Link(Config):
     """Seconds until the first byte arrives."""
 
     def seconds(self, num_bytes: float) -> float:
-        """Returns the seconds that moving so much takes."""
+        """Returns the seconds that moving these bytes takes."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
 

@@ -30,7 +30,7 @@ def parse_changes(text: str) -> tuple[EngineChange, ...]:
             )
         except (ValueError, KeyError, IndexError):
             raise UserError(
-                f"--engines {text!r}: {part.strip()!r} is no change. Write seconds and the engine that leaves or comes "
+                f"engines={text!r}: {part.strip()!r} is no change. Write seconds and the engine that leaves or comes "
                 "back, as in 600:-3,1200:+3."
             ) from None
     return tuple(sorted(found, key=lambda each: each.at_s))
