@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from interlace.core.types import Sample
 from interlace.runtime.channel import Cursor
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.arbiter import Arbiter, Claim, Decision
@@ -243,9 +244,8 @@ def proximal_of_the_weights_so_far() -> Mutation:
     """Proximal log-probs of a minibatch are computed once it is its turn."""
     together = train.TrainStage._train
 
-    async def one_by_one(self: train.TrainStage, parts: Sequence[train.Part]) -> None:
-        for part in parts:
-            await together(self, [part])
+    async def one_by_one(self: train.TrainStage, parts: Sequence[train.Part]) -> list[Sample]:
+        return [sample for part in parts for sample in await together(self, [part])]
 
     return [(train.TrainStage, "_train", one_by_one)]
 
