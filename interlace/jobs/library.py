@@ -56,6 +56,7 @@ class Settings(TypedDict, total=False):
     prompts_per_step: int
     samples_per_prompt: int
     minibatches: int
+    epochs: int
     tokens_per_microbatch: int
     checkpoint_every: int
     eval_every: int

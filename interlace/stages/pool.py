@@ -74,6 +74,8 @@ class EnginePool:
         self._samples_per_step = samples_per_step
         self._shared_devices = _shared_devices(cluster, engines) if self._migrate else frozenset()
         self._swapped = Signal(cluster.waits)
+        self._num_unswapped = 0
+        """Engines that have new weights and serve older ones yet."""
         self._lengths = LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
         self.curve = DecodeCurve() if self._policy.adapts else None
         """How fast the engines decode; None where the dispatch policy does not ask."""
@@ -179,6 +181,7 @@ class EnginePool:
     def update_weights(self, ref: WeightRef) -> None:
         """Gives every engine new weights; each swaps when it may."""
         for driver in self.drivers:
+            self._num_unswapped += driver.pending_version is None
             driver.update_weights(ref)
         self._gather()
 
@@ -277,6 +280,7 @@ class EnginePool:
 
     def on_swapped(self) -> None:
         """Wakes the waiters for a version."""
+        self._num_unswapped -= 1
         self._swapped.fire()
 
     def _deal(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
@@ -334,7 +338,7 @@ class EnginePool:
         """Looks whether few enough sequences are left to be gathered on fewer engines."""
         if self._migrate:
             self._gather_survivors(self._migrate)
-        if self._migrate and self._drains:
+        if self._migrate and self._drains and self._num_unswapped:
             self._gather_draining(self._migrate)
 
     def _gather_survivors(self, settings: Migrate) -> None:
@@ -342,9 +346,11 @@ class EnginePool:
 
         Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits.
         """
-        if self._kept is not self.drivers or any(driver.num_queued for driver in self.drivers):
+        if self._kept is not self.drivers or not self._are_few(len(self._owners), settings):
             return
         if self._shared_devices and not self._cluster.lock.is_wanted(self._shared_devices):
+            return
+        if any(driver.num_queued for driver in self.drivers):
             return
         self._kept = self._gathered(self.drivers, len(self._owners), settings)
 
@@ -361,9 +367,12 @@ class EnginePool:
             alike = [driver for driver in draining if driver.version == version]
             self._gathered(alike, sum(driver.num_running for driver in alike), settings)
 
+    def _are_few(self, left: int, settings: Migrate) -> bool:
+        return 0 < left <= settings.remaining_share * self._samples_per_step
+
     def _gathered(self, drivers: list[EngineDriver], left: int, settings: Migrate) -> list[EngineDriver]:
         """Gathers `left` sequences, if these are few, on the fewest of the engines. Returns the engines that go on."""
-        if not 0 < left <= settings.remaining_share * self._samples_per_step:
+        if not self._are_few(left, settings):
             return drivers
         by_work = sorted(drivers, key=lambda driver: -driver.num_running)
         held = sum(driver.kv_use for driver in by_work if driver.num_running)

@@ -61,7 +61,13 @@ def test_a_change_to_one_part_of_a_preset_leaves_its_other_parts(tmp_path: Path)
         }
     )
     dumped = changed.schedule.model_dump(mode="json")
-    assert dumped["granularity"] == {"reward": "group", "reference": "sample", "critic": "sample", "actor": "sample"}
+    assert dumped["granularity"] == {
+        "env": "sample",
+        "reward": "group",
+        "reference": "sample",
+        "critic": "sample",
+        "actor": "sample",
+    }
     assert dumped["placement"]["rollout"] == {"devices": "0-50%", "devices_per_instance": 2}
 
 
