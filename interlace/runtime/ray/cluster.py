@@ -1,5 +1,6 @@
 """Ranks as processes that Ray places, watches and ends, on one node or many."""
 
+import asyncio
 import secrets
 import socket
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from interlace.core.errors import WorkerDiedError
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank
 from interlace.runtime.machine import DeviceSlot
@@ -28,6 +30,8 @@ from interlace.schedule.schedule import Schedule
 
 _GPUS_STAY_VISIBLE = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 """The reservation holds the GPUs, the actors ask for none: Ray would hide them all."""
+LOOK_EVERY_S = 1.0
+"""Between two looks at the parts of Ray that the run needs."""
 
 
 class RayCluster(Cluster):
@@ -49,6 +53,16 @@ class RayCluster(Cluster):
             self._after_workers.callback(self._folder.remove)
         self._directory = StoreDirectory(secrets.token_hex(8), self._folder.path if self._folder else None)
         self._after_workers.callback(self._directory.clear)
+        self._after_workers.callback(self.spawn(self._watch_ray(), name="ray").cancel)
+
+    async def _watch_ray(self) -> None:
+        """Fails the run once a part of Ray is gone: its ranks may compute on for minutes before Ray ends them."""
+        while not (lost := self._lost_part()):
+            await asyncio.sleep(LOOK_EVERY_S)
+        raise WorkerDiedError(
+            f"{lost} is gone, which the run's ranks cannot outlive. If the system ended that for want of memory, give "
+            "the run less."
+        )
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
         own = spec.devices[context.rank :: spec.num_ranks]
