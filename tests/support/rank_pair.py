@@ -48,6 +48,7 @@ class Setting:
     context: int = 1
     replicate: int = 1
     tied: bool = False
+    key_value_heads: int = 2
     in_parts: bool = False
     """Each rank reads its own part of the folder."""
     is_local_denominator: bool = False
@@ -84,7 +85,7 @@ def make_engine(setting: Setting, ranks: Ranks, folder: Path | None = None) -> T
         model, landings = watched_load(type(tiny_model(setting.kind)), config, saved, torch.float32)
         ranks.fill = PartReader(saved, landings).fill
     else:
-        own = tiny_model(setting.kind, tie_word_embeddings=setting.tied)
+        own = tiny_model(setting.kind, tie_word_embeddings=setting.tied, num_key_value_heads=setting.key_value_heads)
         model = AutoModelForCausalLM.from_pretrained(folder) if folder else own
     adapter = Adapter(model, LoraConfig(rank=setting.lora_rank), seed=0) if setting.lora_rank else None
     engine = TrainEngine(
