@@ -54,6 +54,8 @@ class EngineHost(Protocol):
     """Learns from each call; None where calls are of no interest."""
     listeners: dict[str, OnDraft]
     """Receivers of drafts, by request."""
+    standing: Signal
+    """Fired where an engine swapped, or left: whatever waits for a version looks again."""
 
     def on_response(self, job: Job, response: Response) -> None:
         """Takes in the response of a job that ended."""
@@ -179,7 +181,7 @@ class EngineDriver:
         for job in queued:
             self._left(job)
         self._host.on_partials(queued, others)
-        self._host.on_swapped()
+        self._host.standing.fire()
         self.evacuate(others)
 
     def join(self) -> None:

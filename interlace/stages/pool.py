@@ -68,12 +68,13 @@ class EnginePool:
         """
         self._cluster = cluster
         self._policy = create_dispatch(schedule.dispatch)
-        self._budget, self._drains = schedule.rollout_budget, schedule.on_update == "drain"
+        self._budget = schedule.rollout_budget
         self._migrate = schedule.tail if isinstance(schedule.tail, Migrate) else None
         self._drains = schedule.on_update == "drain"
         self._samples_per_step = samples_per_step
         self._shared_devices = _shared_devices(cluster, engines) if self._migrate else frozenset()
-        self._swapped = Signal(cluster.waits)
+        self.standing = Signal(cluster.waits)
+        """Fired where an engine swapped, or left."""
         self._num_unswapped = 0
         """Engines that have new weights and serve older ones yet."""
         self._lengths = LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
@@ -195,7 +196,7 @@ class EnginePool:
     async def swapped(self, version: int, *, who: str = "publication") -> None:
         """Waits until every engine that is here serves `version` or a newer one. who: for the wait-for graph."""
         while any(driver.version < version and not driver.is_away for driver in self.drivers):
-            await self._swapped.wait(who=who, what=f"all engines to serve version {version}")
+            await self.standing.wait(who=who, what=f"all engines to serve version {version}")
 
     def resume(self, gids: Sequence[int] | None = None) -> bool:
         """Renews the budget of these groups' samples (None: all). False where none of them is suspended."""
@@ -281,7 +282,7 @@ class EnginePool:
     def on_swapped(self) -> None:
         """Wakes the waiters for a version."""
         self._num_unswapped -= 1
-        self._swapped.fire()
+        self.standing.fire()
 
     def _deal(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
         if not jobs:

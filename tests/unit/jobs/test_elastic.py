@@ -1,6 +1,7 @@
 """Engines that leave and come back, and links that weights and samples pass: what each changes in a simulated run."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.core.links import Link, Links
 from interlace.core.types import TerminalEvent
-from interlace.jobs.elastic import EngineChange, parse_changes
+from interlace.jobs import virtual
+from interlace.jobs.elastic import EngineChange, change_engines, parse_changes
 from interlace.jobs.plan import under
 from interlace.jobs.simulate import Simulation, simulate
 from interlace.recipes.load import load_recipe
 from interlace.schedule.presets import load_schedule
 from interlace.simulate.profiles import load_profile
+from interlace.stages.pool import EnginePool
 
 SIZES = ["prompts_per_step=8", "samples_per_prompt=4", "sampling.max_new_tokens=4000", "steps=4"]
 PROFILE = load_profile("qwen2.5-7b-h800")
@@ -52,6 +55,19 @@ def test_an_engine_that_left_serves_nothing_until_it_is_back(tmp_path: Path) -> 
     ]
     assert any(at_s < 20 for at_s in begun) and any(at_s >= 50 for at_s in begun)
     assert not [at_s for at_s in begun if 20.1 < at_s < 50]
+
+
+def test_an_engine_that_left_is_not_taken_for_one_that_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[EnginePool] = []
+
+    async def change(pool: EnginePool, changes: Sequence[EngineChange]) -> None:
+        pools.append(pool)
+        await change_engines(pool, changes)
+
+    monkeypatch.setattr(virtual, "change_engines", change)
+    run("rlinf-disaggregated", *[EngineChange(at_s=20.0, engine=engine, joins=False) for engine in (0, 1)])
+    [pool] = pools
+    assert pool._num_unswapped == sum(driver.pending_version is not None for driver in pool.drivers) == 2
 
 
 def test_the_last_engine_does_not_leave_and_unknown_ones_are_named() -> None:
