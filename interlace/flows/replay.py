@@ -13,6 +13,7 @@ from interlace.episodes.robot import IMAGINED_SUCCESS
 from interlace.flows.world_model import WorldLearning
 from interlace.stages.batches import Batch
 from interlace.stages.role_groups import ActorGroup
+from interlace.stages.train import with_proximal
 
 TINY_PRIORITY = 1e-6
 """Priority of a trajectory without any advantage, which may still be drawn."""
@@ -75,8 +76,7 @@ class ReplayRole:
             for draw in drawn:
                 samples = [to_imitate(one.sample) if imitates else one.sample for one in draw]
                 if self._recomputes and not imitates:
-                    proximal = await self._actor.logprobs(samples)
-                    samples = [replace(one, proximal_logprobs=own) for one, own in zip(samples, proximal, strict=True)]
+                    samples = await with_proximal(self._actor, samples)
                 await self._actor.accumulate_replayed(samples)
                 self.num_updates += 1
                 await self._actor.optimizer_step()

@@ -104,10 +104,7 @@ class TrainStage:
                 await self._group.optimizer_step()
 
     async def _with_proximal(self, samples: list[Sample]) -> list[Sample]:
-        if self._proximal is None or not samples:
-            return samples
-        logprobs = await self._proximal.logprobs(samples)
-        return [replace(sample, proximal_logprobs=found) for sample, found in zip(samples, logprobs, strict=True)]
+        return samples if self._proximal is None or not samples else await with_proximal(self._proximal, samples)
 
     async def _ready(self, batch: Batch, minibatches: Minibatches) -> list[Part]:
         """Returns the next granule; the remainder of a closed batch; or, at a stall, what there is."""
@@ -126,3 +123,9 @@ class TrainStage:
             await batch.changed.wait(who=self._group.name, what=f"{need} groups of step {batch.step}")
         self._waiting_for, self._flush = None, False
         return parts
+
+
+async def with_proximal(group: ActorGroup, samples: Sequence[Sample]) -> list[Sample]:
+    """Returns samples with their log-probs under the present weights of a group."""
+    logprobs = await group.logprobs(samples)
+    return [replace(sample, proximal_logprobs=found) for sample, found in zip(samples, logprobs, strict=True)]
