@@ -114,9 +114,8 @@ class RecipePlan:
 
     def price(self, plan: Planned) -> float | None:
         """Returns the price of a million trained tokens; None where no price of a device is stated."""
-        given, simulation = self.request.settings.device_hour_cost, self.request.simulation
-        hour_cost = simulation.hour_cost if given is None else given * simulation.num_devices
-        return hour_cost / 3600 / plan.score.tokens_per_s * 1e6 if hour_cost else None
+        given = self.request.settings.device_hour_cost
+        return self.request.simulation.price(plan.score.tokens_per_s, device_hour_cost=given)
 
     def row(self, plan: Planned) -> dict[str, JSON]:
         """Returns a plan as JSON."""

@@ -75,9 +75,13 @@ class Simulation:
         prices = [(self.profile.kinds.get(pool, self.profile).device_hour_cost, count) for pool, count in pools]
         return sum(price * count for price, count in prices) if all(price for price, _ in prices) else 0.0
 
-    def price(self, tokens_per_s: float) -> float | None:
-        """Returns the price of a million trained tokens; None where no price of a device is stated."""
-        return self.hour_cost / 3600 / tokens_per_s * 1e6 if self.hour_cost and tokens_per_s else None
+    def price(self, tokens_per_s: float, *, device_hour_cost: float | None = None) -> float | None:
+        """Returns the price of a million trained tokens; None where no price of a device is stated.
+
+        device_hour_cost: of every device, in place of the profile's.
+        """
+        hour_cost = self.hour_cost if device_hour_cost is None else device_hour_cost * self.num_devices
+        return hour_cost / 3600 / tokens_per_s * 1e6 if hour_cost and tokens_per_s else None
 
     @property
     def device(self) -> str:
