@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from interlace.models.config import GAUSSIAN
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
     from interlace.core.types import FloatArray
 
-GAUSSIAN = "gaussian"
 MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
 """Bounds of the logarithm of a standard deviation, in units of half an action's range."""
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray, IntArray
+from interlace.models.config import GAUSSIAN
 from interlace.models.inputs import InputEmbedding, input_embedding
 
 if TYPE_CHECKING:
@@ -115,6 +116,6 @@ def action_tokens(config: "PretrainedConfig") -> ActionTokens | None:
         first_id=config.first_action_id,
         step=getattr(config, "action_id_step", 1),
         query_ids=tuple(config.query_token_ids or ()),
-        is_gaussian=getattr(config, "action_head", None) == "gaussian",
+        is_gaussian=getattr(config, "action_head", None) == GAUSSIAN,
         reads=reads,
     )

@@ -21,8 +21,7 @@ from transformers import (
 )
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForTokenClassification
 
-from interlace.models.action_head import GAUSSIAN
-from interlace.models.config import VLA_TYPE, RobotShape
+from interlace.models.config import GAUSSIAN, VLA_TYPE, RobotShape
 from interlace.models.words import build_word_tokenizer
 
 if TYPE_CHECKING:
