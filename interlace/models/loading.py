@@ -256,6 +256,15 @@ def _model(origin: Origin, config: ModelConfig) -> "PreTrainedModel":
     return load_whole(AutoModelForCausalLM, origin, config, what="model", whole="of that architecture")
 
 
+def check_undamaged(origin: Origin, config: ModelConfig, *, what: str) -> None:
+    """Reads a local model's files against the manifest that lies beside them. Raises UserError where they differ."""
+    if origin.is_local and (damage := find_model_damage(Path(origin.location))):
+        raise UserError(
+            f"{what} {config.path!r} {damage}. It was damaged after it was written: take another copy of it, or, if it "
+            f"was changed on purpose, remove its {MANIFEST}."
+        )
+
+
 def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, whole: str) -> "PreTrainedModel":
     """Loads a model of one of transformers' Auto classes. what, whole: it and what it may lack, for the message.
 
@@ -267,11 +276,7 @@ def load_whole(kind: Any, origin: Origin, config: ModelConfig, *, what: str, who
     import torch
     from safetensors import SafetensorError
 
-    if origin.is_local and (damage := find_model_damage(Path(origin.location))):
-        raise UserError(
-            f"{what} {config.path!r} {damage}. It was damaged after it was written: take another copy of it, or, if it "
-            f"was changed on purpose, remove its {MANIFEST}."
-        )
+    check_undamaged(origin, config, what=what)
     try:
         loaded: Any = kind.from_pretrained(
             origin.location,

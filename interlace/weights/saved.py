@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.models.config import ModelConfig
-from interlace.models.loading import LoadedModel, Origin, empty_model, find_origin, load_model
+from interlace.models.loading import LoadedModel, Origin, check_undamaged, empty_model, find_origin, load_model
 from interlace.models.tiny import TINY
 from interlace.weights.plan import Box, Shard
 from interlace.weights.recording import Landing, landed, record_load
@@ -133,9 +133,12 @@ class PartReader:
             local_part(whole[name]).copy_(block)
 
 
-def load_without_content(config: ModelConfig) -> tuple[LoadedModel, PartReader] | None:
-    """Makes a model of a folder on the meta device, and what reads a rank's part of it. None where it has to be loaded
-    whole: it is built in code, comes from a hub, or its loader does more than cut and join."""
+def load_without_content(config: ModelConfig, *, is_checked: bool) -> tuple[LoadedModel, PartReader] | None:
+    """Makes a model of a folder on the meta device, and what reads a rank's part of it.
+
+    Returns None where it has to be loaded whole: it is built in code, comes from a hub, is damaged, or its loader does
+    more than cut and join. is_checked: the whole folder is read against its manifest, which one rank does for all.
+    """
     if config.path.startswith(TINY) or not find_origin(config).is_local:
         return None
     readers: list[PartReader] = []
@@ -144,6 +147,8 @@ def load_without_content(config: ModelConfig) -> tuple[LoadedModel, PartReader] 
         import torch
         from transformers import GenerationConfig
 
+        if is_checked:
+            check_undamaged(origin, config, what="model")
         saved, dtype = SavedWeights(origin.location), getattr(torch, config.dtype)
         model, landings = watched_load(type(empty_model(config)), found, saved, dtype)
         if (Path(origin.location) / "generation_config.json").exists():

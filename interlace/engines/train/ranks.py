@@ -109,7 +109,7 @@ class Ranks:
 
     def load(self, config: ModelConfig) -> LoadedModel:
         """Loads a model. Of several ranks each gets it without content, if that can be, and reads its part later."""
-        found = None if self.is_alone else load_without_content(config)
+        found = None if self.is_alone else load_without_content(config, is_checked=self.rank == 0)
         if found is None:
             return load_model(config)
         self.fill = found[1].fill

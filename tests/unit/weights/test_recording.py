@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from interlace.core.errors import InterlaceError, UserError
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
+from interlace.observe.manifest import write_manifest
 from interlace.weights.plan import Box, Shard
 from interlace.weights.recording import Load, record_load
 from interlace.weights.saved import LandedWeights, SavedWeights, load_without_content, watched_load
@@ -131,7 +132,7 @@ def test_a_folder_gives_a_model_without_content_and_one_that_lacks_weights_is_lo
     whole = load_model(ModelConfig(path="tiny:micro"))
     whole.model.save_pretrained(tmp_path)
     whole.tokenizer.save_pretrained(tmp_path)
-    found = load_without_content(ModelConfig(path=str(tmp_path)))
+    found = load_without_content(ModelConfig(path=str(tmp_path)), is_checked=True)
     assert found is not None
     loaded, reader = found
     assert loaded.stop_token_ids == whole.stop_token_ids
@@ -140,10 +141,24 @@ def test_a_folder_gives_a_model_without_content_and_one_that_lacks_weights_is_lo
     reader.fill(loaded.model)
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], tensor), name
-    assert load_without_content(ModelConfig(path="tiny:micro")) is None
+    assert load_without_content(ModelConfig(path="tiny:micro"), is_checked=True) is None
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(dict([*tensors.items()][1:]), tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert load_without_content(ModelConfig(path=str(tmp_path))) is None, "its error is that of loading it whole"
+    assert load_without_content(ModelConfig(path=str(tmp_path)), is_checked=True) is None, (
+        "its error is that of loading it whole"
+    )
+
+
+def test_the_rank_that_checks_notices_a_flipped_bit_where_a_model_is_read_in_parts(tmp_path: Path) -> None:
+    whole = load_model(ModelConfig(path="tiny:micro"))
+    whole.model.save_pretrained(tmp_path)
+    whole.tokenizer.save_pretrained(tmp_path)
+    write_manifest(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-8] ^= 1
+    weights.write_bytes(content)
+    assert load_without_content(ModelConfig(path=str(tmp_path)), is_checked=True) is None
 
 
 def turns(given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
