@@ -7,10 +7,13 @@
   processes reach (CPU seconds in the simulator of those that passed in both, on this machine's cores).
 - `imagined`: how far a world model's states are from real ones after 1 to 16 chunks, in units of how much a chunk
   changes each number, on starts it has not seen; beside them a state that stays as it was. Rounds are seeds.
+- `prefetch`: seconds of wall clock of updates on episodes, the next minibatch laid out while one is computed against
+  one after the other, one torch thread: episodes of states, and of pictures of 64 x 64.
 
 Ratios compare neighbours in time; lowest and highest are over the rounds.
 
-    python benchmarks/embodied.py [--only swap light fleet imagined] [--rounds 3] [--write docs/robots.md] [--json FILE]
+    python benchmarks/embodied.py [--only swap light fleet imagined prefetch] [--rounds 3]
+        [--write docs/robots.md] [--json FILE]
 """
 
 import argparse
@@ -19,23 +22,33 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from _page import write_table
 
+from interlace.core.types import PROMPT, Prompt, Sample, SampleKey, Segment
+from interlace.engines.train import TrainEngine, sft_loss
+from interlace.engines.train.config import OptimizerConfig, TrainConfig
 from interlace.envs.base import Start, VectorEnv
 from interlace.envs.fleet import EnvFleet
 from interlace.envs.load import EnvConfig, create_envs
+from interlace.models.actions import action_tokens
+from interlace.models.config import RobotShape
+from interlace.models.vla import VLAForCausalLM, build_tiny_vla
 from interlace.models.world_model import Transitions, WorldModel, WorldModelConfig, error_by_horizon
 
-PARTS = ("swap", "light", "fleet", "imagined")
+PARTS = ("swap", "light", "fleet", "imagined", "prefetch")
 TASKS = ("reach-v3", "push-v3", "pick-place-v3", "drawer-open-v3", "button-press-topdown-v3")
 NUM_ENVS, CHUNK, REPEAT, WORKERS = 16, 4, 2, 2
 SEEN = (0, 1, 2, 3, 4, 5, 6, 36, 37, 38)
 """Numbers of MetaWorld's state that are imagined: hand, gripper, object, goal."""
 LEARNT, HELD_OUT, LENGTH = 48, 16, 16
+MINIBATCHES, EPISODES, TURNS = 6, 16, 8
+"""What prefetching is measured on: minibatches, episodes of each, turns of an episode."""
 BEGIN, END = "<!-- benchmarks/embodied.py -->", "<!-- end -->"
 TARGETS = {"fleet against lock step": "1.6 times"}
 
@@ -215,6 +228,70 @@ def collected(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray
     return seen, np.stack(chunks, axis=1), np.stack(rewards, axis=1), np.stack(successes, axis=1)
 
 
+def prefetch_rows(rounds: int, _num_chunks: int) -> list[Row]:
+    """Measures updates whose minibatches are laid out ahead."""
+    torch.set_num_threads(1)
+    rows = []
+    for name, image_size in (("states", 0), ("pictures", 64)):
+        model, tokenizer = build_tiny_vla(RobotShape(state_size=4, action_size=4, chunk=4, image_size=image_size), 0)
+        words = np.asarray(tokenizer("reach the goal")["input_ids"], np.int32)
+        minibatches = [
+            [played(model, words, image_size, EPISODES * number + place) for place in range(EPISODES)]
+            for number in range(MINIBATCHES)
+        ]
+        config = TrainConfig(tokens_per_microbatch=8192)
+        engine = TrainEngine(model, loss=sft_loss, optimizer=OptimizerConfig(), config=config)
+        updated_s(engine, minibatches[:1], ahead=False)
+        ratios, seconds = [], []
+        for _ in range(rounds):
+            plain_s, ahead_s = (updated_s(engine, minibatches, ahead=ahead) for ahead in (False, True))
+            ratios.append(plain_s / ahead_s)
+            seconds.append(plain_s / MINIBATCHES)
+        began_s = time.perf_counter()
+        engine.prepare(minibatches[0])
+        laid_out_s = time.perf_counter() - began_s
+        engine.accumulate_prepared()
+        engine.optimizer_step()
+        note = f"{1e3 * laid_out_s:.0f} ms of the {1e3 * statistics.median(seconds):.0f} ms of a minibatch"
+        rows.append(figure(f"laid out ahead, {name}", ratios, "{:.2f} times", note=note))
+    return rows
+
+
+def updated_s(engine: TrainEngine, minibatches: Sequence[Sequence[Sample]], *, ahead: bool) -> float:
+    """Trains on minibatches. Returns seconds of wall clock."""
+    began_s = time.perf_counter()
+    with ThreadPoolExecutor(1) as pool:
+        laying_out = pool.submit(engine.prepare, minibatches[0]) if ahead else None
+        for place, samples in enumerate(minibatches):
+            if laying_out is None:
+                engine.accumulate(samples)
+            else:
+                laying_out.result()
+                if place + 1 < len(minibatches):
+                    laying_out = pool.submit(engine.prepare, minibatches[place + 1])
+                engine.accumulate_prepared()
+            engine.optimizer_step()
+    return time.perf_counter() - began_s
+
+
+def played(model: VLAForCausalLM, words: np.ndarray, image_size: int, number: int) -> Sample:
+    """Makes an episode up."""
+    actions, draw = action_tokens(model.config), np.random.default_rng(number)
+    assert actions is not None
+    context, queries = (np.asarray(ids, np.int32) for ids in (actions.placeholders, actions.query_ids))
+    segments: list[Segment] = []
+    for _ in range(TURNS):
+        seen = {"state": draw.normal(size=(1, 4)).astype(np.float32)}
+        if image_size:
+            seen["image"] = draw.integers(0, 255, (1, image_size, image_size, 3)).astype(np.uint8)
+        drawn = draw.integers(0, 255, len(queries)).astype(np.int32)
+        put_in = Segment(parent=PROMPT, token_ids=context, sampled=np.zeros(len(context), np.bool_), inputs=seen)
+        segments += [put_in, Segment(parent=len(segments), token_ids=drawn, query_ids=queries)]
+    prompt = Prompt(uid=str(number), token_ids=words, text="", answer="")
+    weights = np.ones(TURNS * (len(context) + len(queries)), np.float32)
+    return Sample(key=SampleKey(number, 0), prompt=prompt, segments=tuple(segments), advantages=weights)
+
+
 def figure(name: str, values: Sequence[float], form: str, *, note: str = "") -> Row:
     """Returns the median with lowest and highest."""
     spread = "" if len(values) < 2 else f"{form.format(min(values))} to {form.format(max(values))}"
@@ -238,6 +315,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     measure = {"swap": swap_rows, "light": light_rows, "fleet": fleet_rows, "imagined": imagined_rows}
+    measure["prefetch"] = prefetch_rows
     rows = [row for part in given.only for row in measure[part](given.rounds, given.chunks)]
     print(table(rows))
     if given.write:

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -126,6 +127,7 @@ class SimulatedTrainer(SimulatedInference):
         """controller_step_s: what the controller does once a step is charged here, at the end of its training."""
         super().__init__(context, costs, pace)
         self._train_costs, self._controller_step_s = costs, controller_step_s
+        self._prepared: deque[Sequence[Sample]] = deque()
 
     @operation(bin="inference")
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
@@ -144,9 +146,14 @@ class SimulatedTrainer(SimulatedInference):
         return await self.logprobs(samples)
 
     @operation(bin="train")
-    async def accumulate(self, samples: Sequence[Sample]) -> None:
+    async def accumulate(self, samples: Sequence[Sample], prepared: bool = False) -> None:
         """Takes the time of forward and backward."""
-        await self._compute(samples, self._costs.token_s)
+        await self._compute(self._prepared.popleft() if prepared else samples, self._costs.token_s)
+
+    @operation(on_device=False)
+    async def prepare(self, samples: Sequence[Sample]) -> None:
+        """Takes samples in and no time."""
+        self._prepared.append(samples)
 
     @operation(bin="train")
     async def optimizer_step(self) -> None:

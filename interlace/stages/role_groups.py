@@ -100,8 +100,12 @@ class ReferenceGroup(TypedGroup, Protocol):
 class TrainedGroup(TypedGroup, Protocol):
     """A model that is trained: workers/trained.py, TrainedWorker."""
 
-    def accumulate(self, samples: Sequence[Sample]) -> Handle[None]:
-        """Adds samples to the open minibatch's gradient."""
+    def accumulate(self, samples: Sequence[Sample], prepared: bool = False) -> Handle[None]:
+        """Adds samples to the open minibatch's gradient; those of the earliest prepare(), where `prepared`."""
+        ...
+
+    def prepare(self, samples: Sequence[Sample]) -> Handle[None]:
+        """Lays samples out for a later accumulate(), while operations go on."""
         ...
 
     def optimizer_step(self) -> Handle[None]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from interlace.core.random import permutation
 from interlace.core.types import Sample
+from interlace.runtime.handle import Handle
 from interlace.stages.batches import Batch
 from interlace.stages.minibatches import Minibatches, Part
 from interlace.stages.role_groups import ActorGroup, TrainedGroup
@@ -81,12 +82,7 @@ class TrainStage:
         async with self._group.hold("train"):
             # All of them before the first update: so they are of the weights at the start of the step.
             prepared = [await self._with_proximal(part.samples) for part in parts]
-            for part, samples in zip(parts, prepared, strict=True):
-                if samples:
-                    await self._group.accumulate(samples)
-                if part.ends:
-                    self.num_updates += 1
-                    await self._group.optimizer_step()
+            await self._make_updates(prepared, [part.ends for part in parts])
         return [sample for samples in prepared for sample in samples]
 
     async def _train_again(self, step: int, epoch: int, samples: Sequence[Sample], size: int) -> None:
@@ -96,10 +92,25 @@ class TrainStage:
             groups.setdefault(sample.key.gid, []).append(sample)
         gids = sorted(groups)
         order = [gids[place] for place in permutation(len(gids), "epoch", step, epoch)]
+        minibatches = [
+            [sample for gid in sorted(order[start : start + size]) for sample in groups[gid]]
+            for start in range(0, len(order), size)
+        ]
         async with self._group.hold("train"):
-            for start in range(0, len(order), size):
-                chosen = sorted(order[start : start + size])
-                await self._group.accumulate([sample for gid in chosen for sample in groups[gid]])
+            await self._make_updates(minibatches, [True] * len(minibatches))
+
+    async def _make_updates(self, parts: Sequence[list[Sample]], ends: Sequence[bool]) -> None:
+        """Trains on parts of minibatches, each while the next is laid out. ends: True at a minibatch's last part."""
+        laying_out: Handle[None] | None = None
+        for place, samples in enumerate(parts):
+            if samples:
+                following = next(filter(None, parts[place + 1 :]), None)
+                if is_prepared := laying_out is not None:
+                    await laying_out  # by now as good as done
+                computing = self._group.accumulate(() if is_prepared else samples, is_prepared)
+                laying_out = self._group.prepare(following) if following else None
+                await computing
+            if ends[place]:
                 self.num_updates += 1
                 await self._group.optimizer_step()
 

@@ -30,9 +30,17 @@ class TrainedWorker(ResidentWorker):
         self._copies: deque[HostCopy] = deque()
 
     @operation(bin="train", split="samples")
-    def accumulate(self, samples: Sequence[Sample]) -> None:
-        """Adds samples to the open minibatch's gradient."""
-        self._trained.accumulate(samples)
+    def accumulate(self, samples: Sequence[Sample], prepared: bool = False) -> None:
+        """Adds samples to the open minibatch's gradient; those of the earliest prepare(), where `prepared`."""
+        if prepared:
+            self._trained.accumulate_prepared()
+        else:
+            self._trained.accumulate(samples)
+
+    @operation(on_device=False, split="samples")
+    async def prepare(self, samples: Sequence[Sample]) -> None:
+        """Lays samples out for a later accumulate(), while operations go on."""
+        await asyncio.to_thread(self._trained.prepare, samples)
 
     @operation(bin="train")
     def optimizer_step(self) -> None:

@@ -110,9 +110,9 @@ class RememberingActor(SimulatedTrainer):
         self.minibatches: list[list[Sample]] = []
         self._open: list[Sample] = []
 
-    async def accumulate(self, samples: Sequence[Sample]) -> None:
-        await super().accumulate(samples)
-        self._open += samples
+    async def accumulate(self, samples: Sequence[Sample], prepared: bool = False) -> None:
+        self._open += self._prepared[0] if prepared else samples
+        await super().accumulate(samples, prepared)
 
     async def optimizer_step(self) -> None:
         await super().optimizer_step()

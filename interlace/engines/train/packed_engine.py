@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -81,16 +83,23 @@ class PackedEngine:
         self._ranks.reshard(self.model)  # what was gathered would stay behind
         self.model._apply(move)
 
-    def _split(self, samples: Sequence[Sample]) -> list[list[int]]:
+    def _split(self, samples: Sequence[Sample]) -> list[Sequence[int]]:
         """Returns micro-batches, as indices, and empty ones where other ranks have more.
 
         Samples without a response are left out.
         """
+        return self._with_others(self._own_split(samples))
+
+    def _own_split(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """Returns this rank's micro-batches, as indices."""
         present = [index for index, sample in enumerate(samples) if _has_predictions(sample)]
         answered = [samples[index] for index in present]
         split = split_samples(answered, self._tokens_per_microbatch, padded=not self.packed.is_packed)
-        num_missing = self._ranks.largest(len(split)) - len(split)
-        return [[present[row] for row in rows] for rows in split] + [[] for _ in range(num_missing)]
+        return [[present[row] for row in rows] for rows in split]
+
+    def _with_others(self, split: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Adds empty micro-batches where other ranks have more. Collective."""
+        return [*split, *[[] for _ in range(self._ranks.largest(len(split)) - len(split))]]
 
     def _accompany(self, batch: MicroBatch) -> Tensor:
         """Runs the forward of a placeholder, which counts nothing: other ranks have a micro-batch."""
@@ -143,6 +152,22 @@ def _spread(values: FloatArray, mask: BoolArray) -> FloatArray:
     return spread
 
 
+_Made: TypeAlias = "tuple[Sequence[Sample], MicroBatch, Columns]"
+"""Samples of a micro-batch, laid out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Plan:
+    """Samples that are to be accumulated, in micro-batches."""
+
+    make: Callable[[Sequence[int]], _Made]
+    """Lays one micro-batch out."""
+    split: Sequence[Sequence[int]]
+    """This rank's micro-batches, as places among the samples."""
+    first: _Made | None = None
+    """The first of them, where it was laid out ahead."""
+
+
 class TrainedEngine(PackedEngine, ABC):
     """A packed engine with an optimizer and an open minibatch. What it trains of the model becomes float32.
 
@@ -175,6 +200,8 @@ class TrainedEngine(PackedEngine, ABC):
         self._optimizer = Optimizer(model, optimizer)
         self._prefix = prefix
         self._minibatch = Minibatch()
+        self._plans: deque[_Plan] = deque()
+        """Prepared samples, the earliest first."""
         self._num_failed = 0
         """Updates that failed since the last that was made."""
         self._stopped = False
@@ -191,17 +218,35 @@ class TrainedEngine(PackedEngine, ABC):
         May be called as samples arrive; only tokens whose loss mask is True are trained. Raises ValueError where a
         column that the loss reads is missing.
         """
-        if self._stopped:
-            return
-        trained = [sample for sample in samples if sample.loss_mask is None or sample.loss_mask.any()]
-        split = self._split(trained)
+        self._accumulate(self._plan(samples))
 
-        def prepare(rows: Sequence[int]) -> tuple[Sequence[Sample], MicroBatch, Columns]:
+    def prepare(self, samples: Sequence[Sample]) -> None:
+        """Lays the first micro-batch of samples out, which a later accumulate_prepared() adds.
+
+        May be called in another thread while a minibatch is computed: nothing of the model is read.
+        """
+        plan = self._plan(samples)
+        self._plans.append(replace(plan, first=plan.make(plan.split[0])) if plan.split else plan)
+
+    def accumulate_prepared(self) -> None:
+        """Adds the samples of the earliest prepare() to the open minibatch."""
+        self._accumulate(self._plans.popleft())
+
+    def _plan(self, samples: Sequence[Sample]) -> _Plan:
+        trained = [sample for sample in samples if sample.loss_mask is None or sample.loss_mask.any()]
+
+        def make(rows: Sequence[int]) -> _Made:
             chosen = [trained[row] for row in rows] or [placeholder()]
             masks = [sample.loss_mask for sample in chosen]
             return chosen, self._collate(chosen, masks=masks), read_columns(chosen, self.packed.device, masks)
 
-        for rows, (chosen, batch, columns) in zip(split, ahead(prepare, split), strict=True):
+        return _Plan(make=make, split=self._own_split(trained))
+
+    def _accumulate(self, plan: _Plan) -> None:
+        if self._stopped:
+            return
+        split = self._with_others(plan.split)
+        for rows, (chosen, batch, columns) in zip(split, ahead(plan.make, split, first=plan.first), strict=True):
             if rows:
                 self._accumulate_microbatch(chosen, batch, columns)
             else:

@@ -17,17 +17,17 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-def ahead(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]:
+def ahead(make: Callable[[Item], Made], items: Sequence[Item], *, first: Made | None = None) -> Iterator[Made]:
     """Yields `make` of each item, in order: while one is used, another thread makes the next (a double buffer).
 
-    What `make` raises is raised here, in its place.
+    first: of the first item, where it was made before. What `make` raises is raised here, in its place.
     """
     if len(items) < 2:
-        yield from map(make, items)
+        yield from [first] if first is not None else map(make, items)
         return
     # Its operations are small: more threads would only fight for the cores.
     with ThreadPoolExecutor(1, "prepare", initializer=partial(torch.set_num_threads, 1)) as pool:
-        pending = pool.submit(make, items[0])
+        pending = pool.submit(make, items[0]) if first is None else pool.submit(lambda: first)
         for item in items[1:]:
             made, pending = pending.result(), pool.submit(make, item)
             yield made
