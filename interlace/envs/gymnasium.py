@@ -38,6 +38,7 @@ class GymnasiumEnv(RetracedSimulator):
 
     Settings = GymnasiumSettings
     settings: GymnasiumSettings
+    memory_bytes = 8 << 10  # of classic control; others take more
 
     def __init__(self, settings: GymnasiumSettings, task: str) -> None:
         """Raises UserError for an id that cannot be made, and for spaces that have no place here."""

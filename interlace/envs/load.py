@@ -88,20 +88,32 @@ def _builtin(name: str) -> object:
 def simulators_bytes(config: EnvConfig) -> int:
     """Returns the memory that a configuration's simulators take, roughly; 0 where their family does not say."""
     kind, settings = find_family(config.family, config.settings)
-    return _needed(kind, settings, config.num_envs) if issubclass(kind, Simulator) else 0
+    if not issubclass(kind, Simulator):
+        return 0
+    return _num_simulators(kind, settings, config.num_envs, config.workers) * kind.memory_bytes
 
 
-def _needed(kind: type[Simulator], settings: EnvSettings, num_envs: int) -> int:
-    return (len(settings.tasks) if kind.swaps else num_envs) * kind.memory_bytes
+def check_memory(config: EnvConfig) -> None:
+    """Refuses (UserError) simulators that the memory which is free has no room for, over all processes."""
+    kind, settings = find_family(config.family, config.settings)
+    if issubclass(kind, Simulator):
+        _check_memory(config.family, kind, settings, config.num_envs, config.workers)
 
 
-def _check_memory(family: str, kind: type[Simulator], settings: EnvSettings, num_envs: int) -> None:
-    needed, there = _needed(kind, settings, num_envs), _memory_bytes()
+def _num_simulators(kind: type[Simulator], settings: EnvSettings, num_envs: int, workers: int) -> int:
+    return len(settings.tasks) * workers if kind.swaps else num_envs
+
+
+def _check_memory(family: str, kind: type[Simulator], settings: EnvSettings, num_envs: int, workers: int = 1) -> None:
+    needed, there = _num_simulators(kind, settings, num_envs, workers) * kind.memory_bytes, _memory_bytes()
     if needed > there:
         fits = max(1, there // kind.memory_bytes)
+        less = f"env.num_envs to {fits} or less"
+        if kind.swaps:
+            less = f"env.workers to {max(1, fits // len(settings.tasks))} or less, or give fewer tasks"
         raise UserError(
-            f"{num_envs} environments of {family!r} take about {needed >> 20} MiB, and {there >> 20} MiB are free; "
-            f"set env.num_envs to {fits} or less"
+            f"{num_envs} environments of {family!r} in {workers} processes take about {needed >> 20} MiB, and "
+            f"{there >> 20} MiB are free; set {less}"
         )
 
 

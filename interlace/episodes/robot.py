@@ -16,7 +16,7 @@ from interlace.core.types import BoolArray, FinishReason, FloatArray, Inputs, Pr
 from interlace.envs.base import Start
 from interlace.envs.film import FilmRecorder
 from interlace.envs.fleet import EnvEpisode, EnvFleet, read_spec
-from interlace.envs.load import EnvConfig, find_family
+from interlace.envs.load import EnvConfig, check_memory, find_family
 from interlace.envs.process import SlotChunk
 from interlace.envs.spec import EnvSpec, Observation
 from interlace.episodes.base import FILMED, FinalContext, Outcome, Session
@@ -89,6 +89,7 @@ class RobotKind(EpisodeKind):
 
     def check_policy(self, actions: ActionTokens | None) -> None:
         """Refuses a policy whose actions or senses are not the simulator's, and chunks longer than an episode."""
+        check_memory(self.config.env)
         check_spaces(self.config, read_spec(self.config.env), policy_actions(actions))
 
     def create(self) -> "RobotEpisode":
@@ -260,6 +261,12 @@ def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> N
             there = sorted(spec.observation)
             raise UserError(f"the policy reads {name!r}, and environments of {family!r} give {there}.")
         is_made = name == "state" and config.features
+        places = [place for feature in config.features if is_made for place in (*feature.of, *feature.minus)]
+        if beyond := [place for place in places if place >= given.shape[0] or place < -given.shape[0]]:
+            raise UserError(
+                f"episode.features takes place {beyond[0]} of a state of {given.shape[0]} numbers, which environments "
+                f"of {family!r} give. Name places from 0 to {given.shape[0] - 1}."
+            )
         size = (sum([len(feature.of) for feature in config.features]),) if is_made else given.shape
         if size != shape:
             raise UserError(

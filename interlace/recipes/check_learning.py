@@ -1,12 +1,16 @@
-"""Mistakes in what a recipe learns from again: its replay, its world model and the episodes that this imagines."""
+"""Mistakes in what a recipe learns from: a robot's tasks, its world model and the episodes that this imagines."""
 
 from interlace.core.errors import UserError
+from interlace.envs.load import find_family
+from interlace.episodes.by_row import simulators_of
 from interlace.episodes.robot import RobotConfig
 from interlace.recipes.config import Recipe
 
 
 def check_learning(recipe: Recipe) -> None:
-    """Refuses (UserError) a world model without data or use, and imagined episodes without a world model."""
+    """Refuses (UserError) a world model without data or use, imagined episodes without a world model, and starts of
+    tasks that the simulators do not have."""
+    _check_tasks(recipe)
     episode = recipe.episode
     imagined = episode.imagined if isinstance(episode, RobotConfig) else None
     if recipe.world_model is not None and recipe.replay is None:
@@ -32,3 +36,16 @@ def check_learning(recipe: Recipe) -> None:
             f"episode.imagined with {len(starts.instructions)} tasks: an imagined episode begins in a state of any "
             "task, which its instruction would not go with. Keep one task, or remove episode.imagined."
         )
+
+
+def _check_tasks(recipe: Recipe) -> None:
+    starts, env = recipe.task.starts, simulators_of(recipe.episode)
+    if starts is None or env is None:
+        return
+    names = find_family(env.family, env.settings)[1].tasks
+    for instruction, task in zip(starts.instructions, starts.tasks or range(len(starts.instructions)), strict=True):
+        if not 0 <= task < len(names):
+            raise UserError(
+                f"the instruction {instruction!r} of task.starts is of task {task}, and episode.env.settings.tasks has "
+                f"{len(names)}: {', '.join(names)}. Give one instruction a task, or name ids in task.starts.tasks."
+            )

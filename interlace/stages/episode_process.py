@@ -32,7 +32,8 @@ from interlace.core.types import (
     SampleKey,
     SamplingParams,
 )
-from interlace.episodes.base import Episode, Outcome, ToolUse
+from interlace.episodes.base import Episode, Filming, Outcome, ToolUse
+from interlace.observe.films import Film
 from interlace.runtime.clock import LoopClock
 from interlace.runtime.process.child import LoopServer, become_child, framed
 from interlace.runtime.waits import WaitRegistry
@@ -134,6 +135,10 @@ class EpisodeEnd:
     """True where the sample may begin again: what the episode ran in broke."""
     blocked: bool = False
     """True where the process is of no more use: the episode keeps all others from going on."""
+    films: Sequence[Film] = ()
+    """Films that were taken in the process since the last end."""
+    why_no_films: str = ""
+    """Why none could be taken there; empty where there is no reason."""
 
 
 FromEpisode: TypeAlias = TurnAsk | TurnWithdraw | EnvAsk | WaitNote | EpisodeEnd
@@ -294,6 +299,8 @@ class _EpisodeServer(LoopServer):
             end = EpisodeEnd(failure=failure(error))
         session.close()
         del self._running[number]
+        if end.outcome is not None and isinstance(self._episode, Filming):
+            end = replace(end, films=self._episode.films(), why_no_films=self._episode.why_no_films())
         self.send(number, end)
 
     def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:

@@ -13,6 +13,7 @@ from interlace.core.errors import EnginesBusyError, EpisodeFailedError, EpisodeL
 from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
 from interlace.episodes.base import Outcome, Session, Turn, TurnDraft
+from interlace.observe.films import Film
 from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import Child, Children, Place
 from interlace.stages.episode_envs import EnvAsk, EnvLeases
@@ -228,6 +229,8 @@ class WorkerEpisodes:
         self._params = params
         self._processes = _Processes(make, params, num_workers, place)
         self._num_begun = 0
+        self._films: list[Film] = []
+        self._why_no_films = ""
 
     def close(self) -> None:
         """Ends the processes."""
@@ -243,6 +246,15 @@ class WorkerEpisodes:
         """Processes that died or were replaced."""
         return self._processes.num_lost
 
+    def films(self) -> list[Film]:
+        """Returns the films that were taken since the last call, by name."""
+        found, self._films = sorted(self._films, key=lambda film: film.name), []
+        return found
+
+    def why_no_films(self) -> str:
+        """Returns why nothing can be drawn; empty where something can."""
+        return self._why_no_films
+
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
         """Runs one episode to its end."""
         here = cast(EpisodeSession, session)
@@ -253,7 +265,10 @@ class WorkerEpisodes:
         self._processes.begin(job)
         try:
             async with _Exchange(self._processes, job, here) as exchange:
-                outcome = await exchange.until_end()
+                end = await exchange.until_end()
+            self._films += end.films
+            self._why_no_films = end.why_no_films or self._why_no_films
+            return exchange.outcome(end)
         except EpisodeLostError as error:
             if job.alone:
                 raise EpisodeFailedError(f"{error}, {here.num_begun} times, the last time alone there") from None
@@ -261,7 +276,6 @@ class WorkerEpisodes:
         except asyncio.CancelledError:
             self._processes.tell(job, EpisodeCancel())
             raise
-        return outcome
 
 
 class _Exchange:
@@ -285,7 +299,7 @@ class _Exchange:
         for stack in self._waits.values():
             await stack.aclose()
 
-    async def until_end(self) -> Outcome:
+    async def until_end(self) -> EpisodeEnd:
         """Does what the episode asks for until it ends."""
         while True:
             message = await self._job.messages.get()
@@ -301,7 +315,7 @@ class _Exchange:
             elif isinstance(message, WaitNote):
                 await self._wait(message)
             else:
-                return self._ended(message)
+                return message
 
     async def _turn(self, ask: TurnAsk) -> None:
         params = ask.params or self._session.params
@@ -351,7 +365,8 @@ class _Exchange:
         self._waits[note.number] = stack = AsyncExitStack()
         await stack.enter_async_context(self._session.waiting(note.what))
 
-    def _ended(self, end: EpisodeEnd) -> Outcome:
+    def outcome(self, end: EpisodeEnd) -> Outcome:
+        """Returns what came of the episode, with its rewards noted here. Raises what it failed with."""
         if end.lost:
             raise EpisodeLostError(end.failure)
         if end.outcome is None:

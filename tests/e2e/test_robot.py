@@ -223,10 +223,13 @@ def test_a_policy_that_sees_pixels_goes_the_whole_way(tmp_path: Path) -> None:
     assert all(line["actor/logprob_gap"] < 0.2 for line in metrics(tmp_path, "pixels"))
 
 
-def test_chosen_episodes_are_filmed_before_and_after(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_chosen_episodes_are_filmed_before_and_after(tmp_path: Path, workers: int) -> None:
+    """Also where episodes run in processes of their own."""
     pytest.importorskip("pygame")
     pytest.importorskip("imageio_ffmpeg")
-    run(tmp_path, "filmed", ["steps=1", "evaluation.num_shown=2", "logging.loggers=[tensorboard]"])
+    shown = ["evaluation.num_shown=2", "logging.loggers=[tensorboard]", f"episode.workers={workers}"]
+    run(tmp_path, "filmed", ["steps=1", *shown])
     folder = tmp_path / "filmed"
     films = read_films(folder / "videos")
     assert [film.step for film in films] == [0, 0, 1, 1]

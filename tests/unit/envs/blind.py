@@ -1,6 +1,7 @@
 """An environment that cannot be drawn."""
 
 from interlace.envs.base import Simulator
+from interlace.envs.spec import EnvSettings
 from tests.contract.envs import Walk
 
 
@@ -8,3 +9,11 @@ class Blind(Walk):
     """A walk in the dark."""
 
     render = Simulator.render
+
+
+class Pictured(Blind):
+    """One that a policy asks pictures of, which are tried when it is made."""
+
+    def __init__(self, settings: EnvSettings, task: str) -> None:
+        super().__init__(settings, task)
+        self.render()

@@ -4,7 +4,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.envs import load
-from interlace.envs.load import create_envs, env_family_names
+from interlace.envs.load import EnvConfig, check_memory, create_envs, env_family_names
 from interlace.envs.spec import SimulatorError
 
 WALK = "tests.contract.envs:Walk"
@@ -58,6 +58,10 @@ def test_more_environments_than_memory_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(load, "_memory_bytes", lambda: 450 << 20)
     with pytest.raises(UserError, match=r"set env.num_envs to 4 or less"):
         create_envs(WALK, {"tasks": ["left"]}, 5)
+    monkeypatch.setattr(Walk, "swaps", True)  # then each process has one a task
+    create_envs(WALK, {"tasks": ["left"]}, 5).close()
+    with pytest.raises(UserError, match=r"64 environments .* in 3 processes .* set env.workers to 2 or less"):
+        check_memory(EnvConfig(family=WALK, settings={"tasks": ["left", "right"]}, num_envs=64, workers=3))
 
 
 def test_a_chunk_before_the_reset_is_refused() -> None:

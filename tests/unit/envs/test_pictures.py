@@ -1,6 +1,7 @@
 """Pictures of simulators: upright, of the present state, and a clear word where nothing can draw them."""
 
 import asyncio
+import sys
 
 import numpy as np
 import pytest
@@ -33,6 +34,14 @@ def test_metaworld_draws_or_says_what_to_install() -> None:
     picture = envs.render([0])[0]
     assert picture[96:].mean() > picture[:96].mean()
     envs.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there always is a screen")
+def test_pictures_without_a_renderer_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=r"there is no screen. Install OSMesa .* or ask for no images"):
+        metaworld(image_size=48)
 
 
 @pytest.mark.filterwarnings("ignore::glfw.GLFWError")

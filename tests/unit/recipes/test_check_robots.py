@@ -15,6 +15,9 @@ DOT = (
 )
 
 
+CARTPOLE = "episode.env={family: gymnasium, num_envs: 100000000, settings: {tasks: [CartPole-v1]}}"
+
+
 def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
     sizes = f"state_size: {state_size}, action_size: {action_size}, chunk: {chunk}"
     return f"model.robot={{{sizes}, state_tokens: 1, bins: 8, layers: 1}}"
@@ -28,6 +31,11 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
         ((robot(chunk=13),), r"a chunk has 13 actions, and an episode at most 12"),
         (("model={path: tiny:micro}",), r"needs a policy that answers in action tokens"),
         ((robot(), "task.starts.instructions=[' ']"), r"an instruction is missing"),
+        ((robot(), "task.starts.instructions=[a, b, c]"), r"instruction 'c' .* is of task 2, .* has 2: near, far"),
+        ((robot(), "task.starts.tasks=[7]"), r"is of task 7"),
+        ((robot(state_size=1), "episode.features=[{of: [2]}]"), r"place 2 of a state of 2 numbers"),
+        ((robot(), CARTPOLE), r"100000000 environments of 'gymnasium' .* env.num_envs to"),
+        ((robot(), "episode.env.family=tests.unit.envs.blind:Pictured"), r"cannot be drawn"),
     ],
 )
 def test_a_policy_that_cannot_serve_is_refused_before_work_starts(settings: tuple[str, ...], words: str) -> None:

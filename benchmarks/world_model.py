@@ -1,0 +1,124 @@
+"""What imagined rollouts save: the recipe `robot-world-model` with and without them, at equal real episodes.
+
+Both play as many real episodes a step and make as many updates; with imagined rollouts each start is played once more
+by the model that is fitted beside the policy. Success is that of real training episodes, sampled, as a mean over ten
+steps; `steps to` is the real steps of the simulator after which such a mean first was at a rate. The second table is
+the model's error on a step's real episodes before it has learnt from them, by chunks imagined, in units of how much
+one chunk changes each number of a state.
+
+    python benchmarks/world_model.py [--seeds 0 1] [--steps 60] [--write docs/robots.md] [--json world_model.json]
+"""
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from _page import write_table
+
+from interlace.jobs.train import train
+from interlace.observe.progress import QuietProgress
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.recipes.load import load_recipe
+
+BEGIN, END = "<!-- benchmarks/world_model.py -->", "<!-- end of world model -->"
+WINDOW = 10
+"""Steps that success is a mean over."""
+RATES = (0.5, 0.6, 0.7, 0.8)
+HORIZONS = (1, 2, 4, 8)
+SHARED = ("task.starts.heldout_size=0", "logging.loggers=[]", "logging.timeline=false", "minibatches=4")
+VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "with": ("prompts_per_step=64",),
+    "without": (
+        "prompts_per_step=32", "task.starts.imagined_per_start=0", "episode.imagined=null", "world_model=null",
+        "replay=null",
+    ),
+}  # fmt: skip
+Line = Mapping[str, float]
+
+
+def run(variant: str, seed: int, steps: int) -> tuple[list[Line], float]:
+    """Trains. Returns the metrics of each step, and CPU seconds of this process and its simulators."""
+    began_s = time.process_time()
+    with tempfile.TemporaryDirectory() as root:
+        recipe = load_recipe("robot-world-model", [*SHARED, *VARIANTS[variant], f"seed={seed}", f"steps={steps}"])
+        folder = RunFolder.create(Path(root), "run")
+        folder.write_config(recipe)
+        train(recipe, folder, resume=False, progress=QuietProgress(), stop=StopSignal(lambda: None))
+        lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    return lines, time.process_time() - began_s + sum(line["env/seconds"] for line in lines)
+
+
+def windows(lines: Sequence[Line], name: str) -> list[float]:
+    """Returns means over ten steps each."""
+    spans = [lines[first : first + WINDOW] for first in range(0, len(lines) - WINDOW + 1, WINDOW)]
+    return [statistics.fmean([line[name] for line in span if name in line] or [math.nan]) for span in spans]
+
+
+def steps_to(lines: Sequence[Line], rate: float) -> str:
+    """Returns the real steps, in thousands, until success over ten steps is at a rate."""
+    done = 0.0
+    for place, line in enumerate(lines):
+        done += line["env/steps"]
+        last = [each["env/success"] for each in lines[max(0, place + 1 - WINDOW) : place + 1]]
+        if len(last) == WINDOW and statistics.fmean(last) >= rate:
+            return f"{done / 1000:.1f}"
+    return "-"
+
+
+def tables(found: Mapping[tuple[str, int], tuple[Sequence[Line], float]], steps: int) -> str:
+    """Lays out success by real steps, and the model's error by horizon."""
+    spans = [f"{first + 1}-{first + WINDOW}" for first in range(0, steps - WINDOW + 1, WINDOW)]
+    rows = [
+        "| imagined rollouts | seed | " + " | ".join(spans) + " | "
+        + " | ".join(f"steps to {rate:.1f}".replace("0.", ".") for rate in RATES) + " | real steps | CPU s |",
+        "|---" * (len(spans) + len(RATES) + 4) + "|",
+    ]  # fmt: skip
+    for (variant, seed), (lines, cpu_s) in found.items():
+        success = [f"{share:.2f}".removeprefix("0") for share in windows(lines, "env/success")]
+        reached = [steps_to(lines, rate) for rate in RATES]
+        real = f"{sum(line['env/steps'] for line in lines) / 1000:.1f}"
+        rows.append(f"| {variant} | {seed} | {' | '.join([*success, *reached, real])} | {cpu_s:.0f} |")
+    rows += [
+        "",
+        "Steps in thousands. The model's error, by chunks imagined:",
+        "",
+        "| seed | chunks | " + " | ".join(spans) + " |",
+        "|---" * (len(spans) + 2) + "|",
+    ]
+    for (variant, seed), (lines, _) in found.items():
+        for horizon in HORIZONS if variant == "with" else ():
+            errors = windows(lines, f"world_model/error_{horizon}")
+            rows.append(f"| {seed} | {horizon} | " + " | ".join(f"{error:.2f}" for error in errors) + " |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found = {}
+    for seed in given.seeds:
+        for variant in VARIANTS:
+            found[variant, seed] = run(variant, seed, given.steps)
+            print(f"{variant}, seed {seed}: {windows(found[variant, seed][0], 'env/success')}", flush=True)
+    text = tables(found, given.steps)
+    print(text)
+    if given.json:
+        kept = {f"{variant} {seed}": lines for (variant, seed), (lines, _) in found.items()}
+        given.json.write_text(json.dumps(kept), encoding="utf-8")
+    if given.write:
+        write_table(given.write, "benchmarks/world_model.py", text)
+
+
+if __name__ == "__main__":
+    main()
