@@ -127,7 +127,7 @@ class RobotEpisode:
         if self.config.imagined and self.config.imagined.plays(prompt):
             return await self._dreaming(actions.chunk).run(prompt, session)
         start = Start(task=_whole(prompt, TASK), init_state=_whole(prompt, INIT_STATE), seed=session.seed % 2**31)
-        context = [*prompt.token_ids.tolist(), *actions.placeholders]
+        context = actions.context(prompt.token_ids.tolist())
         async with session.simulator(start, self._own) as env:
             if not self._is_checked:
                 check_spaces(self.config, env.spec, actions)

@@ -31,20 +31,21 @@ class ExpertExamples:
         return [self._sample(self.shown[place]) for place in draw.integers(len(self.shown), size=self.batch_size)]
 
     def _sample(self, shown: Demonstrated) -> Sample:
-        placeholders = np.asarray(self.actions.placeholders, np.int32)
+        is_apart = self.actions.leads is not None  # the observation stands within the prompt
+        put_in = self.actions.context(shown.prompt.token_ids.tolist()) if is_apart else self.actions.placeholders
         answer = self.actions.encode(shown.actions)
         queries: IntArray | None = np.asarray(self.actions.query_ids, np.int32) if self.actions.query_ids else None
         sensed = Segment(
-            parent=PROMPT,
-            token_ids=placeholders,
-            sampled=np.zeros(len(placeholders), np.bool_),
+            parent=None if is_apart else PROMPT,
+            token_ids=np.asarray(put_in, np.int32),
+            sampled=np.zeros(len(put_in), np.bool_),
             inputs=self.episode.inputs(shown.observation, self.actions),
         )
         return Sample(
             key=SampleKey(0, 0),
             prompt=shown.prompt,
             segments=(sensed, Segment(parent=0, token_ids=answer, query_ids=queries)),
-            advantages=np.ones(len(placeholders) + len(answer), np.float32),
+            advantages=np.ones(len(put_in) + len(answer), np.float32),
         )
 
 

@@ -33,6 +33,8 @@ class ActionTokens:
     """Difference of neighbouring bins' tokens: -1 where the first bin has the last token, as in OpenVLA."""
     query_ids: tuple[int, ...] = ()
     """[K A] tokens that a chunk is drawn from at once; empty: token by token."""
+    leads: int | None = None
+    """Tokens of a prompt before the observation's: OpenVLA's stands behind the first token. None: it is at the end."""
     is_gaussian: bool = False
     """True where a token is the bits of a number, -1 to 1 over the range and beyond, and not one of a few bins."""
     reads: InputEmbedding
@@ -52,6 +54,11 @@ class ActionTokens:
     def placeholders(self) -> list[int]:
         """Returns the tokens that one observation stands in."""
         return [self.reads.placeholder] * self.reads.per_observation
+
+    def context(self, prompt_ids: Sequence[int]) -> list[int]:
+        """Returns a prompt's tokens with those that one observation stands in."""
+        at = len(prompt_ids) if self.leads is None else self.leads
+        return [*prompt_ids[:at], *self.placeholders, *prompt_ids[at:]]
 
     def encode(self, actions: NDArray[np.generic]) -> IntArray:
         """Returns the tokens [K A] of actions [K, A], cut off at the ranges' ends."""
@@ -82,7 +89,10 @@ def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: Inpu
     if dataset is None and len(stats) == 1:
         [dataset] = stats
     if dataset is None or dataset not in stats:
-        raise UserError(f"action statistics of {dataset!r}: the policy has those of {', '.join(stats)}. Name one.")
+        raise UserError(
+            f"action statistics of {dataset!r}: the policy has those of {', '.join(stats)}. Name one as unnorm_key in "
+            "its config.json."
+        )
     actions = stats[dataset]["action"]
     scaled = np.asarray(actions.get("mask", [True] * len(actions["q01"])), np.bool_)
     text = config.get_text_config()
@@ -94,6 +104,7 @@ def openvla_actions(config: "PretrainedConfig", dataset: str | None, reads: Inpu
         num_bins=int(config.n_action_bins) - 1,  # its bins are the ends of ranges, of which there is one less
         first_id=vocabulary - 1,
         step=-1,
+        leads=1,
         reads=reads,
     )
 

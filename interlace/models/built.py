@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
-from interlace.models.config import VLA_TYPE, ModelConfig, RobotShape
+from interlace.models.config import OPENVLA_TYPE, VLA_TYPE, ModelConfig, RobotShape
 from interlace.models.tiny import SHAPES, TINY, build_tiny, build_tokenizer, check_tiny
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def built_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
 
 def is_own_type(found: "PretrainedConfig") -> bool:
     """Says whether a configuration is of an architecture of this package."""
-    return found.model_type == VLA_TYPE
+    return found.model_type in (VLA_TYPE, OPENVLA_TYPE)
 
 
 def register_own(folder: Path) -> None:
@@ -52,10 +52,15 @@ def register_own(folder: Path) -> None:
         found = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         return  # what reads the folder next says what is wrong with it
-    if isinstance(found, dict) and found.get("model_type") == VLA_TYPE:
+    named = found.get("model_type") if isinstance(found, dict) else None
+    if named == VLA_TYPE:
         from interlace.models.vla import register_vla
 
         register_vla()
+    elif named == OPENVLA_TYPE:
+        from interlace.models.openvla import register_openvla
+
+        register_openvla()
 
 
 def _robot(config: ModelConfig) -> RobotShape:

@@ -9,6 +9,8 @@ from interlace.core.random import SEED_END
 
 VLA_TYPE = "interlace_vla"
 """transformers' `model_type` of the robot policy that is this package's own."""
+OPENVLA_TYPE = "openvla"
+"""transformers' `model_type` of folders in OpenVLA's layout."""
 GAUSSIAN = "gaussian"
 """Head of a policy that answers with numbers, drawn from a normal distribution each."""
 

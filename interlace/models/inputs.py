@@ -37,5 +37,5 @@ def input_embedding(config: "PretrainedConfig") -> InputEmbedding | None:
         shapes["state"], per_observation = (config.state_size,), config.state_tokens
     if config.image_size:
         shapes["image"] = (config.image_size, config.image_size, 3)
-        per_observation += IMAGE_TOKENS
+        per_observation += getattr(config, "image_tokens", IMAGE_TOKENS)
     return InputEmbedding(placeholder=placeholder, per_observation=per_observation, shapes=shapes)

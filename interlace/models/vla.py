@@ -98,15 +98,11 @@ class Projector(nn.Module):
         return torch.cat(found, 1)
 
 
-class VLAModel(Qwen2Model):
-    """The body, whose forward takes named arrays beside the tokens."""
+class EmbedsArrays(nn.Module):
+    """Part of a body that embeds named arrays by a module `projector`, and takes them beside the tokens."""
 
-    config_class = VLAConfig
-
-    def __init__(self, config: VLAConfig) -> None:
-        super().__init__(config)
-        self.projector = Projector(config)
-        self.post_init()
+    projector: nn.Module
+    embed_tokens: nn.Embedding
 
     def embed_inputs(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Computes the vectors of placeholder tokens: [N, placeholders an observation, hidden]."""
@@ -127,6 +123,17 @@ class VLAModel(Qwen2Model):
             flat = rows.flatten(0, 1).index_copy(0, input_places, vectors)
             input_ids, inputs_embeds = None, flat.view(rows.shape)
         return super().forward(input_ids=input_ids, inputs_embeds=inputs_embeds, **others)
+
+
+class VLAModel(EmbedsArrays, Qwen2Model):
+    """The body."""
+
+    config_class = VLAConfig
+
+    def __init__(self, config: VLAConfig) -> None:
+        super().__init__(config)
+        self.projector = Projector(config)
+        self.post_init()
 
 
 class VLAForCausalLM(Qwen2ForCausalLM):

@@ -39,6 +39,6 @@ def test_tokens_mean_the_same_actions():
 
 def test_a_data_set_is_named_where_there_are_several():
     both = {"bridge": {"action": STATS}, "fractal": {"action": {**STATS, "q99": [1.0, 1.0, 1.0]}}}
-    with pytest.raises(UserError, match="bridge, fractal"):
+    with pytest.raises(UserError, match=r"bridge, fractal. Name one as unnorm_key"):
         openvla_actions(config(norm_stats=both), None, READS)
     assert openvla_actions(config(norm_stats=both), "fractal", READS).high[0] == 1.0
