@@ -203,9 +203,8 @@ def test_a_gaussian_head_trains_by_ppo_under_every_placement(tmp_path: Path) -> 
         "apart": ["schedule.preset=rlinf-disaggregated"],
     }
     for name, more in runs.items():
-        run_recipe(
-            "robot-pendulum", tmp_path, name, [*SMALL[:3], *short, *SMALL[4:], "steps=2", "minibatches=1", "epochs=1", *more]
-        )
+        settings = [*SMALL[:3], *short, *SMALL[4:], "steps=2", "minibatches=1", "epochs=1", *more]
+        run_recipe("robot-pendulum", tmp_path, name, settings)
     assert samples(tmp_path, "one") == samples(tmp_path, "workers")
     for ours, theirs in zip(samples(tmp_path, "apart"), samples(tmp_path, "one"), strict=True):
         assert ours["uid"] == theirs["uid"] and ours["reward"] == pytest.approx(theirs["reward"], rel=1e-4)
