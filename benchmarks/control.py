@@ -6,7 +6,7 @@ but for what its zoo sets for them; ours has the same discounts, and ten passes 
 makes twenty and ten. Each is judged by its training episodes at the end: the mean return of the last 20, drawn as in
 training.
 
-    python benchmarks/control.py [--task cartpole pendulum] [--seeds 0 1 2]
+    python benchmarks/control.py [--task cartpole pendulum] [--seeds 0 1 2] [--steps N]
         [--write docs/robots.md] [--json control.json]
 """
 
@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from _page import write_table
@@ -115,7 +115,7 @@ def theirs(control: Control, seed: int) -> tuple[float, float]:
     return statistics.fmean(one["r"] for one in done), time.process_time() - began_s
 
 
-def table(tasks: Sequence[str], seeds: Sequence[int]) -> str:
+def table(tasks: Sequence[str], seeds: Sequence[int], steps: int | None = None) -> str:
     """Runs both on each task and seed."""
     rows = [
         f"Mean return of the last {LAST} training episodes; in brackets each of seeds {', '.join(map(str, seeds))}.",
@@ -124,7 +124,7 @@ def table(tasks: Sequence[str], seeds: Sequence[int]) -> str:
         "|---|---|---|---|---|",
     ]
     for name in tasks:
-        control = TASKS[name]
+        control = replace(TASKS[name], steps=steps or TASKS[name].steps)
         mine = [ours(control, seed) for seed in seeds]
         other = [theirs(control, seed) for seed in seeds]
         cells = [
@@ -141,10 +141,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, help="in place of each task's own")
     parser.add_argument("--write", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    text = table(given.task, given.seeds)
+    text = table(given.task, given.seeds, given.steps)
     print(text)
     if given.json:
         given.json.write_text(json.dumps({"table": text}), encoding="utf-8")
