@@ -30,7 +30,7 @@ SMALLEST = {
     "timeline": ("--steps", "15"),
     "weights": ("--scale", "0.01", "--rounds", "2"),
     "train_step": ("--rounds", "1", "--case", "all"),
-    "world_model": ("--seeds", "0", "--steps", "10"),
+    "world_model": ("--seeds", "0", "--steps", "2"),
 }
 
 
