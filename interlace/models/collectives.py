@@ -8,6 +8,8 @@ import torch
 from torch import distributed
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -28,6 +30,14 @@ def gathered(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     found = own.new_empty(mesh.size(), *own.shape)
     distributed.all_gather([*found.unbind()], own, group=mesh.get_group())
     return found
+
+
+def exchanged(rows: Tensor, given: Sequence[int], taken: Sequence[int], mesh: DeviceMesh) -> Tensor:
+    """Gives each rank some of the rows, one after the other, and returns those that each gave; gradients go back.
+
+    given, taken: number of rows for and from each rank.
+    """
+    return cast("Tensor", _Exchange.apply(rows, given, taken, mesh))
 
 
 class _Sum(torch.autograd.Function):
@@ -51,6 +61,29 @@ class _GradientSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         return _sum(gradients[0], ctx.mesh), None  # type: ignore[attr-defined]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        rows: Tensor,
+        given: Sequence[int],
+        taken: Sequence[int],
+        mesh: DeviceMesh,
+    ) -> Tensor:
+        ctx.back = (taken, given, mesh)  # type: ignore[attr-defined]
+        return _exchange(rows, given, taken, mesh)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchange(gradients[0], *ctx.back), None, None, None  # type: ignore[attr-defined]
+
+
+def _exchange(rows: Tensor, given: Sequence[int], taken: Sequence[int], mesh: DeviceMesh) -> Tensor:
+    found = rows.new_empty(sum(taken), *rows.shape[1:])
+    distributed.all_to_all_single(found, rows.contiguous(), [*taken], [*given], group=mesh.get_group())
+    return found
 
 
 def _sum(tensor: Tensor, mesh: DeviceMesh) -> Tensor:

@@ -153,15 +153,15 @@ def _check_styles(model: PreTrainedModel, found: Mapping[str, str], inside: Mapp
 
 def _share_by_columns(module: nn.Module, mesh: DeviceMesh) -> None:
     """Each rank computes some of the outputs."""
-    _cut(module, mesh, {"weight": 0, "bias": 0})
+    cut(module, mesh, {"weight": 0, "bias": 0})
     module.register_forward_pre_hook(lambda _, args: (add_gradients(args[0], mesh), *args[1:]))
-    _compute_with_parts(module, ("weight", "bias"))
+    compute_with_parts(module, ("weight", "bias"))
 
 
 def _share_by_rows(module: nn.Module, mesh: DeviceMesh) -> None:
     """Each rank computes a summand of the outputs, from inputs of its own; the bias is added once, to the sum."""
-    _cut(module, mesh, {"weight": 1})
-    _compute_with_parts(module, ("weight",))
+    cut(module, mesh, {"weight": 1})
+    compute_with_parts(module, ("weight",))
 
     def hide_bias(module: nn.Module, args: tuple[Any, ...]) -> None:
         del args
@@ -196,8 +196,8 @@ def _share_lookup(module: nn.Module, mesh: DeviceMesh, num_rows: int) -> None:
         is_mine = vars(module).pop("_is_mine")
         return add_up(output * is_mine[..., None], mesh)
 
-    _cut(module, mesh, {"weight": 0})
-    _compute_with_parts(module, ("weight",))
+    cut(module, mesh, {"weight": 0})
+    compute_with_parts(module, ("weight",))
     module.register_forward_pre_hook(to_own)
     module.register_forward_hook(add)
 
@@ -211,8 +211,8 @@ def _share_gradient(module: nn.Module, mesh: DeviceMesh) -> None:
 def _share_experts(module: nn.Module, mesh: DeviceMesh) -> None:
     """Each rank computes some of the experts, for all tokens; the sum over ranks has what all experts add."""
     names = [name for name, _ in module.named_parameters(recurse=False)]
-    _cut(module, mesh, dict.fromkeys(names, 0))
-    _compute_with_parts(module, names)
+    cut(module, mesh, dict.fromkeys(names, 0))
+    compute_with_parts(module, names)
     num_experts = _num_experts(module)
     first, size = _first_row(num_experts, mesh), num_experts // mesh.size()
     vars(module)["_is_expert_parallel"] = True  # transformers then leaves out what is behind the last expert
@@ -220,7 +220,7 @@ def _share_experts(module: nn.Module, mesh: DeviceMesh) -> None:
     def to_own(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        rows, chosen, weights = (*args, *(kwargs[name] for name in EXPERT_INPUTS[len(args) :]))
+        rows, chosen, weights = expert_inputs(args, kwargs)
         own = chosen - first
         vars(module)["num_experts"] = size
         # Another rank's expert is the one behind the last, which adds nothing.
@@ -244,7 +244,13 @@ _SHARING: Mapping[str, Callable[[nn.Module, DeviceMesh], None]] = {
 }
 
 
-def _cut(module: nn.Module, mesh: DeviceMesh, dims: Mapping[str, int]) -> None:
+def expert_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns what a module of experts was called with: rows, [rows, k] experts chosen for each, their weights."""
+    rows, chosen, weights = (*args, *(kwargs[name] for name in EXPERT_INPUTS[len(args) :]))
+    return rows, chosen, weights
+
+
+def cut(module: nn.Module, mesh: DeviceMesh, dims: Mapping[str, int]) -> None:
     """Replaces parameters by DTensors, cut along a dimension each, as torch.chunk deals it."""
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -257,7 +263,7 @@ def _cut(module: nn.Module, mesh: DeviceMesh, dims: Mapping[str, int]) -> None:
         module.register_parameter(name, nn.Parameter(cut, requires_grad=held.requires_grad))
 
 
-def _compute_with_parts(module: nn.Module, names: tuple[str, ...] | list[str]) -> None:
+def compute_with_parts(module: nn.Module, names: tuple[str, ...] | list[str]) -> None:
     """Has the module see this rank's part of each parameter as a plain tensor, while it computes."""
     _replace_while_computing(module, dict.fromkeys(names, _own_part))
 

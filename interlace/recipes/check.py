@@ -15,6 +15,7 @@ from interlace.engines.train.lora import num_adapted_parameters, num_lora_parame
 from interlace.episodes.config import create_kind as create_episode_kind
 from interlace.models.actions import action_tokens
 from interlace.models.classifier import check_classifier
+from interlace.models.expert_parallel import check_experts
 from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
 from interlace.models.tensor_parallel import check_heads, check_plan
@@ -22,12 +23,14 @@ from interlace.recipes.check_settings import check_placement, check_settings
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.engines import check_engine
+from interlace.recipes.layout import mesh_shape, num_ranks
 from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory, largest_microbatch
 from interlace.recipes.prompts import message_writer, recipe_prompts
 from interlace.runtime.local.cluster import host_memory_bytes
+from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SAMPLE_BYTES, TOKEN_BYTES = 1024, 16
 """Bytes of a sample in the controller's memory, at least; and of each of its tokens: id, log-probs, advantage."""
@@ -78,13 +81,7 @@ def check_recipe(recipe: Recipe) -> Derived:
         create_episode_kind(episode).check_policy(action_tokens(model.config))
     if algorithm.needs.critic:
         check_value_head(model)
-    check_plan(model, create_kind(recipe.rollout).num_ranks, "rollout.tensor_parallel_size")
-    for role in ("actor", "critic"):
-        trained = getattr(recipe, role)
-        check_plan(model, trained.tensor_parallel, f"{role}.tensor_parallel")
-        if trained.context_parallel > 1:
-            setting = f"{role}.tensor_parallel x {role}.context_parallel"
-            check_heads(model, trained.tensor_parallel * trained.context_parallel, setting)
+    _check_layouts(recipe, model, devices)
     tokenizer = load_tokenizer(recipe.model)
     _check_reference(recipe, algorithm.needs, tokenizer)
     prompts = recipe_prompts(recipe, tokenizer)
@@ -120,6 +117,20 @@ def check_recipe(recipe: Recipe) -> Derived:
         steps_ahead=recipe.schedule.resolved.steps_ahead,
         memory=memory,
     )
+
+
+def _check_layouts(recipe: Recipe, model: "PreTrainedModel", devices: tuple[Device, ...]) -> None:
+    check_plan(model, create_kind(recipe.rollout).num_ranks, "rollout.tensor_parallel_size")
+    for role in ("actor", "critic"):
+        trained = getattr(recipe, role)
+        check_plan(model, trained.tensor_parallel, f"{role}.tensor_parallel")
+        if trained.context_parallel > 1:
+            setting = f"{role}.tensor_parallel x {role}.context_parallel"
+            check_heads(model, trained.tensor_parallel * trained.context_parallel, setting)
+        if trained.expert_parallel > 1:
+            (instance,) = recipe.schedule.resolved.instances(role, devices)
+            shape = mesh_shape(recipe, role, num_ranks(recipe, role, instance))
+            check_experts(model, shape.expert, shape.rest, f"{role}.expert_parallel")
 
 
 def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokenizerBase") -> None:

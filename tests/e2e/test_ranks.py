@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from tests.support.mixture import save_mixture
 from tests.support.training import SMALL, equal_weights, final_weights, metrics, run, samples
 
 TRAINED = ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/kl", "actor/ratio_mean", "actor/clip_fraction")
@@ -61,6 +62,16 @@ def test_ranks_that_share_layers_train_and_generate_as_one(tmp_path: Path) -> No
     spans = ["rollout.tensor_parallel_size=2", "schedule.placement.rollout={devices: all, devices_per_instance: 2}"]
     run(tmp_path, "shared", ["steps=2", "actor.tensor_parallel=2", *spans])
     assert_same(tmp_path, "shared", "one")
+
+
+@pytest.mark.slow  # four processes that import torch
+def test_ranks_that_deal_out_experts_train_as_one_for_an_engine_that_has_all(tmp_path: Path) -> None:
+    model = [f"model={save_mixture(tmp_path / 'model')}", "steps=3", "warmup=null", "optimizer.lr=1e-3", "minibatches=1"]
+    run(tmp_path, "one", model)
+    run(tmp_path, "dealt", [*model, "actor.expert_parallel=2"])
+    assert_same(tmp_path, "dealt", "one")
+    # With one update a step what was sampled has the log-probs that the trainer finds, version after version.
+    assert max(step["actor/logprob_gap"] for step in metrics(tmp_path, "dealt")) < 1e-5
 
 
 @pytest.mark.slow  # eight processes that import torch

@@ -46,6 +46,7 @@ class Setting:
     eps: float = 1e-8
     tensor: int = 1
     context: int = 1
+    expert: int = 1
     replicate: int = 1
     tied: bool = False
     key_value_heads: int = 2
@@ -61,6 +62,7 @@ class Setting:
             reshard=self.reshard,
             tensor_parallel=self.tensor,
             context_parallel=self.context,
+            expert_parallel=self.expert,
             replicate=self.replicate,
         )
 

@@ -83,11 +83,19 @@ class MeshShape:
     """Ranks that share each row of tokens."""
     tensor: int = 1
     """Ranks that share each matrix of a layer, and its heads."""
+    expert: int = 1
+    """Ranks of one copy among which the experts of each layer are dealt out: no axis of its own, part of `shard` x
+    `context`."""
 
     @property
     def num_ranks(self) -> int:
         """Returns the ranks of the whole mesh."""
         return self.replicate * self.shard * self.context * self.tensor
+
+    @property
+    def rest(self) -> int:
+        """Returns the ranks of one copy among which each dealt expert is cut up."""
+        return self.shard * self.context // self.expert
 
     @property
     def copies(self) -> int:
@@ -105,6 +113,9 @@ class TrainedConfig(Config):
     """Ranks that share each layer's matrices and heads, and the vocabulary. The others get other samples."""
     context_parallel: int = Field(default=1, ge=1)
     """Ranks that share each row of tokens; around attention they exchange tokens for heads, which it has to divide."""
+    expert_parallel: int = Field(default=1, ge=1)
+    """Ranks with samples of their own among which the experts of a mixture are dealt out, whole ones to each; tokens
+    travel to their experts. It divides the ranks of a copy of the model."""
     replicate: int = Field(default=1, ge=1)
     """Copies of the model among the ranks: weights are cut up within a copy, gradients summed over all."""
     reshard: bool = True
@@ -113,10 +124,19 @@ class TrainedConfig(Config):
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward: less memory, about a third more time."""
 
+    @model_validator(mode="after")
+    def _experts_are_dealt_once(self) -> Self:
+        if self.expert_parallel > 1 and self.tensor_parallel > 1:
+            raise ValueError(
+                f"expert_parallel={self.expert_parallel} with tensor_parallel={self.tensor_parallel}: ranks that share "
+                "layers deal the experts out among them already. Set one of them to 1"
+            )
+        return self
+
     @property
     def least_ranks(self) -> int:
         """Returns the ranks that the mesh's sizes ask for; all ranks are a multiple of it."""
-        return self.tensor_parallel * self.context_parallel * self.replicate
+        return self.tensor_parallel * math.lcm(self.context_parallel, self.expert_parallel) * self.replicate
 
     def mesh_shape(self, num_ranks: int, where: str = "actor") -> MeshShape:
         """Returns the mesh of `num_ranks` ranks. Raises UserError where the sizes do not divide it.
@@ -126,14 +146,16 @@ class TrainedConfig(Config):
         if num_ranks % self.least_ranks:
             raise UserError(
                 f"{where}: {num_ranks} ranks cannot be laid out as tensor_parallel={self.tensor_parallel} x "
-                f"context_parallel={self.context_parallel} x replicate={self.replicate}. Set {where}.ranks (or the "
-                f"number of its devices) to a multiple of {self.least_ranks}, or make those smaller."
+                f"context_parallel={self.context_parallel} x replicate={self.replicate}, experts dealt out to "
+                f"expert_parallel={self.expert_parallel}. Set {where}.ranks (or the number of its devices) to a "
+                f"multiple of {self.least_ranks}, or make those smaller."
             )
         return MeshShape(
             replicate=self.replicate,
-            shard=num_ranks // self.least_ranks,
+            shard=num_ranks // (self.tensor_parallel * self.context_parallel * self.replicate),
             context=self.context_parallel,
             tensor=self.tensor_parallel,
+            expert=self.expert_parallel,
         )
 
 
@@ -155,10 +177,11 @@ class ActorConfig(SpeedupConfig, TrainedConfig):
     @model_validator(mode="after")
     def _shared_layers_are_plain(self) -> Self:
         for name, wanted in (("lora", self.lora is not None), ("compile", self.compile), ("liger", self.liger)):
-            if wanted and self.tensor_parallel > 1:
+            shared = next((each for each in ("tensor_parallel", "expert_parallel") if getattr(self, each) > 1), None)
+            if wanted and shared:
                 raise ValueError(
-                    f"{name} with tensor_parallel={self.tensor_parallel}: ranks share plain layers alone. Leave "
-                    f"{name} out, or set tensor_parallel=1"
+                    f"{name} with {shared}={getattr(self, shared)}: ranks share plain layers alone. Leave {name} out, "
+                    f"or set {shared}=1"
                 )
         return self
 

@@ -20,6 +20,7 @@ from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.matmul import use_fast_products
 from interlace.engines.train.speedups import apply_liger, compile_layers
 from interlace.models.action_head import head_of
+from interlace.models.expert_parallel import share_experts
 from interlace.models.inputs import input_embedding
 from interlace.models.tensor_parallel import VocabularyPart, share_layers
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
-    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
     from interlace.engines.train.config import SpeedupConfig, TrainedConfig
@@ -87,31 +87,31 @@ class PackedModel:
         ranks.reshard(model)  # what the probes gathered
 
     def _share_layers(self, ranks: Ranks) -> VocabularyPart | None:
-        """Shares the layers by the ranks' tensor axis, if there is one, and checks that they compute the same.
+        """Shares layers and experts as the ranks' mesh says, and checks that they compute the same.
 
         Returns this rank's part of the logits; None where it has them whole.
         """
-        mesh = ranks.tensor_mesh
-        if mesh is None:
+        if ranks.tensor_mesh is None and ranks.expert_mesh is None:
             return None
         if ranks.fill is None:
-            return self._checked(self.model, mesh, ranks)
-        self._checked(_miniature(self.model), mesh, ranks)
-        return share_layers(self.model, mesh)
+            return self._checked(self.model, ranks)
+        self._checked(_miniature(self.model), ranks)
+        return _share(self.model, ranks)
 
-    def _checked(self, model: PreTrainedModel, mesh: DeviceMesh, ranks: Ranks) -> VocabularyPart | None:
+    def _checked(self, model: PreTrainedModel, ranks: Ranks) -> VocabularyPart | None:
         """Shares a model's layers, and raises UserError where it then computes something else."""
         expected = _probe_padded(model, model.device)
-        part = share_layers(model, mesh)
+        part = _share(model, ranks)
         got = _probe_padded(model, model.device)
         if part:
             expected = expected[:, part.first : part.first + got.shape[1]]
         gap = float((expected - got).abs().max() / expected.abs().max())
         if any(float(found) >= PROBE_TOLERANCE for found in ranks.gather_texts(repr(gap))):
+            what = "tensor-parallel plan" if ranks.tensor_mesh else "stack of experts"
+            setting = "tensor_parallel" if ranks.tensor_mesh else "expert_parallel"
             raise UserError(
-                f"{type(model).__name__}: shared by {ranks.shape.tensor} ranks it gives other logits than whole "
-                f"(by {gap:.1e} of the largest), so its tensor-parallel plan in transformers is not what it needs. Set "
-                "tensor_parallel=1."
+                f"{type(model).__name__}: shared by {ranks.num_ranks} ranks it gives other logits than whole "
+                f"(by {gap:.1e} of the largest), so its {what} in transformers is not what it needs. Set {setting}=1."
             )
         return part
 
@@ -147,6 +147,12 @@ class PackedModel:
             logits: Tensor = self.model(batch.input_ids, **arguments).logits
         rows = logits.flatten(0, 1)  # a view; selecting row 0 would cost a second table in the backward
         return rows.index_select(0, batch.keep_T) if whole else rows
+
+
+def _share(model: PreTrainedModel, ranks: Ranks) -> VocabularyPart | None:
+    if ranks.expert_mesh:
+        share_experts(model, ranks.expert_mesh)
+    return share_layers(model, ranks.tensor_mesh) if ranks.tensor_mesh else None
 
 
 def _miniature(model: PreTrainedModel) -> PreTrainedModel:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from interlace.engines.train.config import MeshShape
+from interlace.models.expert_parallel import expert_modules
 from interlace.models.loading import LoadedModel, load_model
 from interlace.weights.saved import load_without_content
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 Fill: TypeAlias = Callable[[nn.Module], None]
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 """Axes of the mesh."""
+REST, EXPERT = "rest", "expert"
+"""Axes that SHARD is made of for the experts of a mixture."""
 BUCKET_BYTES = 256 << 20
 """Bytes of weights that are gathered at once."""
 
@@ -48,7 +51,7 @@ class Ranks:
         """Reader of this rank's part of a model that has no content yet; None for one that was loaded whole."""
         self.context_mesh: DeviceMesh | None = None
         """Ranks that share each row of tokens with this one; None where it has rows of its own."""
-        self._mesh = mesh
+        self._mesh, self._expert_mesh = mesh, None if mesh is None else _expert_mesh(self.shape, mesh.device_type)
 
     @classmethod
     def join(cls, url: str, secret: str = "", *, rank: int, shape: MeshShape, device: str) -> Ranks:
@@ -100,12 +103,18 @@ class Ranks:
             return True
         axes = zip(self._mesh.mesh_dim_names or (), self._mesh.get_coordinate() or (), strict=True)
         cut = sharded_axes(tensor)
+        cut |= {SHARD} if EXPERT in cut else frozenset()
         return all(name in cut or at == 0 for name, at in axes)
 
     @property
     def tensor_mesh(self) -> DeviceMesh | None:
         """Returns the axis of the ranks that share each layer; None for one that has them whole."""
         return None if self._mesh is None or self.shape.tensor == 1 else self._mesh[TENSOR]
+
+    @property
+    def expert_mesh(self) -> DeviceMesh | None:
+        """Returns the axis of the ranks that experts are dealt out to; None where each rank has all of them."""
+        return None if self._expert_mesh is None else self._expert_mesh[EXPERT]
 
     def load(self, config: ModelConfig) -> LoadedModel:
         """Loads a model. Of several ranks each gets it without content, if that can be, and reads its part later."""
@@ -124,20 +133,41 @@ class Ranks:
         names = self._mesh.mesh_dim_names if self._mesh else None
         axes = tuple(name for name in names or () if name != TENSOR)
         if self._mesh is not None and axes:
-            self._shard_over(self._mesh if axes == names else self._mesh[axes], model, reshard=reshard)
+            dealt = self._shard_experts(model, device)
+            self._shard_over(self._mesh if axes == names else self._mesh[axes], model, reshard=reshard, dealt=dealt)
         if self.fill:
             _materialize(model, device)
             self.fill(model)
         elif not axes:  # sharding brings each rank's part to its device, where the whole may not fit
             nn.Module.to(model, device)
 
-    def _shard_over(self, mesh: DeviceMesh, model: nn.Module, *, reshard: bool) -> None:
+    def _shard_experts(self, model: nn.Module, device: torch.device) -> set[nn.Parameter]:
+        """Cuts each dealt expert up among the ranks that hold it, if there are several; returns what must not be cut up
+        with the layer around it."""
+        if self._expert_mesh is None:
+            return set()
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import Shard
+
+        axes = (REPLICATE, REST) if self.shape.replicate > 1 else (REST,)
+        found = expert_modules(model)
+        for module in found:
+            if self._expert_mesh[axes].size() > 1:
+                # Along another dimension than the one that they were dealt out by: a rank's part is one block then.
+                fully_shard(module, mesh=self._expert_mesh[axes], shard_placement_fn=lambda _: Shard(1))
+            elif not self.fill:
+                module.to(device)
+        return {parameter for module in found for parameter in module.parameters()}
+
+    def _shard_over(
+        self, mesh: DeviceMesh, model: nn.Module, *, reshard: bool, dealt: set[nn.Parameter] | None = None
+    ) -> None:
         from torch.distributed.fsdp import fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         for layer in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+            fully_shard(layer, mesh=mesh, ignored_params=dealt)
+        fully_shard(model, mesh=mesh, ignored_params=dealt)
         for module in _sharded(model):
             # Gradients are sums, divided once by the denominator of all ranks; FSDP would average.
             module.set_gradient_divide_factor(1.0)
@@ -213,6 +243,16 @@ class Ranks:
             (name, torch.cat(its)[: tensor.numel()].view(tensor.shape).cpu())
             for (name, tensor), its in zip(bucket, pieces, strict=True)
         ]
+
+
+def _expert_mesh(shape: MeshShape, kind: str) -> DeviceMesh | None:
+    """Lays out the same ranks as the experts of a mixture see them; None where each rank has all experts."""
+    if shape.expert == 1:
+        return None
+    from torch.distributed.device_mesh import init_device_mesh
+
+    sizes = (shape.replicate, shape.rest, shape.expert)
+    return init_device_mesh(kind, sizes, mesh_dim_names=(REPLICATE, REST, EXPERT))
 
 
 def _open_store(url: str, rank: int, num_ranks: int) -> Store:

@@ -8,14 +8,13 @@ result back. Log-probs are then put together, so that each rank computes the los
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import distributed
 
 from interlace.engines.train.attention import PackedLayout
-from interlace.models.collectives import add_up
+from interlace.models.collectives import add_up, exchanged
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,11 +36,18 @@ class RowShare:
 
     def to_heads(self, rows: Tensor) -> Tensor:
         """Exchanges [own tokens, heads, D] for [tokens, own heads, D]."""
-        return cast("Tensor", _Exchange.apply(rows, self, True))
+        sent = rows.unflatten(1, (self.mesh.size(), -1)).movedim(1, 0).flatten(0, 1)
+        return exchanged(sent, self._even, self.sizes, self.mesh)
 
     def to_tokens(self, rows: Tensor) -> Tensor:
         """Exchanges [tokens, own heads, D] for [own tokens, heads, D]."""
-        return cast("Tensor", _Exchange.apply(rows, self, False))
+        found = exchanged(rows, self.sizes, self._even, self.mesh)
+        return found.unflatten(0, (self.mesh.size(), -1)).movedim(0, 1).flatten(1, 2)
+
+    @property
+    def _even(self) -> list[int]:
+        """Returns this rank's tokens, once for each rank."""
+        return [self.sizes[self.mesh.get_local_rank()]] * self.mesh.size()
 
     def own_heads(self, per_head: Tensor) -> Tensor:
         """Returns this rank's part of [heads]."""
@@ -74,30 +80,3 @@ def share_row(batch: MicroBatch, mesh: DeviceMesh) -> MicroBatch:
         keep_T=batch.keep_T[own_T] - first,
         share=share,
     )
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor, share: RowShare, to_heads: bool) -> Tensor:
-        ctx.share, ctx.to_heads = share, to_heads  # type: ignore[attr-defined]
-        return _exchange(rows, share, to_heads=to_heads)
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        back = not ctx.to_heads  # type: ignore[attr-defined]
-        return _exchange(gradients[0], ctx.share, to_heads=back), None, None  # type: ignore[attr-defined]
-
-
-def _exchange(rows: Tensor, share: RowShare, *, to_heads: bool) -> Tensor:
-    count, group = share.mesh.size(), share.mesh.get_group()
-    own = share.sizes[share.mesh.get_local_rank()]
-    even, ragged = [own] * count, list(share.sizes)
-    if to_heads:
-        sent = rows.unflatten(1, (count, -1)).movedim(1, 0).flatten(0, 1).contiguous()
-        found = sent.new_empty(sum(ragged), *sent.shape[1:])
-        distributed.all_to_all_single(found, sent, ragged, even, group=group)
-        return found
-    sent = rows.contiguous()
-    found = sent.new_empty(own * count, *sent.shape[1:])
-    distributed.all_to_all_single(found, sent, even, ragged, group=group)
-    return found.unflatten(0, (count, own)).movedim(0, 1).flatten(1, 2)

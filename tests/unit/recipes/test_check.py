@@ -16,6 +16,7 @@ from interlace.recipes.check import Derived, check_recipe
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.load import load_recipe
 from interlace.recipes.memory import largest_microbatch, working_bytes
+from tests.support.mixture import save_mixture
 
 TEXT = """
 model: tiny:micro
@@ -294,3 +295,19 @@ def test_ranks_that_share_rows_need_heads_to_share(check: Check) -> None:
     with pytest.raises(UserError, match=r"tensor_parallel x actor\.context_parallel=.*cannot be shared out evenly"):
         check("actor.tensor_parallel=2", "actor.context_parallel=4", "cluster.devices=cpu:8")
     assert check("actor.context_parallel=2", "cluster.devices=cpu:8").num_updates
+
+
+def test_experts_are_dealt_out_where_there_are_some(check: Check, tmp_path: Path) -> None:
+    mixture, eight = f"model={save_mixture(tmp_path / 'even')}", "cluster.devices=cpu:8"
+    odd = f"model={save_mixture(tmp_path / 'odd', moe_intermediate_size=9)}"
+    for overrides, message in (
+        (["actor.expert_parallel=2"], r"expert_parallel=2, but .* has no layers of experts"),
+        ([mixture, "actor.expert_parallel=3", "cluster.devices=cpu:3"], r"=3, but .* has 4 experts a layer"),
+        ([mixture, "actor.expert_parallel=2", "actor.ranks=1"], r"1 ranks .*expert_parallel=2.* multiple of 2"),
+        ([mixture, "actor.expert_parallel=2", "actor.tensor_parallel=2"], r"with tensor_parallel=2.* one of them to 1"),
+        ([mixture, "actor.expert_parallel=2", "actor.lora.rank=4"], r"lora with expert_parallel=2: .*Leave lora out"),
+        ([odd, "actor.expert_parallel=2", "actor.ranks=8", eight], r"among 4 further ranks.*Raise actor"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check("warmup=null", *overrides)
+    assert check(mixture, "warmup=null", "actor.expert_parallel=2", "actor.ranks=4", "cluster.devices=cpu:4")

@@ -29,6 +29,7 @@ PACKED: Mapping[str, Mapping[str, object]] = {
     "gemma2": GROUPED | {"head_dim": 8, "sliding_window": 4},
     "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64},
     "mixtral": GROUPED | EXPERTS,
+    "qwen3_moe": GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8},
     "gpt_oss": GROUPED | EXPERTS | {"head_dim": 8, "sliding_window": 4},
     "gpt_neox": {},
 }

@@ -27,7 +27,7 @@ def assert_trains_as_one(ranks: RankPair, setting: Setting, folder: Path | None 
     """Log-probs, loss, gradient and weights over three steps. folder: the same weights, read in parts."""
     # AdamW divides by the gradient's size: with its usual eps, 0 and nearly 0 would be a whole step apart.
     setting = dataclasses.replace(setting, lr=1e-3, eps=1e-3)
-    engine = make_engine(dataclasses.replace(setting, tensor=1, context=1, replicate=1), Ranks())
+    engine = make_engine(dataclasses.replace(setting, tensor=1, context=1, expert=1, replicate=1), Ranks())
     ranks.start(setting, folder)
     for step in range(3):
         samples = ragged_samples(7, seed=step)
@@ -54,35 +54,51 @@ def test_two_ranks_share_each_row(pair: RankPair, kind: str) -> None:
     assert_trains_as_one(pair, Setting(kind=kind, budget=60, context=2, max_grad_norm=0.1))
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
-@pytest.mark.parametrize("kind", ["llama", "mixtral"])
-def test_each_rank_reads_its_own_part(pair: RankPair, tmp_path: Path, kind: str, tensor: int) -> None:
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_two_ranks_deal_out_the_experts(pair: RankPair, kind: str) -> None:
+    """A budget of one sample a micro-batch gives one of the ranks placeholders, whose tokens choose experts as well."""
+    budget = 1 if kind == "mixtral" else 60
+    assert_trains_as_one(pair, Setting(kind=kind, budget=budget, expert=2, max_grad_norm=0.1))
+
+
+def test_experts_are_dealt_out_with_recomputed_layers_and_shared_rows(pair: RankPair) -> None:
+    setting = Setting(kind="mixtral", budget=60, expert=2, context=2, gradient_checkpointing=True, reshard=False)
+    assert_trains_as_one(pair, setting)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [("llama", {}), ("mixtral", {}), ("llama", {"tensor": 2}), ("mixtral", {"tensor": 2}), ("mixtral", {"expert": 2})],
+)
+def test_each_rank_reads_its_own_part(pair: RankPair, tmp_path: Path, kind: str, layout: dict[str, int]) -> None:
     """mixtral's experts are one by one in the folder, and stacked in the model; llama's head is tied here."""
     model = tiny_model(kind, tie_word_embeddings=kind == "llama")
     model.save_pretrained(tmp_path)
-    setting = Setting(kind=kind, tied=kind == "llama", budget=60, tensor=tensor, in_parts=True)
+    setting = Setting(kind=kind, tied=kind == "llama", budget=60, in_parts=True, **layout)
     assert_trains_as_one(pair, setting, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mixtral"])
-def test_a_checkpoint_is_read_at_another_layout(pair: RankPair, tmp_path: Path, kind: str) -> None:
-    """Written by two ranks that share layers, read by one, and by two that share nothing but samples."""
-    setting, batches = (
-        Setting(kind=kind, budget=60, tensor=2, lr=1e-3),
-        [ragged_samples(6, seed=seed) for seed in range(3)],
-    )
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("llama", {"tensor": 2}), ("mixtral", {"tensor": 2}), ("mixtral", {"expert": 2})]
+)
+def test_a_checkpoint_is_read_at_another_layout(
+    pair: RankPair, tmp_path: Path, kind: str, layout: dict[str, int]
+) -> None:
+    """Written by two ranks that share layers or experts, read by one, and by two that share nothing but samples."""
+    shared, batches = Setting(kind=kind, budget=60, lr=1e-3), [ragged_samples(6, seed=seed) for seed in range(3)]
+    setting = dataclasses.replace(shared, **layout)
     pair.start(setting)
     for batch in batches[:2]:
         pair.accumulate(batch)
         pair.update()
-    pair.save(tmp_path / "tensor")
+    pair.save(tmp_path / "shared")
     pair.accumulate(batches[2])
     expected = pair.update()
-    alone = make_engine(dataclasses.replace(setting, tensor=1), Ranks(), tmp_path / "tensor")
+    alone = make_engine(shared, Ranks(), tmp_path / "shared")
     assert alone.num_updates == 2
     alone.copy_to_host(None).write(tmp_path / "alone")
-    for layout, folder in ((1, "tensor"), (2, "alone")):
-        pair.start(dataclasses.replace(setting, tensor=layout), tmp_path / folder)
+    for read_as, folder in ((shared, "shared"), (setting, "alone")):
+        pair.start(read_as, tmp_path / folder)
         pair.accumulate(batches[2])
         got = pair.update()
         assert close(got.gradient, expected.gradient)
@@ -107,11 +123,17 @@ def four() -> Iterator[RankPair]:
         {"context": 2},
         {"context": 2, "replicate": 2},
         {"context": 2, "tensor": 2},
+        {"expert": 4},
+        {"expert": 2},
+        {"expert": 2, "replicate": 2},
+        {"expert": 2, "context": 2},
     ],
-    ids=lambda each: "-".join(each),
+    ids=lambda each: "-".join(f"{name}{size}" for name, size in each.items()),
 )
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
 def test_four_ranks(four: RankPair, kind: str, layout: dict[str, int], *, reshard: bool) -> None:
+    if kind == "llama" and "expert" in layout:
+        pytest.skip("it has no experts")
     heads = 4 if len({"context", "tensor"} & layout.keys()) == 2 else 2  # of which each rank needs one
     setting = Setting(kind=kind, budget=60, max_grad_norm=0.1, reshard=reshard, key_value_heads=heads, **layout)
     assert_trains_as_one(four, setting)

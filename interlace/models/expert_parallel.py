@@ -1,0 +1,122 @@
+"""Experts of a mixture dealt out to ranks that have tokens of their own (expert parallelism, arXiv 2006.16668).
+
+A module of experts keeps them stacked in tensors whose first dimension counts experts: each rank holds whole ones.
+While it computes, each pair of a token and an expert that was chosen for it travels to the expert's rank and the result
+comes back (two all-to-all exchanges a layer); the token's own rank weights and adds up. transformers does so from 5.23
+on, to models that it loads and cuts up by itself; this is for models of which each rank reads its part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import distributed, nn
+
+from interlace.core.errors import UserError
+from interlace.models.collectives import exchanged
+from interlace.models.tensor_parallel import compute_with_parts, cut, expert_inputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers import PreTrainedModel
+
+
+def expert_modules(model: nn.Module) -> list[nn.Module]:
+    """Returns the modules that hold stacked experts."""
+    return [module for module in model.modules() if _is_stack(module)]
+
+
+def check_experts(model: PreTrainedModel, size: int, rest: int, setting: str) -> None:
+    """Raises UserError where the experts cannot be dealt out to `size` ranks. The model may be on the meta device.
+
+    rest: ranks among which each dealt expert is then cut up. setting: of the recipe, for the message.
+    """
+    if size == 1:
+        return
+    name, found = type(model).__name__, expert_modules(model)
+    if not found:
+        raise UserError(f"{setting}={size}, but {name} has no layers of experts in stacked tensors. Set it to 1.")
+    for module in found:
+        num_experts = cast("int", module.num_experts)
+        if num_experts % size:
+            raise UserError(f"{setting}={size}, but {name} has {num_experts} experts a layer: set it to a divisor.")
+        uneven = [tuple(tensor.shape) for tensor in module.parameters() if tensor.shape[1] % rest]
+        if uneven:
+            raise UserError(
+                f"{setting}={size}: each expert of {name} would be cut up among {rest} further ranks, and tensors of "
+                f"shape {uneven[0]} cannot be cut evenly along their second dimension. Raise {setting}, or take fewer "
+                "ranks."
+            )
+
+
+def share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Deals out the experts of a model that is equal on every rank of the mesh. It may be on the meta device."""
+    for module in expert_modules(model):
+        _share(module, mesh)
+
+
+def _is_stack(module: nn.Module) -> bool:
+    own = [*module.parameters(recurse=False)]
+    num_experts = getattr(module, "num_experts", None)
+    return any(tensor.ndim == 3 for tensor in own) and all(tensor.shape[0] == num_experts for tensor in own)
+
+
+def _share(module: nn.Module, mesh: DeviceMesh) -> None:
+    num_experts = cast("int", module.num_experts)
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    cut(module, mesh, dict.fromkeys(names, 0))
+    compute_with_parts(module, names)
+    travels: list[_Travel] = []
+
+    def send(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rows, chosen, weights = expert_inputs(args, kwargs)
+        travel = _Travel(chosen, weights, num_experts, mesh)
+        travels.append(travel)
+        vars(module)["num_experts"] = num_experts // mesh.size()
+        return travel.there(rows), {}
+
+    def bring_back(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        del args
+        vars(module)["num_experts"] = num_experts
+        return travels.pop().back(output)
+
+    module.register_forward_pre_hook(send, with_kwargs=True)
+    module.register_forward_hook(bring_back)
+
+
+class _Travel:
+    """One exchange of rows: what goes where."""
+
+    def __init__(self, chosen: Tensor, weights: Tensor, num_experts: int, mesh: DeviceMesh) -> None:
+        """chosen, weights: [tokens, k] experts of each token and what each counts."""
+        self._mesh, self._weights = mesh, weights
+        experts = chosen.reshape(-1)
+        self._order = torch.argsort(experts, stable=True)
+        """[tokens * k] pairs by expert, and so by rank."""
+        counts = torch.bincount(experts, minlength=num_experts)
+        taken = torch.empty_like(counts)
+        distributed.all_to_all_single(taken, counts, group=mesh.get_group())
+        each = taken.view(mesh.size(), -1)
+        self._given = counts.view(mesh.size(), -1).sum(1).tolist()
+        self._taken = each.sum(1).tolist()
+        self._experts = torch.arange(each.shape[1], device=each.device).repeat(mesh.size()).repeat_interleave(taken)
+
+    def there(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sends [tokens, H]; returns this rank's experts' rows, the expert of each, and a weight of 1."""
+        sent = rows.index_select(0, self._order // self._weights.shape[1])
+        found, experts = exchanged(sent, self._given, self._taken, self._mesh), self._experts
+        if not len(found):
+            # The backward has collectives too, which a rank that nothing came to must not miss.
+            found, experts = found.sum(0, keepdim=True), experts.new_zeros(1)
+        return found, experts[:, None], found.new_ones(len(found), 1)
+
+    def back(self, outputs: Tensor) -> Tensor:
+        """Returns [tokens, H]: what the experts made of each token, weighted and added up."""
+        found = exchanged(outputs[: len(self._experts)], self._taken, self._given, self._mesh)
+        pairs = torch.empty_like(found).index_copy(0, self._order, found)
+        added: Tensor = (pairs.unflatten(0, self._weights.shape) * self._weights[..., None]).sum(1)
+        return added.to(outputs.dtype)
