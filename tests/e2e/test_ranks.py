@@ -66,9 +66,10 @@ def test_ranks_that_share_layers_train_and_generate_as_one(tmp_path: Path) -> No
 
 @pytest.mark.slow  # four processes that import torch
 def test_ranks_that_deal_out_experts_train_as_one_for_an_engine_that_has_all(tmp_path: Path) -> None:
-    model = [f"model={save_mixture(tmp_path / 'model')}", "steps=3", "warmup=null", "optimizer.lr=1e-3", "minibatches=1"]
-    run(tmp_path, "one", model)
-    run(tmp_path, "dealt", [*model, "actor.expert_parallel=2"])
+    settings = ["steps=3", "warmup=null", "optimizer.lr=1e-3", "minibatches=1"]
+    settings.append(f"model={save_mixture(tmp_path / 'model')}")
+    run(tmp_path, "one", settings)
+    run(tmp_path, "dealt", [*settings, "actor.expert_parallel=2"])
     assert_same(tmp_path, "dealt", "one")
     # With one update a step what was sampled has the log-probs that the trainer finds, version after version.
     assert max(step["actor/logprob_gap"] for step in metrics(tmp_path, "dealt")) < 1e-5
