@@ -20,9 +20,10 @@ COLUMNS = ("plan", "s/step", "ratio", "tok/s", "useful", "stale", "len", "cost")
 
 
 def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
-    """Prints the best plans and the baseline: figures first, then the fields that differ from the defaults."""
+    """Prints the best plans, the best unbiased one and the baseline: figures, then what differs from the defaults."""
     title = f"{recipe} on {made.request.simulation.device}, predicted ({made.request.settings.words})"
-    plans = unique([*made.found.ranked[:SHOWN], *([made.found.baseline] if made.found.baseline else [])])
+    beside = [plan for plan in (made.found.unbiased, made.found.baseline) if plan]
+    plans = unique([*made.found.ranked[:SHOWN], *beside])
     has_price = made.price(made.found.best) is not None
     console.print(Text(title, "italic"))
     table = Table(box=None, header_style="bold underline", padding=(0, 1, 0, 0))

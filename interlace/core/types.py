@@ -340,7 +340,10 @@ class Sample:
     @property
     def num_tokens(self) -> int:
         """Tokens behind the prompt: what the policy wrote, and what was put in between."""
-        return sum([len(segment.token_ids) for segment in self.segments])
+        segments = self.segments
+        if len(segments) == 1:  # the rule, and asked several times a sample
+            return len(segments[0].token_ids)
+        return sum([len(segment.token_ids) for segment in segments])
 
     @property
     def num_sampled(self) -> int:

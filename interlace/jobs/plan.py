@@ -145,6 +145,7 @@ class RecipePlan:
             "max_new_tokens": sizes.max_new_tokens,
             "best": self.row(found.best),
             "ranked": [self.row(plan) for plan in found.ranked],
+            "unbiased": self.row(found.unbiased) if found.unbiased else None,
             "baseline": self.row(found.baseline) if found.baseline else None,
             "front": [self.row(plan) for plan in found.front],
             "why_not": [{**asdict(each), "loses": [list(pair) for pair in each.loses]} for each in found.why_not],

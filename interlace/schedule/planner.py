@@ -86,6 +86,8 @@ class _Search:
         self._left = effort
         self._seen: dict[Candidate, Score | Refused] = {}
         self._schedules: dict[Candidate, Schedule] = {}
+        self._simulated: dict[tuple[Schedule, Fidelity], Score | Refused] = {}
+        """Scores by what was simulated: several candidates may come to the same schedule."""
         self._misfits: list[Misfit] = []
         self._reasons: list[str] = []
         self._num_pruned = self._num_scored = 0
@@ -104,7 +106,7 @@ class _Search:
         inside = [candidate for candidate in _ranked(middle) if self._is_inside(candidate, middle[candidate])]
         front = pareto([self._plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
         # What is compared comes first, then the front and the next best, as far as the effort goes.
-        asked = [*inside[:SURE], *([current] if current else []), presets[BASELINE]]
+        asked = [*inside[:SURE], *([current] if current else []), presets[BASELINE], *_unbiased(inside, middle)[:1]]
         asked += self._affordable([*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]], asked)
         fine = self._scored(asked, self._fine)
         plans = {each: self._plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
@@ -138,7 +140,8 @@ class _Search:
         """Returns the fastest candidates, and those of the coarse front that are less stale or less biased."""
         inside = {each: score for each, score in self._seen.items() if self._is_inside(each, score)}
         plans = [self._plan(each, score) for each, score in inside.items() if isinstance(score, Score)]
-        return list(dict.fromkeys([*_unlike(inside)[:8], *(plan.candidate for plan in pareto(plans)[:8])]))
+        fastest, front = _unlike(inside), (plan.candidate for plan in pareto(plans)[:8])
+        return list(dict.fromkeys([*fastest[:8], *front, *_unbiased(fastest, inside)[:2]]))
 
     def _climb(self) -> None:
         """Tries the neighbours of the best until nothing better comes, or half of the effort is used."""
@@ -196,14 +199,14 @@ class _Search:
         chosen = [each for each in dict.fromkeys(candidates) if self._fitting(each)]
         count, pools = self._workload.on_model(fidelity.scale)
         scaled = [(each, each.on(count, pools)) for each in chosen]
-        ready = [(each, schedule) for each, schedule in scaled if schedule]
-        found = self._score([(schedule, fidelity) for _, schedule in ready])
-        self._left -= sum(self._cost(each, fidelity) for each, _ in ready)
-        self._num_scored += len(ready)
-        for each in found:
-            if isinstance(each, Refused):
-                self._reasons.append(each.reason)
-        return {each: result for (each, _), result in zip(ready, found, strict=True)}
+        ready = {each: (schedule, fidelity) for each, schedule in scaled if schedule}
+        fresh = {task: each for each, task in ready.items() if task not in self._simulated}
+        found = self._score([*fresh])
+        self._left -= sum(self._cost(each, fidelity) for each in fresh.values())
+        self._num_scored += len(fresh)
+        self._reasons += [each.reason for each in found if isinstance(each, Refused)]
+        self._simulated.update(zip(fresh, found, strict=True))
+        return {each: self._simulated[task] for each, task in ready.items()}
 
     def _cost(self, candidate: Candidate, fidelity: Fidelity) -> int:
         """Returns the samples that are simulated."""
@@ -300,6 +303,11 @@ class _Search:
 def _ranked(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
     rates = {each: score.tokens_per_s for each, score in scores.items() if isinstance(score, Score)}
     return sorted(rates, key=lambda each: -rates[each])
+
+
+def _unbiased(candidates: Iterable[Candidate], scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
+    """Returns those of the candidates that train on responses as long as were generated."""
+    return [each for each in candidates if isinstance(score := scores[each], Score) and score.is_unbiased]
 
 
 def _unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:

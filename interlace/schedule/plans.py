@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from interlace.schedule.candidates import Candidate, lag_steps, period_steps, warm_up_steps
 from interlace.schedule.schedule import Schedule
 
+SAME_LENGTH = 1e-3
+"""Length shift that is none."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanLimits:
@@ -65,6 +68,11 @@ class Score:
     """Mean length trained on against generated, less 1."""
     bins: Mapping[str, float] = field(default_factory=dict)
     """Share of device time of each bin of the goodput ledger."""
+
+    @property
+    def is_unbiased(self) -> bool:
+        """True if what is trained on is as long as what was generated."""
+        return abs(self.length_shift) < SAME_LENGTH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +136,11 @@ class SearchResult:
         """The fastest plan."""
         return self.ranked[0]
 
+    @property
+    def unbiased(self) -> Planned | None:
+        """The fastest plan that trains on responses as long as were generated; None where none was looked at."""
+        return next((plan for plan in self.ranked if plan.score.is_unbiased), None)
+
     def ratio(self, plan: Planned) -> float | None:
         """Returns a plan's trained tokens/s against the baseline's."""
         return plan.score.tokens_per_s / self.baseline.score.tokens_per_s if self.baseline else None
@@ -138,7 +151,7 @@ def pareto(plans: Sequence[Planned]) -> list[Planned]:
 
     def beats(one: Planned, two: Planned) -> bool:
         better = one.score.tokens_per_s >= two.score.tokens_per_s and one.lag_steps <= two.lag_steps
-        return better and abs(one.score.length_shift) <= abs(two.score.length_shift) + 1e-3
+        return better and abs(one.score.length_shift) <= abs(two.score.length_shift) + SAME_LENGTH
 
     front: list[Planned] = []
     for plan in sorted(plans, key=lambda each: (-each.score.tokens_per_s, each.lag_steps)):

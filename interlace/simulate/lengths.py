@@ -12,8 +12,9 @@ _NORMAL = NormalDist()
 _STEPS = 2**31
 
 
+@lru_cache(maxsize=1 << 17)
 def uniforms(*key: int | str) -> tuple[float, float]:
-    """Draws two independent numbers from (0, 1) for a key."""
+    """Draws two independent numbers from (0, 1) for a key. Kept: the planner runs the same prompts again and again."""
     bits = stable_hash(*key)
     return (bits % _STEPS + 0.5) / _STEPS, (bits // _STEPS % _STEPS + 0.5) / _STEPS
 

@@ -126,6 +126,14 @@ def test_biased_plans_are_out_of_bounds_where_the_user_says_so() -> None:
     assert free.best.score.length_shift == -0.2
     assert fair.best.score.length_shift == 0.0
     assert {plan.score.length_shift for plan in free.front} == {-0.2, 0.0}
+    assert free.unbiased is not None
+    assert free.unbiased.score == score(100.0)
+
+
+def test_no_schedule_is_simulated_twice() -> None:
+    scorer = Invented(lambda schedule: score(100.0 + len(str(schedule)) % 11))
+    search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_lag=4), scorer, effort=100_000)
+    assert len(scorer.asked) == len(set(scorer.asked))
 
 
 def test_each_preset_is_given_its_reason() -> None:
