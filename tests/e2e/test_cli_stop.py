@@ -173,7 +173,7 @@ def test_of_a_ray_that_was_started_for_a_run_nothing_stays(tmp_path: Path, kille
         rest = process.stdout.read() if killed == "raylet" else ""
     if killed == "raylet":
         assert process.returncode == 1
-        assert f"because Ray's raylet (process {raylet}) is gone" in rest
+        assert f"Ray's raylet (process {raylet}) is gone" in rest
     deadline_s = time.monotonic() + 10
     assert all_gone(left, within_s=10), "a process of Ray is left"
     for handle in left:

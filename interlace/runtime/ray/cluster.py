@@ -6,10 +6,12 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from interlace.core.errors import WorkerDiedError
@@ -32,6 +34,8 @@ _GPUS_STAY_VISIBLE = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 """The reservation holds the GPUs, the actors ask for none: Ray would hide them all."""
 LOOK_EVERY_S = 1.0
 """Between two looks at the parts of Ray that the run needs."""
+STOPPED_WITHIN_S = 6.0
+"""A signal to all processes of a run ends Ray's parts too; by then the run has stopped by itself, with a checkpoint."""
 
 
 class RayCluster(Cluster):
@@ -45,20 +49,21 @@ class RayCluster(Cluster):
         self._slots, self._lost_part = tuple(slots), session.lost_part
         self._reservation = session.reserve(slots)
         self._after_workers.callback(session.close)
-        self._after_workers.callback(session.release, self._reservation)
+        self._after_workers.callback(session.give_back, partial(remove_placement_group, self._reservation))
         self._result_order = ResultOrder(self.watchdog.at_rest)
         self._folder = shared_folder()
         self._shared = SharedArrays(self._folder.path, passes_on=True) if self._folder else None
         if self._folder:
             self._after_workers.callback(self._folder.remove)
         self._directory = StoreDirectory(secrets.token_hex(8), self._folder.path if self._folder else None)
-        self._after_workers.callback(self._directory.clear)
+        self._after_workers.callback(session.give_back, self._directory.clear)
         self._after_workers.callback(self.spawn(self._watch_ray(), name="ray").cancel)
 
     async def _watch_ray(self) -> None:
         """Fails the run once a part of Ray is gone: its ranks may compute on for minutes before Ray ends them."""
         while not (lost := self._lost_part()):
             await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(STOPPED_WITHIN_S)
         raise WorkerDiedError(
             f"{lost} is gone, which the run's ranks cannot outlive. If the system ended that for want of memory, give "
             "the run less."

@@ -84,10 +84,11 @@ class RaySession:
             )
         return group
 
-    def release(self, reservation: Any) -> None:
-        """Gives reserved devices back. Where close() ends Ray, that frees them, without waiting for dead parts."""
+    def give_back(self, clear: Callable[[], object]) -> None:
+        """Runs what takes something of this run's out of Ray. Where close() ends Ray, that does, not held up by dead
+        parts."""
         if not self._is_own:
-            remove_placement_group(reservation)
+            clear()
 
     def close(self) -> None:
         """Ends or leaves the Ray that open() started or joined."""
