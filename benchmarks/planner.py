@@ -4,6 +4,7 @@
     python benchmarks/planner.py --points 16 [--store docs/planner.json] [--write]
     python benchmarks/planner.py --drift [--write]
     python benchmarks/planner.py --mixed [--write]
+    python benchmarks/planner.py --lending [--write]
 
 Each recipe is profiled on each cluster, once; then every schedule is simulated and really trained for some steps with a
 learning rate next to nothing, so that lengths stay what they were. Profiles and points are kept in --store, and what is
@@ -23,6 +24,7 @@ from statistics import fmean, median
 
 from _page import write_table
 from _planner_drift import drift_table
+from _planner_lending import lending_table
 from _planner_mixed import mixed_table
 
 from interlace.core.profile import Profile
@@ -221,6 +223,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="four schedules, one workload, local, few steps")
     parser.add_argument("--drift", action="store_true", help="simulated: answers that grow, and the online planner")
     parser.add_argument("--mixed", action="store_true", help="simulated: two kinds of devices against one, by price")
+    parser.add_argument("--lending", action="store_true", help="simulated: when lent devices go back to training")
     parser.add_argument("--clusters", default="local,ray")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
@@ -231,7 +234,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=-1, help="measure at most so many more")
     parser.add_argument("--write", action="store_true", help="into docs/planner.md")
     args = parser.parse_args()
-    for name, make in (("drift", drift_table), ("mixed", mixed_table)):
+    for name, make in (("drift", drift_table), ("mixed", mixed_table), ("lending", lending_table)):
         if getattr(args, name):
             table = make()
             print(table)

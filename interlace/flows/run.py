@@ -292,6 +292,7 @@ class PolicyRun:
             for sample in group.samples:
                 self._channel.end(sample.key, TerminalEvent.TRAINED)
         self.admission.step_ended()
+        self._batches.step_ended()
         await self.publisher.publish(batch.step)
         ended, self._ended = self._ended, []
         events = [(entry.sample, entry.event) for entry in ended]

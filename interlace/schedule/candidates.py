@@ -76,6 +76,11 @@ class Layout:
         """True if no device both generates and trains, and none is left over."""
         return self.rollout + self.training == 1
 
+    @property
+    def lends(self) -> bool:
+        """True if some devices generate and train, and others only generate."""
+        return self.training < 1 and self.rollout + self.training > 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
@@ -212,6 +217,8 @@ _TAILS: tuple[object, ...] = (
       for kind in ("oversample", "tail_batching")
       for prompts, responses in _SURPLUSES),
 )  # fmt: skip
+_LOANS = (None, 0.3, 0.6, 0.8, 0.9)
+"""Shares of a batch that end a loan."""
 
 
 def neighbours(
@@ -223,6 +230,10 @@ def neighbours(
     for fields in _decisions(candidate.rest, has_reference):
         if (changed := candidate.changed(fields)) and changed != candidate:
             yield changed
+    if candidate.layout.lends:
+        yield from (
+            each for share in _LOANS if (each := candidate.changed({"lend_until": share})) and each != candidate
+        )
 
 
 def _moved(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) -> Iterator[Candidate]:

@@ -16,6 +16,7 @@ _PLAIN: Mapping[str, object] = {
     "switch": "when_idle",
     "kv_on_switch": "offload",
     "min_hold": 0.0,
+    "lend_until": None,
     "on_update": "drain",
     "rollout_budget": None,
     "concurrency": None,

@@ -152,6 +152,8 @@ class Schedule(Config):
     """KV cache of sequences that run when their device changes hands: moved to the host, or computed again."""
     min_hold: float = Field(default=0.0, ge=0)
     """Seconds that rollout keeps a shared device at least, with `when_ready`."""
+    lend_until: Annotated[Annotated[float, Field(gt=0, le=1)] | None, BeforeValidator(none_as_null)] = None
+    """Share of a step's batch that, once complete, takes engines off devices that training shares; None: no share."""
     concurrency: Concurrency = None
     """Running sequences an engine; adaptive follows its KV use, None leaves it to the engine's own limits."""
 

@@ -8,6 +8,7 @@ from interlace.core.types import Metrics, SampleGroup, TerminalEvent
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.schedule import Schedule
 from interlace.stages.admission import Admission
+from interlace.stages.lending import Lending
 from interlace.stages.pool import EnginePool
 
 Staleness: TypeAlias = list[int]
@@ -58,11 +59,15 @@ class Batches:
         schedule: Schedule,
         waits: WaitRegistry,
         *,
+        lending: Lending,
         finish: Callable[[list[SampleGroup]], list[SampleGroup]],
     ) -> None:
-        """finish: what is done with the groups of a batch once it is closed (statistics of the whole batch)."""
+        """lending: told how much of a batch is complete.
+
+        finish: what is done with the groups of a batch once it is closed (statistics of the whole batch).
+        """
         self._admission, self._pool, self._waits, self._finish = admission, pool, waits, finish
-        self._on_straggler = schedule.on_straggler
+        self._on_straggler, self._lending = schedule.on_straggler, lending
         self._complete: dict[int, SampleGroup] = {}
         self._open: Batch | None = None
         self._num_returned = 0
@@ -111,7 +116,12 @@ class Batches:
         ):  # a group that will not come
             batch.changed.fire()
         if not batch.closed:
+            self._lending.look((len(batch.groups) + len(self._complete)) / max(1, batch.size - batch.num_empty))
             self._hurry()
+
+    def step_ended(self) -> None:
+        """Takes note that the batch was trained on: its devices generate again."""
+        self._lending.renew()
 
     def _hurry(self) -> None:
         """Resumes suspended samples and handles late ones as the schedule says, where a deadline leaves no slack."""

@@ -15,6 +15,7 @@ from interlace.schedule.tail import Oversample, TailBatching
 from interlace.stages.admission import Admission
 from interlace.stages.batches import Batches
 from interlace.stages.generate import GenerateStage
+from interlace.stages.lending import Lending
 from interlace.stages.map import Columns, Compute, Failure, G, MapStage, OnFailed, R
 from interlace.stages.pool import EnginePool
 from interlace.stages.publish import Publisher
@@ -196,7 +197,11 @@ class StageFactory:
         finish: Callable[[list[SampleGroup]], list[SampleGroup]],
     ) -> Batches:
         """Batches of complete groups. finish: what is done with the groups of a batch once it is closed."""
-        return Batches(admission, pool, self._schedule, self._cluster.waits, finish=finish)
+        trained = [
+            device for role in ("actor", "critic") for devices in self._cluster.place(role) for device in devices
+        ]
+        lending = Lending(pool.drivers, [device.index for device in trained], self._schedule.lend_until)
+        return Batches(admission, pool, self._schedule, self._cluster.waits, lending=lending, finish=finish)
 
     def watch_stalls(self) -> None:
         """Registers the stages with the watchdog; call once all are made."""

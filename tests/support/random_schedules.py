@@ -35,6 +35,7 @@ def random_schedule(rng: random.Random, num_devices: int, *, synchronous: bool =
         "rollout_budget": rng.choice([None, None, 10, 60]),
         "dispatch": rng.choice(["round_robin", "least_tokens", "longest_first", "skew_aware"]),
         "tail": rng.choice(["none", "none", {"kind": "migrate", "remaining_share": 0.5, "batch": rng.choice([2, 8])}]),
+        "lend_until": rng.choice([None, None, 0.3, 0.8]),
         "min_hold": rng.choice([0, 0, 0.3]),
         "switch": rng.choice(["when_idle", "when_ready"]),
         "concurrency": rng.choice([None, None, 1, 2, 5, "adaptive", {"kind": "adaptive", "initial": 1, "ceiling": 4}]),

@@ -101,3 +101,20 @@ def test_the_trainers_devices_generate_while_it_waits_for_its_batch() -> None:
     during = [one for one in serving for other in training if one.start_s < other.end_s and other.start_s < one.end_s]
     assert during, "the others go on meanwhile"
     assert mixed(record), "what waited goes on under new weights"
+
+
+def test_a_loan_ends_at_its_share_of_the_batch() -> None:
+    def waits_s(share: float | None) -> tuple[float, float]:
+        """Seconds between the last work of lent engines and the training behind it, and sequences that moved."""
+        recorder = KeepAll()
+        record = run("verl-separate-async-switch", recorder, lend_until=share)
+        training = [span for span in recorder.spans if span.operation == "accumulate"]
+        lent = {device for span in training for device in span.devices}
+        serving = [span.end_s for span in recorder.spans if span.operation == "serve" and lent & {*span.devices}]
+        gaps = [each.start_s - max([end_s for end_s in serving if end_s <= each.start_s]) for each in training[1:]]
+        return fmean(gaps), record.results[-1].metrics["rollout/num_migrated"]
+
+    early_s, num_moved = waits_s(0.3)
+    late_s, none_moved = waits_s(None)
+    assert early_s > 2 * late_s
+    assert num_moved > none_moved == 0
