@@ -62,7 +62,7 @@ class Batches:
         lending: Lending,
         finish: Callable[[list[SampleGroup]], list[SampleGroup]],
     ) -> None:
-        """lending: told how much of a batch is complete.
+        """lending: learns how much of a batch is complete.
 
         finish: what is done with the groups of a batch once it is closed (statistics of the whole batch).
         """
