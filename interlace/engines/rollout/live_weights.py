@@ -20,8 +20,7 @@ class LiveWeights:
 
     def __init__(self, model: nn.Module) -> None:
         whole: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
-        with torch.no_grad():  # gives the tensor itself and no view of it
-            self._tensors = {name: local_tensor(tensor) for name, tensor in whole.items()}
+        self._tensors = {name: local_tensor(tensor) for name, tensor in whole.items()}
         """This rank's part of each, where ranks share layers."""
         canonical: dict[int, str] = {}
         self._same_as = {name: canonical.setdefault(id(tensor), name) for name, tensor in whole.items()}
@@ -143,7 +142,8 @@ class LiveWeights:
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """Returns the tensor that this rank holds of a shared one; another as it is."""
+    """Returns the tensor that this rank holds of a shared one, whose memory can be replaced; another as it is."""
     from torch.distributed.tensor import DTensor
 
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    # Not to_local(): from torch 2.13 on it gives a view of a parameter's, and what replaces that is never served.
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -56,11 +56,11 @@ class RankWorker(Worker):
         return self._engine.weight_shards
 
     @operation(bin="weight_sync")
-    def scale(self, factor: float) -> None:
+    def scale(self, factor: float, frozen: bool) -> None:
         """Takes in weights that are the first ones scaled, as a reader brings them: this rank's part of each."""
         whole = tiny_model().state_dict()
         parts = {shard.name: whole[shard.name][shard.box.slices] * factor for shard in self._engine.weight_shards}
-        self._engine.update_weights(parts, 1, "recompute")
+        self._engine.update_weights(parts, 1, "recompute", frozen=frozen)
 
 
 class Pair:
@@ -107,11 +107,12 @@ def test_two_ranks_draw_what_one_draws(pair: Pair, kind: str) -> None:
     assert_same(pair.call("generate", PROMPTS, PARAMS), make_engine(kind).generate(PROMPTS, PARAMS))
 
 
-def test_each_rank_takes_its_part_of_an_update(pair: Pair) -> None:
+@pytest.mark.parametrize("frozen", [False, True], ids=["copied", "served from where it lies"])
+def test_each_rank_takes_its_part_of_an_update(pair: Pair, frozen: bool) -> None:
     alone = make_engine("")
     alone.update_weights({name: tensor * 0.9 for name, tensor in tiny_model().state_dict().items()}, 1, "recompute")
     pair.call("start", "")
-    pair.call("scale", 0.9)
+    pair.call("scale", 0.9, frozen)
     assert_same(pair.call("generate", PROMPTS, PARAMS), alone.generate(PROMPTS, PARAMS))
     ours, theirs = pair.call("shards")  # type: ignore[misc]
     shared = [one.name for one, other in zip(ours, theirs, strict=True) if one.box != other.box]
