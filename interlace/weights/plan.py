@@ -30,6 +30,11 @@ class Box(NamedTuple):
     start: tuple[int, ...]
     size: tuple[int, ...]
 
+    @classmethod
+    def of(cls, shape: Sequence[int]) -> Box:
+        """Returns all of a tensor."""
+        return cls((0,) * len(shape), tuple(shape))
+
     @property
     def slices(self) -> tuple[slice, ...]:
         """Returns the index of the block in the tensor."""

@@ -217,5 +217,5 @@ def _every_tensor(parts: Sequence[WeightPart]) -> tuple[Shard, ...]:
     found: dict[str, Shard] = {}
     for part in parts:
         for shard in part.shards:
-            found.setdefault(shard.name, shard._replace(box=Box((0,) * len(shard.shape), shard.shape)))
+            found.setdefault(shard.name, shard._replace(box=Box.of(shard.shape)))
     return tuple(found.values())

@@ -102,7 +102,7 @@ class _Recorder(TorchDispatchMode):
         if func is _aten.copy_.default:
             self._copied(args[0], args[1])
         elif func in (_aten.clone.default, _aten._to_copy.default):
-            self._joined(result, [(Box((0,) * result.ndim, tuple(result.shape)), args[0])])
+            self._joined(result, [(Box.of(result.shape), args[0])])
         elif func in (_aten.cat.default, _aten.stack.default):
             dim = args[1] if len(args) > 1 else 0
             self._joined(result, list(_places(result, args[0], dim % result.ndim, func is _aten.stack.default)))
@@ -131,7 +131,7 @@ class _Recorder(TorchDispatchMode):
         """Yields what a model's tensor is made of."""
         memory = self._memory(tensor)
         if memory is not None:
-            whole = Box((0,) * tensor.ndim, tuple(tensor.shape))
+            whole = Box.of(tensor.shape)
             yield from _traced(name, whole, _block(tensor, memory.shape), memory)
 
     def _memory(self, tensor: Tensor) -> _Memory | None:

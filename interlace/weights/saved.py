@@ -6,9 +6,11 @@ lands where comes from watching its loader once, without content (weights/record
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +26,7 @@ from interlace.weights.shards import local_part, shards_of
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 SAVED_TYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
@@ -57,7 +59,7 @@ class SavedWeights:
                     piece = held.get_slice(name)
                     shape = tuple(piece.get_shape())
                     self._files[name] = path
-                    self.shards[name] = Shard(name, shape, _TYPES[piece.get_dtype()], Box((0,) * len(shape), shape))
+                    self.shards[name] = Shard(name, shape, _TYPES[piece.get_dtype()], Box.of(shape))
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -179,6 +181,57 @@ def watched_load(
     with _on_this_thread():
         landings = record_load(load, saved.shards)
     return made[0], landings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SavedForm:
+    """The folder that transformers would write of a model."""
+
+    landings: Sequence[Landing]
+    """Block of a saved tensor for each block of the model's."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shape of each saved tensor."""
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+
+    def write_beside(self, folder: Path, dtype: str) -> None:
+        """Writes all but the weights, which are of a type."""
+        self.config.dtype = dtype
+        self.config.save_pretrained(folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+
+
+def saved_form(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> SavedForm:
+    """Runs transformers' own saver on a model's tensors without content, and watches what becomes of them.
+
+    Where it does more than cut, join and rename, the form has the model's own names, which not all programs know.
+    """
+    import torch
+    from transformers.core_model_loading import revert_weight_conversion
+
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):  # it was loaded from GGUF, and is not of that type
+        del config.quantization_config
+    with torch.device("meta"):
+        empty = type(model)(config)
+    config.architectures = [type(empty).__name__]  # a sharded model's class has another name
+    own = {shard.name: shard._replace(box=Box.of(shard.shape)) for shard in shards_of(model.state_dict())}
+    try:
+        landings = record_load(lambda given: revert_weight_conversion(empty, dict(given)), own)
+    except InterlaceError:
+        landings = record_load(dict, own)
+    back = tuple(Landing(target, target_box, source, source_box) for source, source_box, target, target_box in landings)
+    return SavedForm(landings=back, shapes=_extents(back), config=config, tokenizer=tokenizer)
+
+
+def _extents(landings: Sequence[Landing]) -> Mapping[str, tuple[int, ...]]:
+    """Returns the shape that the blocks of each saved tensor make up."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, box, _, _ in landings:
+        ends = tuple(start + size for start, size in zip(box.start, box.size, strict=True))
+        found[name] = tuple(map(max, found.get(name, ends), ends))
+    return found
 
 
 @contextmanager

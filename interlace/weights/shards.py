@@ -25,7 +25,7 @@ def box_of(tensor: Tensor) -> Box:
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
-        return Box((0,) * tensor.ndim, tuple(tensor.shape))
+        return Box.of(tensor.shape)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if any(placement.is_partial() for placement in tensor.placements):

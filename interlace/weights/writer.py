@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,16 +17,26 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from interlace.weights.saved import SavedForm
+
 WITHIN_PROCESS = Route(transport="alias", config=WeightsConfig())
 
 
 class WeightWriter:
     """One rank's writer. The ranks of a trainer write side by side, each its own blocks; none gathers anything."""
 
-    def __init__(self, route: Route = WITHIN_PROCESS, *, rank: int = 0, num_ranks: int = 1) -> None:
+    def __init__(
+        self,
+        route: Route = WITHIN_PROCESS,
+        *,
+        rank: int = 0,
+        num_ranks: int = 1,
+        form: Callable[[], SavedForm] | None = None,
+    ) -> None:
+        """form: maker of how transformers writes the folder of the model whose weights are written."""
         if route.transport == BY_PLACE:
             raise ValueError("a writer needs a transport: the two ends' places decide which (weights/choose.py)")
-        self._transport, self._rank = route.transport, rank
+        self._transport, self._rank, self._form = route.transport, rank, form
         self.sends_adapters = route.config.adapter == "alone"
         """Flag: of a model with an adapter the adapter travels alone."""
         self._sends_deltas = route.config.codec == "delta"
@@ -53,6 +63,8 @@ class WeightWriter:
         start_s = time.perf_counter()
         shards = shards_of(tensors, served)
         parcel = self._encoder.encode(version, shards, map(local_part, tensors.values()))
+        if adapter is None:
+            parcel = replace(parcel, form=self._form)
         sent = self._sender.send(parcel, version, copy=copy and not stays)
         part = WeightPart(
             version=version,

@@ -1,12 +1,14 @@
 """The trained policy."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from interlace.core.types import FloatArray, Sample
 from interlace.engines.train import TrainEngine
 from interlace.runtime.worker import WorkerContext, operation
 from interlace.weights.ref import Place, Route, WeightPart
+from interlace.weights.saved import saved_form
 from interlace.weights.writer import WITHIN_PROCESS, WeightWriter
 from interlace.workers.trained import TrainedWorker
 
@@ -40,7 +42,8 @@ class ActorWorker(TrainedWorker):
     def open_weights(self, route: Route) -> None:
         """Says how weights travel from now on; until then, within the process."""
         self._close_weights()
-        self._writer = WeightWriter(route, rank=self.context.rank, num_ranks=self.context.num_ranks)
+        form = partial(saved_form, self._engine.model, self._tokenizer)
+        self._writer = WeightWriter(route, rank=self.context.rank, num_ranks=self.context.num_ranks, form=form)
 
     @operation(bin="weight_sync", collect="all")
     def export_weights(self, version: int, *, copy: bool) -> WeightPart:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
@@ -14,6 +14,8 @@ from interlace.weights.plan import ITEM_BYTES, Box, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from interlace.weights.saved import SavedForm
 
 
 class TensorEntry(NamedTuple):
@@ -38,6 +40,8 @@ class Parcel:
     """Version that it is applied to."""
     shards: Sequence[Shard] = ()
     """The model's tensors that the entries are blocks of, one an entry; empty where entries are something else."""
+    form: Callable[[], SavedForm] | None = None
+    """Maker of how transformers writes the model's folder; None for tensors that are no model."""
 
     @property
     def num_bytes(self) -> int:

@@ -1,8 +1,10 @@
 """A folder a version on a disk that all machines see, in Hugging Face format: for other clusters and other programs.
 
 Every trainer rank writes its own blocks into one file, named after its layout, whose header all of them know; no rank
-holds the whole. What a codec wrote that is no block of a tensor goes into a file of the rank's own. A version is whole
-once each rank has left its mark beside: who finds fewer marks than ranks takes the version before.
+holds the whole. Tensors have the names and shapes under which transformers saves them, experts one by one for instance,
+and the model's configuration lies beside. What a codec wrote that is no block of a tensor goes into a file of the
+rank's own. A version is whole once each rank has left its mark beside: who finds fewer marks than ranks takes the
+version before.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import xxhash
@@ -26,8 +29,9 @@ from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
 from interlace.weights.content import ContentHash, content_hash, cut_out, view_of
 from interlace.weights.plan import ITEM_BYTES, Box, Shard
+from interlace.weights.recording import Landing, landed
 from interlace.weights.ref import WeightPart
-from interlace.weights.saved import SAVED_TYPES
+from interlace.weights.saved import SAVED_TYPES, SavedForm
 from interlace.weights.transports.base import Held, Lease, Sent
 
 INDEX = "model.safetensors.index.json"
@@ -36,10 +40,18 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FolderSource:
-    """A file of a version, and which of its tensors' blocks the rank wrote."""
+    """A file of a version, and what of it a rank wrote."""
 
     file: Path
-    boxes: Mapping[str, Box]
+    blocks: Mapping[str, SavedBlock]
+    """Block of each entry."""
+
+
+class SavedBlock(NamedTuple):
+    """A block of a model's tensor, and the blocks of saved tensors that it was written into."""
+
+    box: Box
+    pieces: Sequence[Landing]
 
 
 class FolderSender:
@@ -50,6 +62,7 @@ class FolderSender:
         self._written: list[int] = []
         self._num_sent = 0
         """The same on every rank: all of them send each version, in the same order."""
+        self._form: SavedForm | None = None
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
         """See Sender. Raises DiskFullError where there is no room."""
@@ -57,9 +70,10 @@ class FolderSender:
         place.mkdir(parents=True, exist_ok=True)
         mark = place / f"rank-{self._rank}-of-{self._num_ranks}.done"
         mark.unlink(missing_ok=True)
-        own = [Shard(n, e.shape, e.dtype, Box((0,) * len(e.shape), e.shape)) for n, e in parcel.entries.items()]
-        shards = [s._replace(dtype=parcel.entries[s.name].dtype) for s in parcel.shards] if parcel.shards else own
-        stem = f"model-{_layout_hash(shards)}" if parcel.shards else f"rank-{self._rank}-of-{self._num_ranks}"
+        if self._form is None and parcel.form and parcel.shards:
+            self._form = parcel.form()
+        blocks, saved = _written(parcel, self._form)
+        stem = f"model-{_layout_hash(saved)}" if parcel.shards else f"rank-{self._rank}-of-{self._num_ranks}"
         # A version may be sent again, and engines may serve from the file that it is in: it is never written over.
         name = f"{stem}-{self._num_sent}.safetensors"
         for left in place.glob(f"{stem}-*.safetensors") if self._rank == 0 or not parcel.shards else ():
@@ -67,19 +81,19 @@ class FolderSender:
                 left.unlink()
         self._num_sent += 1
         try:
-            checksum = _write(place / name, shards, parcel)
+            checksum = _write(place / name, saved, blocks, parcel)
         except OSError as error:
             if is_full_disk(error):
                 raise DiskFullError(f"{place}: {error}. Make room, or set weights.folder to another disk.") from error
             raise
         if self._rank == 0:
-            index = {"metadata": {}, "weight_map": {shard.name: name for shard in shards}}
+            index = {"metadata": {}, "weight_map": dict.fromkeys(saved, name)}
             (place / INDEX).write_text(json.dumps(index))
+            if self._form:
+                self._form.write_beside(place, next(iter(saved.values())).dtype)
         mark.write_text(checksum)
         self._written.append(version)
-        return Sent(
-            source=FolderSource(file=place / name, boxes={shard.name: shard.box for shard in shards}), checksum=checksum
-        )
+        return Sent(source=FolderSource(file=place / name, blocks=blocks), checksum=checksum)
 
     def keep(self, versions: Collection[int]) -> None:
         """Removes older versions, on the first rank."""
@@ -120,21 +134,40 @@ class FolderReceiver:
                 f"weights: version {part.version} is gone from {source.file.parent}, or this machine does not see "
                 "that folder: weights.folder has to be on a disk that the trainer and all engines share."
             ) from None
-        blocks = {name: held[name][box.slices] for name, box in source.boxes.items()}
-        if content_hash(blocks.values()) != part.checksum:
+        written = (
+            held[piece.source][piece.source_box.slices] for each in source.blocks.values() for piece in each.pieces
+        )
+        if content_hash(written) != part.checksum:
             raise InterlaceError(
                 f"weights: {source.file} is not what trainer rank {part.rank} wrote for version {part.version}; the "
                 "engine goes on with the weights it has."
             )
-        return Held([cut_out(blocks[name], box and box.slices) for name, box in pieces])
+        made = {name: _joined(source.blocks[name], held) for name in dict.fromkeys(name for name, _ in pieces)}
+        return Held([cut_out(made[name], box and box.slices) for name, box in pieces])
 
     def close(self) -> None:
         """Does nothing."""
 
 
-def _write(file: Path, shards: Sequence[Shard], parcel: Parcel) -> str:
-    """Writes blocks into a file of whole tensors. Returns the hash of the blocks."""
-    header, places, size = _layout(shards)
+def _written(parcel: Parcel, form: SavedForm | None) -> tuple[dict[str, SavedBlock], dict[str, TensorEntry]]:
+    """Returns the block of each entry, and the whole tensors of the file."""
+    shards = parcel.shards or [Shard(name, e.shape, e.dtype, Box.of(e.shape)) for name, e in parcel.entries.items()]
+    if form is None or not parcel.shards:
+        landings = [Landing(shard.name, Box.of(shard.shape), shard.name, Box.of(shard.shape)) for shard in shards]
+        shapes: Mapping[str, tuple[int, ...]] = {shard.name: shard.shape for shard in shards}
+    else:
+        landings, shapes = [*form.landings], form.shapes
+    types = {shard.name: parcel.entries[shard.name].dtype for shard in shards}
+    saved = {
+        each.source: TensorEntry(types[each.target], shapes[each.source]) for each in landings if each.target in types
+    }
+    pieces = landed(landings, shards)
+    return {shard.name: SavedBlock(shard.box, pieces[shard.name]) for shard in shards}, saved
+
+
+def _write(file: Path, saved: Mapping[str, TensorEntry], blocks: Mapping[str, SavedBlock], parcel: Parcel) -> str:
+    """Writes blocks into a file of whole tensors. Returns the hash of what was written."""
+    header, places, size = _layout(saved)
     opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         os.posix_fallocate(opened, 0, size)
@@ -144,31 +177,42 @@ def _write(file: Path, shards: Sequence[Shard], parcel: Parcel) -> str:
     memory[: len(header)] = header
     bytes_ = torch.frombuffer(memory, dtype=torch.uint8)
     found = ContentHash()
-    for shard, tensor in zip(shards, parcel.tensors, strict=True):
-        if shard.num_bytes:
-            block = view_of(bytes_, places[shard.name], TensorEntry(shard.dtype, shard.shape))[shard.box.slices]
-            block.copy_(tensor.detach())
-            found.update(block)
+    for block, tensor in zip(blocks.values(), parcel.tensors, strict=True):
+        for piece in block.pieces:
+            target = view_of(bytes_, places[piece.source], saved[piece.source])[piece.source_box.slices]
+            target.copy_(tensor.detach()[piece.target_box.within(block.box).slices].reshape(target.shape))
+            found.update(target)
     memory.flush()
     return str(found)
 
 
-def _layout_hash(shards: Sequence[Shard]) -> str:
+def _joined(block: SavedBlock, held: Mapping[str, Tensor]) -> Tensor:
+    """Returns a block; where it is one of a saved tensor's, as the file's own memory."""
+    parts = [held[piece.source][piece.source_box.slices] for piece in block.pieces]
+    if len(parts) == 1:
+        return parts[0].reshape(block.box.size)
+    whole = torch.empty(block.box.size, dtype=parts[0].dtype) if parts else torch.empty(block.box.size)
+    for piece, part in zip(block.pieces, parts, strict=True):
+        whole[piece.target_box.within(block.box).slices] = part.reshape(piece.target_box.size)
+    return whole
+
+
+def _layout_hash(saved: Mapping[str, TensorEntry]) -> str:
     """Names what all ranks that hold blocks of the same tensors have in common."""
-    described = repr([(shard.name, shard.shape, shard.dtype) for shard in shards])
+    described = repr([(name, entry.shape, entry.dtype) for name, entry in saved.items()])
     return xxhash.xxh3_64_hexdigest(described.encode())
 
 
-def _layout(shards: Sequence[Shard]) -> tuple[bytes, dict[str, int], int]:
-    """Returns a safetensors header, where each whole tensor begins, and the size of the file."""
+def _layout(saved: Mapping[str, TensorEntry]) -> tuple[bytes, dict[str, int], int]:
+    """Returns a safetensors header, where each tensor begins, and the size of the file."""
     # Widest first, as the format's own writer does: each tensor is aligned to its elements then.
-    order = sorted(shards, key=lambda shard: (-ITEM_BYTES[shard.dtype], shard.name))
+    order = sorted(saved.items(), key=lambda each: (-ITEM_BYTES[each[1].dtype], each[0]))
     table: dict[str, object] = {"__metadata__": {"format": "pt"}}
     starts, place = {}, 0
-    for shard in order:
-        end = place + prod(shard.shape) * ITEM_BYTES[shard.dtype]
-        saved = {"dtype": SAVED_TYPES[shard.dtype], "shape": list(shard.shape), "data_offsets": [place, end]}
-        table[shard.name], starts[shard.name], place = saved, place, end
+    for name, (dtype, shape) in order:
+        end = place + prod(shape) * ITEM_BYTES[dtype]
+        table[name] = {"dtype": SAVED_TYPES[dtype], "shape": [*shape], "data_offsets": [place, end]}
+        starts[name], place = place, end
     text = json.dumps(table).encode()
     text += b" " * (-(len(text) + 8) % 64)
     header = struct.pack("<Q", len(text)) + text

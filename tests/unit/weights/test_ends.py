@@ -2,18 +2,23 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from interlace.core.errors import InterlaceError
+from interlace.engines.train.export import named_weights
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Box, Shard
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Route, WeightRef
+from interlace.weights.saved import SavedWeights, saved_form
 from interlace.weights.writer import WeightWriter
+from tests.unit.engines.train.models import tiny_model
 
 WIRED = ("object_store", "gloo", "folder")
 TRANSPORTS = ("alias", "shared_memory", *WIRED)
@@ -235,3 +240,19 @@ def test_an_engine_serves_from_what_it_reads_only_where_that_never_changes(tmp_p
         for tensor in given.values():
             tensor.zero_()  # the trainer's next update
         assert_equal(kept, weights(1))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss", "gpt2"])
+def test_a_version_folder_has_the_names_that_other_programs_know(tmp_path: Path, kind: str) -> None:
+    """mixtral and qwen3_moe hold experts stacked and gates beside ups; they are saved one by one."""
+    model = tiny_model(kind)
+    given = named_weights(model)
+    config = WeightsConfig(transport="folder", folder=str(tmp_path / "versions"))
+    writer = WeightWriter(Route(transport="folder", config=config), form=partial(saved_form, model))
+    ref, reader = publish(writer, 1, given), WeightReader()
+    assert_equal(taken(reader, ref), given)
+    (version,) = (tmp_path / "versions").iterdir()
+    loaded = AutoModelForCausalLM.from_pretrained(version).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in given.items())
+    model.save_pretrained(tmp_path / "saved")
+    assert SavedWeights(version).shapes == SavedWeights(tmp_path / "saved").shapes
