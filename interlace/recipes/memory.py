@@ -47,6 +47,13 @@ class WorkerMemory:
     """Calculation that `num_bytes` follows from."""
     transient_bytes: int = 0
     """On top while it computes, about: activations and logits of one micro-batch, and what ranks gather."""
+    idle_bytes: int = 0
+    """Of `num_bytes`, what may be off the device while it computes: moments, which an update alone needs."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Returns the least bytes that a device must have."""
+        return max(self.num_bytes, self.num_bytes - self.idle_bytes + self.transient_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +67,8 @@ class _Role:
     """The same of activations. Ranks that share layers have all rows of the hidden size, so theirs is a bound."""
     gathered_bytes: int = 0
     """On top of that, where it has several ranks."""
+    moment_bytes: int = 0
+    """Of `num_bytes`, the optimizer's."""
 
 
 def forecast_memory(
@@ -77,6 +86,7 @@ def forecast_memory(
                     worker=f"{role.name}/{number}",
                     devices=instance,
                     num_bytes=math.ceil(role.num_bytes / parts),
+                    idle_bytes=role.moment_bytes // parts,
                     how=(role.how if parts == 1 else f"1/{parts} of {role.how}")
                     + _unused(recipe, role.name, instance[::ranks]),
                     transient_bytes=role.logit_bytes // shape.copies
@@ -120,7 +130,7 @@ def check_memory(memory: Sequence[WorkerMemory]) -> None:
     """Raises UserError where one worker's state and what it needs to compute are more than a device has."""
     for worker in memory:
         for device in worker.devices:
-            if worker.num_bytes + worker.transient_bytes > device.memory_bytes:
+            if worker.peak_bytes > device.memory_bytes:
                 raise UserError(
                     f"{worker.worker} needs about {worker.num_bytes / 2**30:.1f} GiB ({worker.how})"
                     f"{_while_computing(worker)}, and {device.name} has {device.memory_bytes / 2**30:.1f} GiB. "
@@ -164,11 +174,13 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
                 logit_bytes=logits if needs.process_reward else 0,
                 activation_bytes=passing,
                 gathered_bytes=_gathered_bytes(recipe.critic, size),
+                moment_bytes=2 * size.trained_bytes,
             )
         )
-    how = TRAINED
+    how, moments = TRAINED, 2 * size.trained_bytes
     if loads.num_lora is not None:
         trained = size.weight_bytes + ADAM_COPIES * FLOAT_BYTES * loads.num_lora
+        moments = 2 * FLOAT_BYTES * loads.num_lora
         how = f"weights, of {loads.num_lora:,} in an adapter gradients and two moments"
         how += ", also the reference" if needs.reference and serves_as_reference else ""
     actor = _Role(
@@ -178,6 +190,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         logit_bytes=logits,
         activation_bytes=size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing),
         gathered_bytes=_gathered_bytes(recipe.actor, size),
+        moment_bytes=moments,
     )
     return [*roles, actor]
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import RewardResult, Sample
 from interlace.models.classifier import load_classifier
 from interlace.models.residence import Residence
@@ -28,7 +29,7 @@ class ModelScorer:
         loaded = load_classifier(config.model)
         self._model, self._tokenizer, self._context = loaded.model, loaded.tokenizer, loaded.context
         self._model.to(device)  # type: ignore[arg-type]  # transformers' own stub
-        self.residence = Residence(self._model.device, self._model._apply)
+        self.residence = Residence(self._model.device, {WEIGHTS: self._model._apply})
         """Place of the weights."""
 
     @property

@@ -1,15 +1,21 @@
-"""Lock on devices and on what is loaded there: lock -> onload -> run -> offload, done by the runtime."""
+"""Lock on devices and on what is loaded there: lock -> onload -> run -> offload, done by the runtime.
+
+A tenant's state comes and goes by parts, of which an operation says those that it needs: an update needs gradients,
+moments and weights, a publication weights alone. Where what an operation needs does not fit, parts of others leave, the
+least recently used tenant's first, in the order in which that tenant gives them up; then its own that are not needed.
+"""
 
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Container, Sequence
+from collections.abc import AsyncIterator, Awaitable, Container, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from interlace.core.errors import UserError
 from interlace.runtime.waits import WaitRegistry
+from interlace.runtime.worker import Operation
 from interlace.schedule.arbiter import Arbiter, Claim
 from interlace.schedule.placement import Device
 
@@ -29,13 +35,19 @@ class Tenant(Protocol):
         """Bytes that an operation needs on each device beside the state, while it runs."""
         ...
 
-    def loaded_bytes(self) -> int:
-        """Bytes that the tenant's state needs on each of its devices."""
+    @property
+    def part_bytes(self) -> Mapping[str, int]:
+        """Bytes that each part of the state needs on each of its devices, in the order of giving them up."""
         ...
 
-    async def load(self) -> None: ...
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """Returns the operations that it may be held for."""
+        ...
 
-    async def unload(self) -> None: ...
+    async def load(self, parts: Sequence[str]) -> None: ...
+
+    async def unload(self, parts: Sequence[str]) -> None: ...
 
     def ask_to_yield(self) -> None:
         """Asks to hand the devices over soon: another tenant is ready."""
@@ -68,25 +80,30 @@ class DeviceLock:
         self._holds: list[Hold] = []
         self._arbiter = Arbiter(len(devices), switch)
         self._residents: list[OrderedDict[str, Tenant]] = [OrderedDict() for _ in devices]
+        """Tenants of each device of which any part is loaded, the least recently used first."""
+        self._loaded: dict[str, set[str]] = {}
+        """Parts of each tenant that are loaded, on all of its devices."""
         self._grants: dict[int, asyncio.Future[None]] = {}
         self._tenants: dict[str, Tenant] = {}
 
     def check_fit(self, tenant: Tenant) -> None:
-        """Raises UserError where a tenant alone, computing, is larger than one of its devices."""
-        need = tenant.loaded_bytes() + tenant.working_bytes
-        for index in tenant.device_indices:
-            device = self._devices[index]
-            if need > device.memory_bytes:
-                raise UserError(
-                    f"{tenant.name} needs {need / 2**30:.1f} GiB on {device.name} (state "
-                    f"{tenant.loaded_bytes() / 2**30:.1f}, activations and logits of a micro-batch "
-                    f"{tenant.working_bytes / 2**30:.1f}), which has {device.memory_bytes / 2**30:.1f}. "
-                    f"Use a smaller model, fewer tokens, or more devices for it (placement)."
-                )
+        """Raises UserError where what an operation of a tenant needs is alone larger than one of its devices."""
+        for device in (self._devices[index] for index in tenant.device_indices):
+            for how in tenant.operations:
+                state = sum(tenant.part_bytes[part] for part in _needed(tenant, how))
+                working = tenant.working_bytes if how.makes_activations else 0
+                if state + working > device.memory_bytes:
+                    parts = ", ".join(f"{part} {tenant.part_bytes[part] / 2**30:.1f}" for part in _needed(tenant, how))
+                    raise UserError(
+                        f"{tenant.name} needs {(state + working) / 2**30:.1f} GiB on {device.name} ({parts}, "
+                        f"activations and logits of a micro-batch {working / 2**30:.1f}), which has "
+                        f"{device.memory_bytes / 2**30:.1f}. Use a smaller model, fewer tokens, or more devices for it "
+                        "(placement)."
+                    )
 
     @asynccontextmanager
     async def hold(self, tenant: Tenant) -> AsyncIterator[None]:
-        """Holds all devices of a tenant, loaded and exclusively its own."""
+        """Holds all devices of a tenant, exclusively its own. A state of one part is loaded; see bring()."""
         claim = Claim(
             owner=tenant.name, devices=tenant.device_indices, stage=tenant.stage, preemptible=tenant.preemptible
         )
@@ -100,13 +117,19 @@ class DeviceLock:
             raise
         history.granted_s = self._clock.now()
         try:
-            await self._make_resident(tenant)
+            if len(tenant.part_bytes) == 1:
+                await self._make_resident(tenant, [*tenant.part_bytes], tenant.working_bytes)
             history.loaded_s = self._clock.now()
             yield
         finally:
             history.released_s = self._clock.now()
             self._arbiter.release(claim)
             self._pump()
+
+    async def bring(self, tenant: Tenant, how: Operation) -> None:
+        """Loads the parts that an operation of a tenant, which holds its devices, needs, and makes room for it."""
+        working = tenant.working_bytes if how.makes_activations else 0
+        await self._make_resident(tenant, _needed(tenant, how), working)
 
     def is_wanted(self, devices: Container[int]) -> bool:
         """Says whether a claim waits for one of these devices."""
@@ -120,12 +143,20 @@ class DeviceLock:
 
     def forget(self, tenant: Tenant) -> None:
         """Removes a tenant that ends from the ledger without unloading its state."""
+        self._loaded.pop(tenant.name, None)
         for device in tenant.device_indices:
             self._residents[device].pop(tenant.name, None)
 
+    def loaded_parts(self, device: int) -> Mapping[str, Mapping[str, int]]:
+        """Returns the bytes of each part of each tenant that are loaded on a device now, by the ledger."""
+        return {
+            name: {part: size for part, size in tenant.part_bytes.items() if part in self._loaded[name]}
+            for name, tenant in self._residents[device].items()
+        }
+
     def loaded_bytes(self, device: int) -> int:
         """Returns the bytes loaded on a device now, by the ledger."""
-        return sum(tenant.loaded_bytes() for tenant in self._residents[device].values())
+        return sum(sum(parts.values()) for parts in self.loaded_parts(device).values())
 
     async def _acquire(self, claim: Claim) -> None:
         granted = asyncio.get_running_loop().create_future()
@@ -154,31 +185,45 @@ class DeviceLock:
         for owner in decision.yields:
             self._tenants[owner].ask_to_yield()
 
-    async def _make_resident(self, tenant: Tenant) -> None:
-        missing = any(tenant.name not in self._residents[device] for device in tenant.device_indices)
+    async def _make_resident(self, tenant: Tenant, needed: Sequence[str], working: int) -> None:
         for device in tenant.device_indices:
-            await self._evict_for(tenant, device)
-        if missing:
-            await tenant.load()
+            await self._evict_for(tenant, device, needed, working)
+        loaded = self._loaded.setdefault(tenant.name, set())
+        if missing := [part for part in needed if part not in loaded]:
+            await tenant.load(missing)
+            loaded.update(missing)
         for device in tenant.device_indices:
             self._residents[device][tenant.name] = tenant
             self._residents[device].move_to_end(tenant.name)
 
-    async def _evict_for(self, tenant: Tenant, device: int) -> None:
-        residents = self._residents[device]
+    async def _evict_for(self, tenant: Tenant, device: int, needed: Sequence[str], working: int) -> None:
         while True:
-            others = sum(other.loaded_bytes() for name, other in residents.items() if name != tenant.name)
-            if others + tenant.loaded_bytes() + tenant.working_bytes <= self._devices[device].memory_bytes:
+            there = {**self.loaded_parts(device)}
+            own = dict(there.pop(tenant.name, {}))
+            least = sum(tenant.part_bytes[part] for part in needed) + working
+            idle = {part: size for part, size in own.items() if part not in needed}
+            rest = [size for parts in (*there.values(), idle) for size in parts.values()]
+            if least + sum(rest) <= self._devices[device].memory_bytes or not (there or idle):
                 return
-            victim = next(other for name, other in residents.items() if name != tenant.name)
-            await self._evict(victim)
+            name = next(iter(there), tenant.name)
+            parts = there.get(name, idle)
+            await self._evict(self._residents[device][name], next(iter(parts)))
 
-    async def _evict(self, victim: Tenant) -> None:
-        for device in victim.device_indices:
-            self._residents[device].pop(victim.name, None)
-        unloading: Awaitable[None] = victim.unload()
+    async def _evict(self, victim: Tenant, part: str) -> None:
+        loaded = self._loaded[victim.name]
+        loaded.discard(part)
+        if not loaded:
+            for device in victim.device_indices:
+                self._residents[device].pop(victim.name, None)
+        unloading: Awaitable[None] = victim.unload([part])
         await unloading
 
     def _holders(self, claim: Claim) -> str:
         names = dict.fromkeys(self._arbiter.holder(device) or "free" for device in claim.devices)
         return "held by " + ", ".join(names)
+
+
+def _needed(tenant: Tenant, how: Operation) -> list[str]:
+    """Returns the parts of a tenant's state that an operation needs: all, where the tenant has none of those named."""
+    named = [part for part in tenant.part_bytes if how.parts is None or part in how.parts]
+    return named or [*tenant.part_bytes]

@@ -2,12 +2,13 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from interlace.core.errors import InterlaceError, nearest
+from interlace.core.state_parts import STATE
 from interlace.runtime.clock import Clock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.dispatch import collect_results, deal_arguments
@@ -136,7 +137,8 @@ class WorkerGroup(Generic[W_co]):
         self._operations: dict[str, Operation] = {}
         """Operations called so far, as declared."""
         self._holder: asyncio.Task[Any] | None = None
-        self._memory = 0
+        self.part_bytes: Mapping[str, int] = {STATE: 0}
+        """Bytes that each part of the state needs on each device, as last measured there, in the order of giving up."""
         self._cause = ""
         self._driver: Driver | None = None
 
@@ -228,11 +230,29 @@ class WorkerGroup(Generic[W_co]):
         # Decided here, in the caller's task: who holds the devices has taken them for this call too.
         is_held = self._is_held_here
         call = _Call(method, how, args, kwargs, cause or (self._cause if is_held else ""))
-        return call, self._on_ranks(call) if is_held or not how.on_device else self._holding(call)
+        if not how.on_device or (is_held and self.has_one_part):
+            return call, self._on_ranks(call)
+        return call, self._with_parts(call) if is_held else self._holding(call)
 
     async def _holding(self, call: _Call) -> Any:
         async with self.hold():
-            return await self._on_ranks(call)
+            return await (self._on_ranks(call) if self.has_one_part else self._with_parts(call))
+
+    async def _with_parts(self, call: _Call) -> Any:
+        if self.devices:
+            await self._services.lock.bring(self, call.how)
+        return await self._on_ranks(call)
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """Returns the operations that need devices."""
+        declared = (operation_of(self._class, name) for name in dir(self._class) if not name.startswith("_"))
+        return [how for how in declared if how is not None and how.on_device and how.phase != "switch"]
+
+    @property
+    def has_one_part(self) -> bool:
+        """Says whether the state comes and goes as a whole: then it is there throughout a hold."""
+        return len(self.part_bytes) == 1
 
     def _on_ranks(self, call: _Call) -> Coroutine[Any, Any, Any]:
         how = call.how
@@ -279,28 +299,32 @@ class WorkerGroup(Generic[W_co]):
                 end_s = max(start_s, min(end_s, now_s))
             timeline.end(span, start_s, end_s)
 
-    async def load(self) -> None:
-        """Loads the state onto the devices; called by the device lock."""
-        await self._switch("onload", ())
-        await self.measure_memory()
+    async def load(self, parts: Sequence[str] | None = None) -> None:
+        """Loads parts of the state onto the devices; None: all. Called by the device lock."""
+        await self._switch("onload", (), parts)
+        await self.measure_memory(parts)
 
-    async def unload(self) -> None:
-        """Takes the state off the devices; called by the device lock."""
-        await self._switch("offload", self._driver.unload_arguments if self._driver else ())
+    async def unload(self, parts: Sequence[str] | None = None) -> None:
+        """Takes parts of the state off the devices; None: all. Called by the device lock."""
+        await self._switch("offload", self._driver.unload_arguments if self._driver else (), parts)
         if self._driver:
-            self._driver.unloaded()
+            self._driver.unloaded([*self.part_bytes] if parts is None else parts)
 
-    async def _switch(self, method: str, args: tuple[Any, ...]) -> None:
-        await self._on_ranks(_Call(method, SWITCH, args, {}, "switch"))
+    async def _switch(self, method: str, args: tuple[Any, ...], parts: Sequence[str] | None) -> None:
+        told = {} if parts is None or STATE in self.part_bytes else {"parts": tuple(parts)}
+        await self._on_ranks(_Call(method, SWITCH, args, told, "switch"))
 
-    async def measure_memory(self) -> None:
-        """Asks the ranks what their state needs on a device."""
+    async def measure_memory(self, parts: Sequence[str] | None = None) -> None:
+        """Asks the ranks what parts of their state, which are loaded, need on a device; None: all."""
         how = Operation(collect="all", on_device=False)
-        self._memory = max(await self._on_ranks(_Call("memory_bytes", how, (), {}, "memory ledger")))
+        found = await self._on_ranks(_Call("memory_parts", how, (), {}, "memory ledger"))
+        largest = {part: max(each[part] for each in found) for part in found[0]}
+        kept = {} if parts is None else {part: size for part, size in self.part_bytes.items() if part not in parts}
+        self.part_bytes = largest | kept
 
     def loaded_bytes(self) -> int:
-        """Returns the bytes that the group's state needs on each device, as last measured."""
-        return self._memory
+        """Returns the bytes that the group's whole state needs on each device, as last measured."""
+        return sum(self.part_bytes.values())
 
     def ask_to_yield(self) -> None:
         """Asks the driver to yield; called by the device lock where another group is ready."""

@@ -1,6 +1,6 @@
 """Worker group as its callers see it. Roles' own protocols add their operations, each giving a Handle."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self, TypeVar, TypeVarTuple
 
@@ -24,8 +24,8 @@ class Driver(Protocol):
         """Asks for the devices: another group is ready."""
         ...
 
-    def unloaded(self) -> None:
-        """Notes that the group's state has left the devices."""
+    def unloaded(self, parts: Sequence[str]) -> None:
+        """Notes that parts of the group's state have left the devices."""
         ...
 
 
@@ -67,12 +67,12 @@ class TypedGroup(Protocol):
         """Names what is asked for the group's devices."""
         ...
 
-    async def load(self) -> None:
-        """Brings the state onto the devices."""
+    async def load(self, parts: Sequence[str] | None = None) -> None:
+        """Brings parts of the state onto the devices; None: all."""
         ...
 
-    async def unload(self) -> None:
-        """Moves the state off the devices."""
+    async def unload(self, parts: Sequence[str] | None = None) -> None:
+        """Moves parts of the state off the devices; None: all."""
         ...
 
     def loaded_bytes(self) -> int:

@@ -1,12 +1,13 @@
 """Workers: plain classes around one thing, whose operations are their public methods."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 from interlace.core.errors import InterlaceError, UserError, nearest
+from interlace.core.state_parts import STATE
 
 if TYPE_CHECKING:
     from interlace.runtime.process.mail import Directory, Mailbox
@@ -48,6 +49,10 @@ class Operation:
     """May run while another operation of the same rank runs; must be thread-safe and return at once."""
     bin: Bin | None = None
     """Bin of the goodput ledger for the time in which it runs on its devices; None where it takes none."""
+    parts: tuple[str, ...] | None = None
+    """Parts of the worker's state (`memory_parts`) that it needs on the devices; None: all."""
+    makes_activations: bool = True
+    """Flag: it needs the group's working bytes (activations, logits) beside the state."""
     phase: str = ""
     """Phase of a step: `timing_s/PHASE` counts the seconds in which it runs. Empty for an operation of no phase."""
 
@@ -63,6 +68,8 @@ def operation(
     collect: Collect = "first",
     on_device: bool = True,
     concurrent: bool = False,
+    parts: tuple[str, ...] | None = None,
+    makes_activations: bool = True,
 ) -> Callable[[Method], Method]:
     """Declares a method as an operation: how it is called, and where its time is booked.
 
@@ -78,7 +85,16 @@ def operation(
     if bin is not None and bin not in OPERATION_BINS:
         raise UserError(f"@operation(bin={bin!r}): there is no such bin.{nearest(bin, OPERATION_BINS)}")
     phase = _PHASES.get(bin, "") if phase is None else phase
-    how = Operation(split=split, collect=collect, on_device=on_device, concurrent=concurrent, bin=bin, phase=phase)
+    how = Operation(
+        split=split,
+        collect=collect,
+        on_device=on_device,
+        concurrent=concurrent,
+        bin=bin,
+        parts=parts,
+        makes_activations=makes_activations,
+        phase=phase,
+    )
 
     def mark(method: Method) -> Method:
         setattr(method, _ATTRIBUTE, how)
@@ -197,6 +213,14 @@ class Worker:
     def memory_bytes(self) -> int:
         """Returns the bytes that the loaded state needs on each device."""
         return 0
+
+    @operation(on_device=False)
+    def memory_parts(self) -> Mapping[str, int]:
+        """Returns the bytes of each part of the state that comes and goes by itself, in the order of giving them up.
+
+        A worker with parts is told which ones move: `parts` of its onload() and offload(); None: all.
+        """
+        return {STATE: self.memory_bytes()}
 
     @operation(on_device=False)
     async def start_trace(self, make: Callable[[], Tracer]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias
 
+from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Draft, Metrics, Progress, Request, Response, SampleKey
 from interlace.runtime.clock import Clock
 from interlace.runtime.decode_curve import DecodeCurve
@@ -326,9 +327,9 @@ class EngineDriver:
         """Returns the arguments for the engine's offload()."""
         return ("recompute",) if self._drops_cache else ()
 
-    def unloaded(self) -> None:
-        """Takes note that the engine's state has left the devices."""
-        if self._drops_cache:
+    def unloaded(self, parts: Sequence[str]) -> None:
+        """Takes note that parts of the engine's state have left the devices."""
+        if self._drops_cache and tuple(parts) != (WEIGHTS,):
             self._meter.recompute()
 
     def ask_to_yield(self) -> None:

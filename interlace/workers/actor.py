@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from interlace.core.state_parts import GRADIENTS, WEIGHTS
 from interlace.core.types import FloatArray, Sample
 from interlace.engines.train import TrainEngine
 from interlace.runtime.worker import WorkerContext, operation
@@ -28,7 +29,7 @@ class ActorWorker(TrainedWorker):
         super().__init__(context, self._engine, tokenizer)
         self._writer: WeightWriter | None = None
 
-    @operation(bin="train", split="samples")
+    @operation(bin="train", split="samples", parts=(GRADIENTS, WEIGHTS))
     def accumulate_replayed(self, samples: Sequence[Sample]) -> None:
         """Adds trajectories that are learnt from again to the open minibatch's gradient, under the loss for these."""
         self._engine.accumulate_replayed(samples)
@@ -45,7 +46,7 @@ class ActorWorker(TrainedWorker):
         form = partial(saved_form, self._engine.model, self._tokenizer)
         self._writer = WeightWriter(route, rank=self.context.rank, num_ranks=self.context.num_ranks, form=form)
 
-    @operation(bin="weight_sync", collect="all")
+    @operation(bin="weight_sync", collect="all", parts=(WEIGHTS,), makes_activations=False)
     def export_weights(self, version: int, *, copy: bool) -> WeightPart:
         """Makes a version ready to be fetched: this rank's part of it. copy: whether later updates leave it alone."""
         if self._writer is None:
@@ -53,7 +54,7 @@ class ActorWorker(TrainedWorker):
         assert self._writer
         return self._engine.write_weights(self._writer, version, copy=copy)
 
-    @operation(bin="inference", split="samples", collect="concat")
+    @operation(bin="inference", split="samples", collect="concat", parts=(WEIGHTS,))
     def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns log-probs [L] of each sample under the current weights."""
         return self._engine.logprobs(samples)
@@ -67,7 +68,7 @@ class ActorWorker(TrainedWorker):
         if self._writer:
             self._writer.close()
 
-    @operation(bin="inference", phase="reference", split="samples", collect="concat")
+    @operation(bin="inference", phase="reference", split="samples", collect="concat", parts=(WEIGHTS,))
     def base_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns log-probs [L] of each sample below the adapter: a reference without a model of its own."""
         return self._engine.base_logprobs(samples)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import FloatArray, Sample
 from interlace.engines.train import CriticEngine
 from interlace.runtime.worker import WorkerContext, operation
@@ -15,7 +16,7 @@ class CriticWorker(TrainedWorker):
         self._engine = make_engine(context)
         super().__init__(context, self._engine)
 
-    @operation(bin="inference", phase="values", split="samples", collect="concat")
+    @operation(bin="inference", phase="values", split="samples", collect="concat", parts=(WEIGHTS,))
     def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns [L] of each sample: the return expected before each response token."""
         return self._engine.values(samples)

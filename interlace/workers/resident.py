@@ -1,8 +1,10 @@
 """A worker around one model."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from interlace.runtime.worker import Worker, WorkerContext
+from interlace.core.state_parts import WEIGHTS
+from interlace.runtime.worker import Worker, WorkerContext, operation
 
 if TYPE_CHECKING:
     from interlace.models.residence import Residence
@@ -15,8 +17,12 @@ class ResidentWorker(Worker):
         super().__init__(context)
         self._residence = residence
 
-    def onload(self) -> None:
-        self._residence.onload()
+    def onload(self, parts: Sequence[str] | None = None) -> None:
+        self._residence.onload(parts)
 
-    def offload(self) -> None:
-        self._residence.offload()
+    def offload(self, parts: Sequence[str] | None = None) -> None:
+        self._residence.offload(parts)
+
+    @operation(on_device=False)
+    def memory_parts(self) -> Mapping[str, int]:
+        return {WEIGHTS: self.memory_bytes()}

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, cast
 
 from interlace.core.errors import UserError
+from interlace.core.state_parts import KV, STATE, WEIGHTS
 from interlace.core.types import Completion, Draft, FinishReason, Metrics, Progress, Request, Response, SampleKey
-from interlace.engines.rollout.protocol import EngineReport, RolloutEngine, SwitchMode, TakesAdapters
+from interlace.engines.rollout.protocol import ENGINE_PARTS, EngineReport, RolloutEngine, SwitchMode, TakesAdapters
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Place, WeightRef
@@ -104,7 +105,7 @@ class RolloutWorker(Worker):
         """Ends everything and returns what there is, to be resubmitted."""
         return self._decoded(self._engine.abort())
 
-    @operation(bin="weight_sync")
+    @operation(bin="weight_sync", parts=(WEIGHTS,), makes_activations=False)
     def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
         """Swaps all weights between two decode steps."""
         with self._reader.open(ref) as weights:
@@ -134,16 +135,18 @@ class RolloutWorker(Worker):
         """Returns what the engine found out about the model."""
         return self._engine.report()
 
-    def onload(self) -> None:
-        self._engine.onload()
+    def onload(self, parts: Sequence[str] | None = None) -> None:
+        self._engine.onload(ENGINE_PARTS if parts is None else parts)
 
-    def offload(self, kv: SwitchMode = "offload") -> None:
-        self._engine.offload(kv)
+    def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] | None = None) -> None:
+        self._engine.offload(kv, ENGINE_PARTS if parts is None else parts)
 
     @operation(on_device=False)
-    def memory_bytes(self) -> int:
+    def memory_parts(self) -> Mapping[str, int]:
         memory = self._engine.memory()
-        return memory.weights + memory.kv_cache
+        if self._engine.gives_up_parts:
+            return {KV: memory.kv_cache, WEIGHTS: memory.weights}
+        return {STATE: memory.weights + memory.kv_cache}
 
     def _submit(self, request: Request) -> Response | None:
         """Gives a request to the engine. Returns a response where the engine refuses it: its sample alone ends."""

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from interlace.core.state_parts import GRADIENTS, WEIGHTS
 from interlace.core.types import Metrics, Sample
 from interlace.engines.train import merge_metrics
 from interlace.engines.train.checkpoint import HostCopy
@@ -29,7 +30,7 @@ class TrainedWorker(ResidentWorker):
         self._metrics: list[Metrics] = []
         self._copies: deque[HostCopy] = deque()
 
-    @operation(bin="train", split="samples")
+    @operation(bin="train", split="samples", parts=(GRADIENTS, WEIGHTS))
     def accumulate(self, samples: Sequence[Sample], prepared: bool = False) -> None:
         """Adds samples to the open minibatch's gradient; those of the earliest prepare(), where `prepared`."""
         if prepared:
@@ -42,7 +43,7 @@ class TrainedWorker(ResidentWorker):
         """Lays samples out for a later accumulate(), while operations go on."""
         await asyncio.to_thread(self._trained.prepare, samples)
 
-    @operation(bin="train")
+    @operation(bin="train", makes_activations=False)
     def optimizer_step(self) -> None:
         """Closes the minibatch."""
         self._metrics.append(self._trained.optimizer_step())
@@ -54,7 +55,7 @@ class TrainedWorker(ResidentWorker):
         self._trained.end_step()
         return metrics
 
-    @operation(bin="idle")
+    @operation(bin="idle", makes_activations=False)
     def copy_checkpoint(self) -> None:
         """Copies what a checkpoint holds to the host: later updates do not touch it."""
         self._copies.append(self._trained.copy_to_host(self._tokenizer))
@@ -64,7 +65,7 @@ class TrainedWorker(ResidentWorker):
         """Writes what was copied, a Hugging Face folder and the optimizer's state, while operations go on."""
         await asyncio.to_thread(self._copies.popleft().write, folder)
 
-    @operation(bin="idle")
+    @operation(bin="idle", makes_activations=False)
     def load_optimizer(self, folder: Path) -> None:
         """Restores what was written beside the weights; the weights come with the model."""
         self._trained.load_optimizer(folder)
@@ -80,7 +81,7 @@ class TrainedWorker(ResidentWorker):
         return self._trained.num_weight_bytes + 2 * self._trained.num_trained_bytes
 
     @operation(on_device=False)
-    def memory_bytes(self) -> int:
+    def memory_parts(self) -> Mapping[str, int]:
         return self._trained.resident_bytes
 
     def close(self) -> None:

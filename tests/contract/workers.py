@@ -1,7 +1,7 @@
 """Workers of the contract suite: importable, so that a cluster of processes can make them too."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +91,40 @@ class Recorder(Worker):
     @operation(on_device=False, concurrent=True)
     def nudge(self) -> None:
         self.log.append("nudge")
+
+
+class Trainer(Worker):
+    """Has parts, of which its operations need some. The log says what came and went."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self.log: list[str] = []
+
+    def onload(self, parts: Sequence[str] | None = None) -> None:
+        self.log.append(f"+{' '.join(parts or ['all'])}")
+
+    def offload(self, parts: Sequence[str] | None = None) -> None:
+        self.log.append(f"-{' '.join(parts or ['all'])}")
+
+    @operation(on_device=False)
+    def memory_parts(self) -> Mapping[str, int]:
+        return {"gradients": 20, "moments": 40, "weights": 20}
+
+    @operation(bin="train", parts=("gradients", "weights"))
+    def accumulate(self) -> None:
+        self.log.append("accumulate")
+
+    @operation(bin="train", makes_activations=False)
+    def update(self) -> None:
+        self.log.append("update")
+
+    @operation(bin="weight_sync", parts=("weights",), makes_activations=False)
+    def export(self) -> None:
+        self.log.append("export")
+
+    @operation(on_device=False)
+    def history(self) -> list[str]:
+        return self.log
 
 
 class Closing(Worker):

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from interlace.core.errors import UserError
+from interlace.core.state_parts import KV, WEIGHTS
 from interlace.core.types import NO_GROUP, Completion, FinishReason, Metrics, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.config import NativeConfig
@@ -18,6 +19,7 @@ from interlace.engines.rollout.live_weights import LiveWeights
 from interlace.engines.rollout.prefix import PrefixIndex
 from interlace.engines.rollout.prepare_model import ServingConfig, num_retained, serve
 from interlace.engines.rollout.protocol import (
+    ENGINE_PARTS,
     EngineMemory,
     EngineReport,
     StepOutput,
@@ -43,6 +45,8 @@ class NativeEngine:
 
     Not thread-safe: one caller at a time. Engines and other models in the same process do not disturb each other.
     """
+
+    gives_up_parts = True
 
     def __init__(
         self,
@@ -220,10 +224,13 @@ class NativeEngine:
         if mode == "recompute":
             self._forget_computed()
 
-    def onload(self) -> None:
-        if self._saved is None:
+    def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:
+        residence = self._weights.residence
+        if WEIGHTS in parts and residence.is_away(WEIGHTS):
+            residence.onload()
+            self._runner.rebind()
+        if KV not in parts or self._saved is None:
             return
-        self._weights.residence.onload()
         self._pool.allocate()
         self._runner.rebind()
         held = self._held_rows()
@@ -232,16 +239,16 @@ class NativeEngine:
                 self._pool.write(self._store.cells(row, held[row]), content)
         self._saved = None
 
-    def offload(self, kv: SwitchMode = "offload") -> None:
-        if self._saved is not None:
-            return
-        if kv == "recompute":
-            self._prefixes.clear()
-            self._forget_computed()
-        self._prefixes.evict_idle()
-        self._saved = {row: self._pool.read(self._store.cells(row, n)) for row, n in self._held_rows().items()}
-        self._pool.release()
-        self._weights.residence.offload()
+    def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:
+        if KV in parts and self._saved is None:
+            if kv == "recompute":
+                self._prefixes.clear()
+                self._forget_computed()
+            self._prefixes.evict_idle()
+            self._saved = {row: self._pool.read(self._store.cells(row, n)) for row, n in self._held_rows().items()}
+            self._pool.release()
+        if WEIGHTS in parts:
+            self._weights.residence.offload()
 
     def memory(self) -> EngineMemory:
         return EngineMemory(weights=self._weights.num_bytes, kv_cache=self._pool.num_bytes)

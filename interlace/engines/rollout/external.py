@@ -12,6 +12,7 @@ from interlace.core.random import stable_hash
 from interlace.core.types import Completion, FinishReason, Metrics, Request, SampleKey
 from interlace.engines.rollout.named_weights import GivenWeights, NamedWeights
 from interlace.engines.rollout.protocol import (
+    ENGINE_PARTS,
     EngineMemory,
     EngineReport,
     StepOutput,
@@ -124,11 +125,14 @@ class ExternalEngine(ABC):
     """Why samples depend on what shares their batch."""
     notes: tuple[str, ...] = ()
     """Remarks that a report adds."""
+    gives_up_parts = False
 
     def __init__(self, seed: int = 0) -> None:
         """seed: of the sampling noise; see request_seed()."""
         self._live, self._seed, self._version = LiveRequests(), seed, 0
-        self._paused = self._offloaded = False
+        self._paused = False
+        self._away: set[str] = set()
+        """Parts of the state that are off the device."""
 
     def _send(self, request: Request) -> None:  # noqa: B027 - one that reads the live requests needs none
         """Hands a request over. Raises UserError for one that cannot be served."""
@@ -144,11 +148,11 @@ class ExternalEngine(ABC):
     def _swap(self, weights: NamedWeights) -> None:
         """Replaces all weights, or none and raises UserError where they do not fit. Called between two steps."""
 
-    def _sleep(self) -> None:  # noqa: B027 - where there is nothing to free
-        """Frees the device; nothing is live then."""
+    def _sleep(self, parts: Sequence[str]) -> None:  # noqa: B027 - where there is nothing to free
+        """Frees parts of the state, or all of it where they cannot go apart; nothing is live then."""
 
-    def _wake(self) -> None:  # noqa: B027 - likewise
-        """Undoes _sleep()."""
+    def _wake(self, parts: Sequence[str]) -> None:  # noqa: B027 - likewise
+        """Undoes _sleep(), weights first."""
 
     @property
     def version(self) -> int:
@@ -165,7 +169,7 @@ class ExternalEngine(ABC):
     def step(self) -> StepOutput:
         finished: list[Completion] = []
         new_tokens = 0
-        if len(self._live) and not self._paused and not self._offloaded:
+        if len(self._live) and not self._paused and not self._away:
             for name, token_ids, logprobs, ended in self._advance():
                 self._live.extend(name, token_ids, logprobs, self._version)
                 new_tokens += len(token_ids)
@@ -217,18 +221,20 @@ class ExternalEngine(ABC):
             for partial in self.abort():
                 self.submit(partial.resumed)
 
-    def onload(self) -> None:
-        if self._offloaded:
-            self._wake()
-            self._offloaded = False
+    def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:
+        back = [part for part in reversed(ENGINE_PARTS) if part in self._away and part in parts]
+        if back:
+            self._wake(back)
+            self._away.difference_update(back)
 
-    def offload(self, kv: SwitchMode = "offload") -> None:  # noqa: ARG002 - there is one way
+    def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:  # noqa: ARG002
         """Frees the KV cache, whatever `kv` asks: running sequences are computed again after onload()."""
-        if self._offloaded:
+        going = [part for part in ENGINE_PARTS if part in parts and part not in self._away]
+        if not going:
             return
         partials = self.abort()
-        self._sleep()
-        self._offloaded = True
+        self._sleep(going)
+        self._away.update(going)
         for partial in partials:
             self.submit(partial.resumed)
 

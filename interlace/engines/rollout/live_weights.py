@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from interlace.core.errors import UserError, nearest
+from interlace.core.state_parts import WEIGHTS
 from interlace.engines.rollout.named_weights import GivenWeights, NamedWeights
 from interlace.models.residence import Move, Residence
 from interlace.weights.content import content_hash
@@ -37,13 +38,13 @@ class LiveWeights:
         """Name -> the tensor without the adapter that is added in, of each layer that has one."""
         self._known_bases: set[str] = set()
         """Hashes that the base was held against."""
-        self.residence = Residence(next(model.parameters()).device, self.relocate)
+        self.residence = Residence(next(model.parameters()).device, {WEIGHTS: self.relocate})
 
     @property
     def num_bytes(self) -> int:
         """Returns the bytes held on the device."""
         held = [*(self._tensors[name] for name in set(self._same_as.values())), *self._base.values()]
-        return 0 if self.residence.is_away else sum(tensor.nbytes for tensor in held)
+        return 0 if self.residence.is_away(WEIGHTS) else sum(tensor.nbytes for tensor in held)
 
     def relocate(self, move: Move) -> None:
         """Replaces each tensor's memory by that of its copy."""

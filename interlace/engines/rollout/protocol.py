@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from interlace.core.errors import UserError
+from interlace.core.state_parts import KV, WEIGHTS
 from interlace.core.types import Completion, Metrics, Request, SampleKey
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ UpdateMode = Literal["keep", "recompute"]
 
 SwitchMode = Literal["offload", "recompute"]
 """Treatment of the KV cache when the device changes hands: moved to the host and back, or computed again."""
+
+
+ENGINE_PARTS = (KV, WEIGHTS)
+"""Parts of an engine's state, in the order in which they are given up."""
 
 
 def check_mode(mode: str) -> None:
@@ -111,9 +116,15 @@ class RolloutEngine(Protocol):
         """Calls update_weights() with the weights in a Hugging Face folder."""
         ...
 
-    def onload(self) -> None: ...
+    gives_up_parts: bool
+    """Flag: KV cache and weights leave the device, and come back, by themselves; else all at once, whatever is asked.
+    """
 
-    def offload(self, kv: SwitchMode = "offload") -> None:
+    def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:
+        """Brings parts of the state back. Weights may be swapped while the KV cache is away; no step is made then."""
+        ...
+
+    def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:
         """Frees the device; running sequences survive and go on after onload(), their KV cache as `kv` says."""
         ...
 

@@ -13,7 +13,7 @@ from interlace.core.types import Completion, FinishReason, Request
 from interlace.engines.rollout.config import SGLangConfig
 from interlace.engines.rollout.external import ExternalEngine, Generated, finish_reason, request_seed
 from interlace.engines.rollout.named_weights import NamedWeights
-from interlace.engines.rollout.protocol import StepOutput, SwitchMode, UpdateMode, check_mode
+from interlace.engines.rollout.protocol import ENGINE_PARTS, StepOutput, SwitchMode, UpdateMode, check_mode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ BUCKET_BYTES = 2**29
 class SGLangEngine(ExternalEngine):
     """One SGLang engine. Log-probs are those at the sampling temperature, with nothing cut off."""
 
+    gives_up_parts = True
     name = "sglang"
     reason = "deterministic kernels are on, but not verified, and noise depends on where a request was resumed"
     notes = ("bytes are not reported", "an update that fails inside SGLang may leave a part of the weights new")
@@ -140,22 +141,23 @@ class SGLangEngine(ExternalEngine):
             if isinstance(result, tuple) and not result[0]:
                 raise InterlaceError(f"SGLang refused the weights, and may hold a part of them: {result[1]}")
 
-    def _wake(self) -> None:
-        self._engine.resume_memory_occupation()
+    def _wake(self, parts: Sequence[str]) -> None:
+        for part in parts:
+            self._engine.resume_memory_occupation(tags=[part])
 
-    def offload(self, kv: SwitchMode = "offload") -> None:
+    def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:
         """Frees the device; the next step gives out sequences that ended while their requests were taken out."""
-        if self._offloaded:
+        if self._away.issuperset(parts):
             return
         ended = self.abort()
         self._finished += [one for one in ended if one.finish_reason != FinishReason.ABORTED]
-        super().offload(kv)
+        super().offload(kv, parts)
         for one in ended:
             if one.finish_reason == FinishReason.ABORTED:
                 self.submit(one.resumed)
 
-    def _sleep(self) -> None:
-        self._engine.release_memory_occupation()
+    def _sleep(self, parts: Sequence[str]) -> None:
+        self._engine.release_memory_occupation(tags=[*parts])
 
     async def _follow(self, request: Request, sampling: dict[str, object]) -> None:
         """Puts all that SGLang sends of a request among the arrivals, an exception too: step() waits for arrivals."""

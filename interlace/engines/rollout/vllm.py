@@ -148,11 +148,13 @@ class VLLMEngine(ExternalEngine):
             sent = list(each) if self._spans else each  # workers of other processes get them by pickle
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": sent})
 
-    def _sleep(self) -> None:
+    def _sleep(self, parts: Sequence[str]) -> None:
+        del parts  # vLLM's allocator gives up all at once
         if self._can_sleep:
             self._engine.sleep(level=1)
 
-    def _wake(self) -> None:
+    def _wake(self, parts: Sequence[str]) -> None:
+        del parts
         if self._can_sleep:
             self._engine.wake_up()
 

@@ -46,6 +46,8 @@ class Optimizer:
             for alike in by_layout(parameters)
         ]
         self.parameters = matrices + vectors
+        self._gradients_away: dict[nn.Parameter, Tensor] = {}
+        """Gradients that were moved off the parameters' device."""
         self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
     @property
@@ -117,6 +119,18 @@ class Optimizer:
         """Replaces its own tensors by their copies; parameters and gradients are the model's."""
         for state in self._adamw.state.values():
             state.update({kind: move(tensor) for kind, tensor in state.items()})
+
+    def move_gradients(self, move: Move) -> None:
+        """Replaces the gradients by their copies: beside their parameters, or kept here while they are elsewhere."""
+        held = {parameter: parameter.grad for parameter in self.parameters if parameter.grad is not None}
+        for parameter, gradient in {**held, **self._gradients_away}.items():
+            moved = move(gradient)
+            is_back = moved.device == parameter.device
+            parameter.grad = moved if is_back else None
+            if is_back:
+                self._gradients_away.pop(parameter, None)
+            else:
+                self._gradients_away[parameter] = moved
 
     def tensors(self) -> Iterable[Tensor]:
         """Returns the optimizer's own tensors (moments)."""

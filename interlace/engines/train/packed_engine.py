@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 
+from interlace.core.state_parts import GRADIENTS, OPTIMIZER, WEIGHTS
 from interlace.core.trajectory import predicted
 from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, host_shards, read_optimizer
 from interlace.engines.train.config import SpeedupConfig
@@ -64,7 +65,7 @@ class PackedEngine:
         self.packed = PackedModel(
             model, device=device, trained=trained, speedups=speedups or SpeedupConfig(), ranks=self._ranks
         )
-        self.residence = Residence(self.packed.device, self.relocate)
+        self.residence = Residence(self.packed.device, self._movable())
 
     @property
     def model(self) -> PreTrainedModel:
@@ -76,10 +77,15 @@ class PackedEngine:
         return sum(tensor.nbytes for tensor in named_weights(self.model).values())
 
     def relocate(self, move: Move) -> None:
-        """Replaces parameters, their gradients and buffers by their copies. References to a parameter stay valid.
+        """Replaces every tensor of the state by its copy, part by part. References to a parameter stay valid."""
+        for relocate in self._movable().values():
+            relocate(move)
 
-        Without `reshard` the gradient of an open minibatch, which is not in shards yet, stays where it is.
-        """
+    def _movable(self) -> dict[str, Callable[[Move], None]]:
+        """Returns what replaces the tensors of each part of the state, in the order in which parts are given up."""
+        return {WEIGHTS: self._move_weights}
+
+    def _move_weights(self, move: Move) -> None:
         self._ranks.reshard(self.model)  # what was gathered would stay behind
         self.model._apply(move)
 
@@ -284,10 +290,15 @@ class TrainedEngine(PackedEngine, ABC):
             metrics["failed_updates_in_a_row"] = float(self._num_failed)
         return {f"{self._prefix}/{name}": value for name, value in metrics.items()}
 
-    def relocate(self, move: Move) -> None:
-        """Replaces the optimizer's moments by their copies, besides the model's tensors."""
-        super().relocate(move)
-        self._optimizer.relocate(move)
+    def _movable(self) -> dict[str, Callable[[Move], None]]:
+        """Returns what replaces gradients, moments and weights. Only with its parameter does a gradient lie beside it.
+
+        Without `reshard` the gradient of an open minibatch, which is not in shards yet, stays where it is.
+        """
+        # The engine's base makes its residence before there is an optimizer.
+        own = {GRADIENTS: lambda move: self._optimizer.move_gradients(move)}  # noqa: PLW0108
+        own[OPTIMIZER] = lambda move: self._optimizer.relocate(move)  # noqa: PLW0108
+        return own | super()._movable()
 
     def end_step(self) -> None:
         """Ends the step: the next minibatch belongs to a new one."""
@@ -306,10 +317,11 @@ class TrainedEngine(PackedEngine, ABC):
         return sum(parameter.nbytes for parameter in self._optimizer.parameters)
 
     @property
-    def resident_bytes(self) -> int:
-        """Returns the bytes of this rank's weights, gradients and two moments. Activations come on top."""
+    def resident_bytes(self) -> Mapping[str, int]:
+        """Returns the bytes of this rank's gradients, two moments and weights. Activations come on top."""
         weights = sum(own_part(tensor).nbytes for tensor in named_weights(self.model).values())
-        return weights + 3 * sum(own_part(parameter).nbytes for parameter in self._optimizer.parameters)
+        trained = sum(own_part(parameter).nbytes for parameter in self._optimizer.parameters)
+        return {GRADIENTS: trained, OPTIMIZER: 2 * trained, WEIGHTS: weights}
 
     def copy_to_host(self, tokenizer: PreTrainedTokenizerBase | None) -> HostCopy:
         """Copies the present content of a checkpoint, to be written while training goes on. Collective."""

@@ -11,4 +11,4 @@ def test_tied_weights_are_counted_once() -> None:
     context = WorkerContext(group="reference", rank=0, num_ranks=1, devices=("cpu:0",))
     worker = ReferenceWorker(context, lambda _: LogprobEngine(model, config=TrainConfig()))
     assert model.config.tie_word_embeddings
-    assert worker.memory_bytes() == 4 * model.num_parameters()
+    assert worker.memory_parts() == {"weights": 4 * model.num_parameters()}

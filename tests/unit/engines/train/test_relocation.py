@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from interlace.algorithms import create_algorithm
+from interlace.core.state_parts import GRADIENTS, OPTIMIZER, WEIGHTS
 from interlace.engines.train import Adapter, LogprobEngine, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from tests.support.relocation import poisoned
 from tests.unit.engines.train.models import ragged_samples, tiny_model
@@ -55,6 +56,38 @@ def test_nothing_stays_behind() -> None:
     engine.relocate(move)
     assert len(before) >= 4 * len(list(engine.model.parameters())), "weights, gradients and two moments"
     assert not before & places_of(engine)
+
+
+def test_parts_leave_one_by_one_and_the_ledger_s_bytes_are_theirs() -> None:
+    stays, moves = engine_of("qwen2", None), engine_of("qwen2", None)
+    for number, part in enumerate((GRADIENTS, OPTIMIZER, WEIGHTS, GRADIENTS)):
+        for engine in (stays, moves):
+            engine.accumulate(ragged_samples(3, seed=number))
+        if number:
+            held = {
+                GRADIENTS: [parameter.grad for parameter in moves.model.parameters() if parameter.grad is not None],
+                OPTIMIZER: [tensor for tensor in moves._optimizer.tensors() if tensor.ndim],
+                WEIGHTS: [*moves.model.parameters(), *moves.model.buffers()],
+            }
+            own = {name: sum(tensor.nbytes for tensor in tensors) for name, tensors in held.items()}
+            own[WEIGHTS] -= sum(t.nbytes for name, t in moves.model.named_buffers() if name.endswith("inv_freq"))
+            assert moves.resident_bytes == own
+        moves._movable()[part](poisoned)
+        for engine in (stays, moves):
+            engine.optimizer_step()
+    expected = stays.weights()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in moves.weights().items())
+
+
+def test_a_gradient_waits_beside_where_its_parameter_is_not() -> None:
+    engine = engine_of("qwen2", None)
+    engine.accumulate(ragged_samples(3))
+    before = {name: parameter.grad.clone() for name, parameter in engine.model.named_parameters()}
+    leave, come = (lambda tensor: tensor.to("meta")), (lambda tensor: torch.ones_like(tensor, device="cpu"))
+    engine._movable()[GRADIENTS](leave)
+    assert all(parameter.grad is None for parameter in engine.model.parameters())
+    engine._movable()[GRADIENTS](come)
+    assert all(parameter.grad.shape == before[name].shape for name, parameter in engine.model.named_parameters())
 
 
 def places_of(engine: TrainEngine) -> set[int]:
