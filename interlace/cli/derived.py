@@ -49,11 +49,11 @@ def _counts(recipe: "Recipe", derived: "Derived") -> Iterator[DerivedNumber]:
 def _memory(derived: "Derived") -> Iterator[DerivedNumber]:
     for worker in derived.memory:
         devices = ", ".join(device.name for device in worker.devices)
-        passing = (
-            f"; about {worker.transient_bytes / 2**20:,.0f} MiB more while it computes"
-            if worker.transient_bytes
-            else ""
-        )
+        passing = ""
+        if worker.transient_bytes:
+            passing = f"; about {worker.transient_bytes / 2**20:,.0f} MiB more while it computes"
+        if worker.idle_bytes:
+            passing += f", when {worker.idle_bytes / 2**20:,.0f} MiB (moments) may be off"
         yield DerivedNumber(
             name=worker.worker, value=f"{worker.num_bytes / 2**20:,.0f} MiB", how=f"on {devices}: {worker.how}{passing}"
         )

@@ -48,7 +48,7 @@ class WorkerMemory:
     transient_bytes: int = 0
     """On top while it computes, about: activations and logits of one micro-batch, and what ranks gather."""
     idle_bytes: int = 0
-    """Of `num_bytes`, what may be off the device while it computes: moments, which an update alone needs."""
+    """The part of `num_bytes` that may be off the device while it computes: moments, which an update alone needs."""
 
     @property
     def peak_bytes(self) -> int:
@@ -68,7 +68,7 @@ class _Role:
     gathered_bytes: int = 0
     """On top of that, where it has several ranks."""
     moment_bytes: int = 0
-    """Of `num_bytes`, the optimizer's."""
+    """The part of `num_bytes` that is the optimizer's moments."""
 
 
 def forecast_memory(

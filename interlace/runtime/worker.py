@@ -218,7 +218,7 @@ class Worker:
     def memory_parts(self) -> Mapping[str, int]:
         """Returns the bytes of each part of the state that comes and goes by itself, in the order of giving them up.
 
-        A worker with parts is told which ones move: `parts` of its onload() and offload(); None: all.
+        onload() and offload() of a worker with several parts take `parts`, those to move; None: all.
         """
         return {STATE: self.memory_bytes()}
 
