@@ -128,9 +128,11 @@ async def main(folder: Path, lengths: str, overrides: Sequence[str]) -> None:
     cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
 
     async def work() -> None:
-        sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model)
+        found = load_prompts(recipe.task, load_tokenizer(recipe.model))
+        longest = len(found.longest.token_ids)
+        sources = ModelSources(recipe=recipe, policy=recipe.model, initial=recipe.model, longest_prompt=longest)
         groups = await launch_roles(cluster, sources)
-        prompts = PromptStream(load_prompts(recipe.task, load_tokenizer(recipe.model)).train, recipe.seed)
+        prompts = PromptStream(found.train, recipe.seed)
         turns = Turns(cluster, runs_ahead=recipe.schedule.resolved.max_staleness > 0)
         run = (await host(cluster, recipe, groups, prompts)).run
         await run.start(turns)

@@ -232,6 +232,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of each profile")
     parser.add_argument("--store", type=Path, help="file of the points; default with --points: docs/planner.json")
     parser.add_argument("--points", type=int, default=-1, help="measure at most so many more")
+    parser.add_argument("--json", type=Path, help="also write the points there")
     parser.add_argument("--write", action="store_true", help="into docs/planner.md")
     args = parser.parse_args()
     for name, make in (("drift", drift_table), ("mixed", mixed_table), ("lending", lending_table)):
@@ -248,6 +249,8 @@ def main() -> None:
     wanted = [(workload, cluster, name) for cluster in clusters for workload in workloads for name in names]
     measure_points(store, wanted, args)
     print(f"{sum(store.has(*point) for point in wanted)} of {len(wanted)} points are there")
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in store.rows]) + "\n", encoding="utf-8")
     if store.rows:
         print(summary(store.rows))
         if args.write:
