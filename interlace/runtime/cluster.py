@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
-from interlace.core.errors import HangError, RemoteError, StoppedError, WorkerDiedError
+from interlace.core.errors import HangError, RemoteError, StoppedError, UserError, WorkerDiedError
 from interlace.runtime.clock import Clock, LoopClock
 from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import DeviceUse, Rank, WorkerGroup
 from interlace.runtime.process.children import Place
-from interlace.runtime.process.mail import Directory
+from interlace.runtime.process.exchange import Exchange
+from interlace.runtime.process.mail import Directory, Mailbox, mailbox_of
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.waits import WaitRegistry
@@ -46,6 +47,9 @@ class WorkerSpec:
     """Bytes that an operation needs on each device beside the state: activations, logits, gathered layers."""
     stage: int = 0
     preemptible: bool = False
+    may_die: bool = False
+    """True if the run goes on where a rank's process dies, which it has of its own then: its calls raise
+    WorkerDiedError, and channels have what it held made again, or end that as `failed`."""
 
 
 class WorkerProcess(Rank, Protocol):
@@ -85,6 +89,7 @@ class Cluster(ABC):
         """True if the run ends without waiting for running operations: the run hangs, or was stopped."""
         self.loop_limit_s: Callable[[], float] = lambda: hang_after_s
         """How long the event loop may stand still, asked on another thread."""
+        self._exchanges: list[Exchange] = []
         self.processes: list[WorkerProcess] = []
         """Processes of the workers that have a process of their own; added as they start."""
 
@@ -92,19 +97,59 @@ class Cluster(ABC):
         """Returns the devices of each instance of a role. Raises UserError where the placement names a missing one."""
         return self._schedule.placement.instances(role, self.devices)
 
-    async def start(self, name: str, worker_class: type[W], *args: object, on: str) -> WorkerGroup[W]:
+    async def start(
+        self, name: str, worker_class: type[W], *args: object, on: str, may_die: bool = False
+    ) -> WorkerGroup[W]:
         """Starts one worker of your own, made as `worker_class(context, *args)`.
 
-        on: its devices, as a placement names them: `all`, `0`, `50-100%`. Raises as launch() does.
+        on: its devices, as a placement names them: `all`, `0`, `50-100%`. may_die: see WorkerSpec. Raises as launch()
+        does.
         """
         devices = resolve(on, self.devices, role=name)
         factory = partial(_make, worker_class=worker_class, args=args)
-        return await self.launch(WorkerSpec(name=name, factory=factory, worker_class=worker_class, devices=devices))
+        spec = WorkerSpec(name=name, factory=factory, worker_class=worker_class, devices=devices, may_die=may_die)
+        return await self.launch(spec)
+
+    def open_channel(
+        self,
+        name: str,
+        *,
+        writers: Sequence[str],
+        readers: Sequence[str],
+        num_rows: int | None = None,
+        on_lost: Callable[[int, str], bool] | None = None,
+    ) -> Exchange:
+        """Opens a channel that ranks put to and get from themselves (`context.channel(name)`). See Exchange.
+
+        Raises UserError on a virtual clock.
+        """
+        directory = self._mail_directory()
+        if directory is None:
+            raise UserError(f"channel {name!r}: nothing is sent from rank to rank on a virtual clock.")
+        make_box = partial(_open_mailbox, directory)
+        made = Exchange(
+            name, make_box, self.waits, writers=writers, readers=readers, num_rows=num_rows, on_lost=on_lost
+        )
+        self._exchanges.append(made)
+        return made
+
+    def _broke(self, spec: WorkerSpec, context: WorkerContext) -> Callable[[Exception], None]:
+        """Returns what a rank's failures that no caller waits for are given to."""
+
+        def lost(error: Exception) -> None:
+            if not isinstance(error, WorkerDiedError):
+                self.fail(error)
+                return
+            for exchange in self._exchanges:
+                exchange.lost(context.name, str(error))
+
+        return lost if spec.may_die else self.fail
 
     async def launch(self, spec: WorkerSpec) -> WorkerGroup[Any]:
         """Starts a group. Raises RemoteError where a constructor does, UserError where memory is short."""
         with self.waits.operation(who=spec.name, what="start"):
-            rendezvous = await self._rendezvous(spec) if spec.num_ranks > 1 else None
+            is_apart = spec.num_ranks > 1 or spec.may_die
+            rendezvous = await self._rendezvous(spec) if is_apart else None
             contexts = [
                 WorkerContext(
                     group=spec.name,
@@ -263,6 +308,10 @@ class Cluster(ABC):
             self._groups.clear()
             if errors:
                 raise errors[0]
+
+
+def _open_mailbox(directory: Directory, name: str, receive: Callable[[str, object], None]) -> Mailbox:
+    return mailbox_of(name, directory, receive)
 
 
 async def _leave(devices: Sequence[Device], ranks: Sequence[Rank]) -> None:

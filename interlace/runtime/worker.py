@@ -10,6 +10,7 @@ from interlace.core.errors import InterlaceError, UserError, nearest
 from interlace.core.state_parts import STATE
 
 if TYPE_CHECKING:
+    from interlace.runtime.process.exchange import ChannelEnd
     from interlace.runtime.process.mail import Directory, Mailbox
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -161,6 +162,12 @@ class WorkerContext:
     def recv(self, source: str, *, tag: str = "", patience_s: float = PATIENCE_S) -> Any:
         """Returns the next value that a rank sent with this tag. Raises InterlaceError where none comes in time."""
         return self._mailbox().recv(source, tag, patience_s)
+
+    def channel(self, name: str, *, patience_s: float = PATIENCE_S) -> "ChannelEnd":
+        """Returns this rank's end of a channel that the flow has opened (`cluster.open_channel`)."""
+        from interlace.runtime.process.exchange import ChannelEnd
+
+        return ChannelEnd(name, self._mailbox(), patience_s)
 
     def _mailbox(self) -> "Mailbox":
         from interlace.runtime.process.mail import mailbox_of

@@ -105,14 +105,15 @@ class LocalCluster(Cluster):
         self._directory: FolderDirectory | None = None
 
     async def _start_rank(self, spec: WorkerSpec, context: WorkerContext) -> Rank:
-        if spec.num_ranks == 1:
+        if spec.num_ranks == 1 and not spec.may_die:
             rank = ThreadRank(context, self.clock, self._patience_s)
             await rank.start(spec.factory)
             return OrderedRank(rank, self._result_order)
-        spawned = SpawnedRank(context, self.clock, self._shared, self.fail)
+        spawned = SpawnedRank(context, self.clock, self._shared, self._broke(spec, context))
         self._after_workers.push_async_callback(spawned.close)
         await spawned.start(spec.factory, self._folder.path if self._folder else None)
-        self.processes.append(spawned)
+        if not spec.may_die:
+            self.processes.append(spawned)
         return OrderedRank(spawned, self._result_order)
 
     def _mail_directory(self) -> FolderDirectory:

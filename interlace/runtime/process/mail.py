@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,9 +24,13 @@ from interlace.runtime.process.shared import SharedArrays, write_all
 
 _SECRET_BYTES = 32
 _CHUNK = 1 << 20
+_NOTHING = object()
 _LOOK_EVERY_S = 0.01
 """Between two looks for a mailbox that is not there yet."""
 GREET_WITHIN_S = 10.0
+LET_GO, GONE = "\0let go", "\0gone"
+"""Tags of messages to the mailbox itself: what it need not hold any more, and which rank's process is gone."""
+_FETCH = "\0fetch"
 
 
 class Directory(Protocol):
@@ -83,8 +88,12 @@ class Mailbox:
 
     _here: dict[tuple[str, str], "Mailbox"] = {}  # noqa: RUF012 - of the process, by secret and name
 
-    def __init__(self, name: str, directory: Directory) -> None:
-        self.name, self._directory = name, directory
+    def __init__(self, name: str, directory: Directory, receive: Callable[[str, object], None] | None = None) -> None:
+        """receive: called with each message and its sender, on any thread, in place of keeping it for recv()."""
+        self.name, self._directory, self._receive = name, directory, receive
+        self.held: dict[Hashable, object] = {}
+        """Values that other ranks may fetch."""
+        self._gone: set[str] = set()
         self._secret = secrets.token_hex(_SECRET_BYTES)
         shared = directory.shared
         self._shared = SharedArrays(shared, passes_on=False) if shared and shared.is_dir() else None
@@ -101,7 +110,7 @@ class Mailbox:
         """Sends a value. Returns once it is on its way: what was given may change then, unless it went to a rank of
         this process, which has the value itself. Raises InterlaceError where there is no such rank, or not any more."""
         with self._lock:
-            line = self._calls.get(to) or self._calls.setdefault(to, self._open(to, patience_s))
+            line = self._line(to, patience_s)
             try:
                 line.send(Call(number=1, method=tag, args=(self.name, value)))
             except OSError as error:
@@ -109,12 +118,37 @@ class Mailbox:
                 raise InterlaceError(f"{self.name}: {to} is gone, and a message to it with it ({error}).") from error
 
     def recv(self, source: str, tag: str, patience_s: float) -> Any:
-        """Waits for the next value of a sender. Raises InterlaceError where none comes in time."""
+        """Waits for the next value of a sender. Raises InterlaceError where none comes in time, or none will."""
+        arrived = self._queues[source, tag]
         try:
-            return self._queues[source, tag].get(timeout=patience_s)
+            found = arrived.get(timeout=0 if source in self._gone else patience_s)
         except queue.Empty:
-            what = f" tagged {tag!r}" if tag else ""
-            raise InterlaceError(f"{self.name}: no message{what} came from {source} within {patience_s:g} s.") from None
+            found = _NOTHING
+        if found is not _NOTHING:
+            return found
+        what = f" tagged {tag!r}" if tag else ""
+        why = "it is gone" if source in self._gone else f"within {patience_s:g} s"
+        raise InterlaceError(f"{self.name}: no message{what} came from {source} {why}.")
+
+    def fetch(self, holder: str, key: Hashable, patience_s: float) -> Any:
+        """Returns what a rank holds. LookupError where it does not, or is gone; InterlaceError where it is too slow."""
+        tag = f"{_FETCH} {key}"
+        try:
+            with self._lock:
+                line = self._line(holder, patience_s)
+            if isinstance(line, _Neighbour):
+                return line.mailbox.held[key]
+            self.send(holder, (key, tag), _FETCH, patience_s)
+            is_there, value = self.recv(holder, tag, patience_s)
+        except (InterlaceError, OSError) as error:
+            if holder in self._gone or isinstance(error.__cause__ or error, OSError):
+                raise LookupError(f"{holder} is gone") from error
+            raise
+        finally:
+            self._queues.pop((holder, tag), None)
+        if not is_there:
+            raise LookupError(f"{holder} does not hold {key} any more")
+        return value
 
     def close(self) -> None:
         """Hangs up."""
@@ -124,6 +158,9 @@ class Mailbox:
         self._listener.close()
         for line in self._calls.values():
             line.close()
+
+    def _line(self, to: str, patience_s: float) -> "_Line":
+        return self._calls.get(to) or self._calls.setdefault(to, self._open(to, patience_s))
 
     def _open(self, to: str, patience_s: float) -> "_Line":
         until_s = time.monotonic() + patience_s
@@ -168,7 +205,23 @@ class Mailbox:
     def put(self, message: Call) -> None:
         """Takes a message in."""
         source, value = message.args
-        self._queues[source, message.method].put(value)
+        if message.method == LET_GO:
+            self.held.pop(value, None)
+        elif message.method == GONE:
+            self._gone.add(value)
+            for waiting in [arrived for (of, _), arrived in [*self._queues.items()] if of == value]:
+                waiting.put(_NOTHING)
+        elif message.method == _FETCH:  # on a thread of its own: one that listens must never wait to write
+            threading.Thread(target=self._give, args=(source, *value), name="mail", daemon=True).start()
+        elif self._receive:
+            self._receive(source, value)
+        else:
+            self._queues[source, message.method].put(value)
+
+    def _give(self, to: str, key: Hashable, tag: str) -> None:
+        found = self.held.get(key, _NOTHING)
+        with contextlib.suppress(InterlaceError):  # who asked is gone
+            self.send(to, (found is not _NOTHING, None if found is _NOTHING else found), tag, GREET_WITHIN_S)
 
 
 class _Line:
@@ -193,11 +246,11 @@ class _Neighbour(_Line):
     """A mailbox of the same process."""
 
     def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
+        self.mailbox = mailbox
 
     def send(self, message: Call) -> None:
         """Hands a message over."""
-        self._mailbox.put(message)
+        self.mailbox.put(message)
 
     def close(self) -> None:
         """Does nothing."""
@@ -207,11 +260,11 @@ _boxes: dict[tuple[str, str], Mailbox] = {}
 _opening = threading.Lock()
 
 
-def mailbox_of(name: str, directory: Directory) -> Mailbox:
-    """Returns a rank's mailbox, opened at the first call."""
+def mailbox_of(name: str, directory: Directory, receive: Callable[[str, object], None] | None = None) -> Mailbox:
+    """Returns a rank's mailbox, opened at the first call. receive: see Mailbox."""
     with _opening:
         key = (directory.run, name)
-        return _boxes.get(key) or _boxes.setdefault(key, Mailbox(name, directory))
+        return _boxes.get(key) or _boxes.setdefault(key, Mailbox(name, directory, receive))
 
 
 def close_mailboxes(directory: Directory) -> None:

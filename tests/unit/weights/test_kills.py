@@ -24,7 +24,7 @@ def kill_many(folder: Path, transport: str, num_kills: int, seed: int) -> tuple[
     refs: dict[int, WeightRef] = {}
     version = lost = kills = 0
     writing_s = reading_s = 0.0
-    """How long the last undisturbed halves of a publication took: a kill falls anywhere in one, or just behind it."""
+    """How long the last undisturbed halves of a publication took: a kill falls anywhere in one."""
     while kills < num_kills:
         version += 1
         victim = draw.choice(["writer", "writer serving", "reader", "none"]) if refs else "none"
@@ -32,7 +32,7 @@ def kill_many(folder: Path, transport: str, num_kills: int, seed: int) -> tuple[
         for end in trainer:
             end.tell(version)
         if victim == "writer":
-            time.sleep(draw.uniform(0, 1.2 * writing_s))  # the moment is drawn, nothing waits for it
+            time.sleep(draw.uniform(0, 0.9 * writing_s))  # the moment is drawn, nothing waits for it
             draw.choice(trainer).kill()
             kills += 1
         parts = parts_of(trainer)
@@ -49,7 +49,7 @@ def kill_many(folder: Path, transport: str, num_kills: int, seed: int) -> tuple[
         for engine in engines:
             engine.tell(newest)
         if victim in ("writer serving", "reader"):
-            time.sleep(draw.uniform(0, 1.2 * reading_s))
+            time.sleep(draw.uniform(0, reading_s))
             draw.choice(trainer if victim == "writer serving" else engines).kill()
             kills += 1
         for place, engine in enumerate(engines):

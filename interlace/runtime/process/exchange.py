@@ -1,0 +1,255 @@
+"""Channels that workers put to and get from themselves: rows stay with the rank that made them, the flow sees keys.
+
+A row has a number. Which rank makes it and which one gets it follows from the number alone, and rows are given out in
+the order of their numbers: whoever is faster changes nothing. A reader fetches a row's content from the rank that holds
+it, which lets it go once the row has ended.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.types import TerminalEvent
+from interlace.runtime.channel import Channel
+from interlace.runtime.process.mail import GONE, LET_GO, Mailbox
+from interlace.runtime.waits import Signal, WaitRegistry
+
+_ROWS = "rows"
+"""Tag of what an exchange says to a rank."""
+_ANSWER_S = 1.0
+"""For a rank's mailbox to be found, which is open since the rank wrote or asked."""
+
+
+class Grant(NamedTuple):
+    """What an exchange says to a reader that asked: whose row it gets next."""
+
+    key: int
+    """-1: there is none, and none will come."""
+    holder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldRow:
+    """Row of an exchange as the flow sees it."""
+
+    key: int
+    holder: str
+    """Rank that has the content."""
+
+
+class ChannelEnd:
+    """A rank's end of a channel: `context.channel("pictures")`."""
+
+    def __init__(self, name: str, box: Mailbox, patience_s: float) -> None:
+        self._name, self._home, self._box, self._patience_s = name, home_of(name), box, patience_s
+
+    def put(self, key: int, value: object) -> None:
+        """Adds row `key`, whose content stays here until the row has ended: do not write to the value any more.
+
+        UserError for a row that is there already, or has ended, or where the channel does not name this rank.
+        """
+        self._box.held[self._name, key] = value
+        refusal = self._ask("put", key)
+        if refusal:
+            del self._box.held[self._name, key]
+            raise UserError(str(refusal))
+
+    def get(self) -> tuple[int, Any] | None:
+        """Waits for this rank's next row and returns its number and content; None at the end of the channel.
+
+        The row that it got before is done with then. Rows whose content is lost are passed over. InterlaceError where
+        none comes in time.
+        """
+        while (grant := self._ask("get", -1)).key >= 0:
+            with contextlib.suppress(LookupError):
+                return grant.key, self._box.fetch(grant.holder, (self._name, grant.key), self._patience_s)
+            self._box.send(self._home, ("lost", grant.key), "", self._patience_s)
+        return None
+
+    def _ask(self, what: str, key: int) -> Any:
+        self._box.send(self._home, (what, key), "", self._patience_s)
+        return self._box.recv(self._home, _ROWS, self._patience_s)
+
+
+def home_of(channel: str) -> str:
+    """Returns the name of a channel's own mailbox, the flow's."""
+    return f"channel {channel}"
+
+
+class Exchange:
+    """The flow's end of such a channel: it decides who gets which row, and when a row has ended.
+
+    Row n is made by writer n % writers and given to reader n % readers, or to the next of them that lives. What a dead
+    rank had to give ends as `failed`, or is asked for again; what it had been given is given to another.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_box: Callable[[str, Callable[[str, object], None]], Mailbox],
+        waits: WaitRegistry,
+        *,
+        writers: Sequence[str],
+        readers: Sequence[str],
+        num_rows: int | None = None,
+        on_lost: Callable[[int, str], bool] | None = None,
+    ) -> None:
+        """Made on the event loop. writers, readers: ranks, as GROUP.NUMBER.
+
+        num_rows: after which the channel ends; None: close() does that.
+
+        on_lost: called with a row that is gone and the reason; True where the flow sees to it that another rank puts
+        it again. Without it, or where it says False, the row ends as `failed`.
+        """
+        self.name = name
+        self.failed: dict[int, str] = {}
+        """Rows that ended as `failed`, with the reason."""
+        self.rows: Channel[int, HeldRow] = Channel(name, HeldRow, waits, on_end=self._ended)
+        """The rows that are there, for further readers in the flow."""
+        self._ranks = self.rows.subscribe("ranks", ("holder",), self)
+        self._writers, self._readers, self._num_rows, self._on_lost = (*writers,), (*readers,), num_rows, on_lost
+        self._holders: dict[int, str] = {}
+        self._dead: dict[str, str] = {}
+        """Ranks that are gone, and why."""
+        self._next = 0
+        """Number of the row that is given out next; those before have been."""
+        self._again: set[int] = set()
+        """Rows to be given out once more, or made once more."""
+        self._lent: dict[int, str] = {}
+        self._asking: set[str] = set()
+        self._changed = Signal(waits)
+        loop = asyncio.get_running_loop()
+
+        def receive(source: str, message: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the run with it
+                loop.call_soon_threadsafe(self._heard, source, message)
+
+        self._box = make_box(home_of(name), receive)
+
+    async def finished(self) -> Mapping[int, str]:
+        """Waits until every row has ended. Returns those that failed, with the reasons."""
+        while not self._is_over or self._holders:
+            await self._changed.wait(who="flow", what=f"the rows of channel {self.name}")
+        return self.failed
+
+    def close(self) -> None:
+        """Ends the channel behind the rows that are there: readers are told, and later puts refused."""
+        self._num_rows = max([self._next, *(key + 1 for key in (*self._holders, *self._again))])
+        self._give_out()
+
+    def lost(self, rank: str, reason: str) -> None:
+        """Notes that a rank's process is gone."""
+        if rank not in (*self._writers, *self._readers):
+            return
+        self._dead[rank] = reason
+        self._asking.discard(rank)
+        for other in {*self._writers, *self._readers} - self._dead.keys():
+            with contextlib.suppress(InterlaceError):
+                self._box.send(other, rank, GONE, _ANSWER_S)
+        for key in [key for key, reader in self._lent.items() if reader == rank]:
+            del self._lent[key]
+            self._again.add(key)
+        for key in [key for key, holder in self._holders.items() if holder == rank and key not in self._lent]:
+            self._lose(key, reason)  # the reader of one that is lent has it, or finds out
+        self._give_out()
+
+    def row_ready(self, row: HeldRow) -> None:
+        """See ReaderCalls."""
+        self._holders[row.key] = row.holder
+
+    def row_ended(self, row: HeldRow, event: TerminalEvent) -> None:  # noqa: ARG002 - whichever it is
+        """See ReaderCalls."""
+        self._lent.pop(row.key, None)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._num_rows is not None and self._next >= self._num_rows and not self._again
+
+    @property
+    def _living(self) -> list[str]:
+        """Returns the readers that are left."""
+        return [reader for reader in self._readers if reader not in self._dead]
+
+    def _heard(self, source: str, message: Any) -> None:
+        what, key = message
+        if what == "put":
+            self._answer(source, self._put(source, key))
+        elif what == "lost" and self._lent.get(key) == source:
+            holder = self._holders[key]
+            self._lose(key, self._dead.get(holder, f"{source} cannot fetch it: {holder} is gone"))
+        elif what == "get":
+            done = [row for row, reader in self._lent.items() if reader == source]
+            for row in done:
+                del self._lent[row]
+            self._ranks.acknowledge(done)
+            self._asking.add(source)
+        self._give_out()
+
+    def _put(self, source: str, key: int) -> str:
+        """Opens a row. Returns why not, for people; empty where it is open."""
+        where = f"channel {self.name!r}, row {key}:"
+        if source not in self._writers:
+            return f"{where} {source} is none of the writers: {', '.join(self._writers)}."
+        if key < 0 or (self._num_rows is not None and key >= self._num_rows):
+            return f"{where} the channel ends before it, at {self._num_rows} rows."
+        if key in self._holders or key in self.failed or (key < self._next and key not in self._again):
+            return f"{where} it is there already, or has ended."
+        self.rows.open(key, HeldRow(key=key, holder=source), ("key", "holder"))
+        return ""
+
+    def _give_out(self) -> None:
+        """Gives rows to those who ask, in their order; one that is not there yet holds up all behind it."""
+        while not self._is_over:
+            key = min([*self._again, self._next])
+            lost = self._hopeless(key)
+            if key in self.failed:
+                self._next += 1
+            elif lost:
+                self._lose(key, lost)
+            elif key in self._holders and (reader := self._reader_of(key)) in self._asking:
+                self._asking.discard(reader)
+                self._again.discard(key)
+                self._next += key == self._next
+                self._lent[key] = reader
+                self._answer(reader, Grant(key, self._holders[key]))
+            else:
+                break
+        if self._is_over:
+            for reader in sorted(self._asking):
+                self._answer(reader, Grant(-1, ""))
+            self._asking.clear()
+            self.rows.close()
+        self._changed.fire()
+
+    def _hopeless(self, key: int) -> str:
+        """Says why a row will not be made, or not be read; empty where it may be."""
+        if not self._living and (key in self._holders or self._num_rows is not None):
+            return f"no reader is left: {self._dead[self._readers[0]]}"
+        is_there = key in self._holders or key in self._again
+        return "" if is_there else self._dead.get(self._writers[key % len(self._writers)], "")
+
+    def _reader_of(self, key: int) -> str:
+        own, living = self._readers[key % len(self._readers)], self._living
+        return own if own in living or not living else living[key % len(living)]
+
+    def _lose(self, key: int, reason: str) -> None:
+        """Ends a row whose content is gone, and has it made again where the flow does."""
+        self.rows.end(key, TerminalEvent.FAILED)
+        self._again.discard(key)
+        if self._on_lost is not None and self._living and self._on_lost(key, reason):
+            self._again.add(key)
+        else:
+            self.failed[key] = reason
+
+    def _ended(self, row: HeldRow, event: TerminalEvent | None) -> None:  # noqa: ARG002 - either way it is let go
+        del self._holders[row.key]
+        if row.holder not in self._dead:
+            with contextlib.suppress(InterlaceError):
+                self._box.send(row.holder, (self.name, row.key), LET_GO, _ANSWER_S)
+
+    def _answer(self, rank: str, message: object) -> None:
+        with contextlib.suppress(InterlaceError):  # it is gone, of which the cluster tells
+            self._box.send(rank, message, _ROWS, _ANSWER_S)
