@@ -153,8 +153,11 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     copies = size.num_parameters if is_cut else 0
     how = "weights + KV cache of rollout.max_tokens" + (" + weights in eight bits" if is_cut else "")
     if loads.num_adapted:
-        copies += loads.num_adapted * size.weight_bytes // size.num_parameters
-        how += " + layers without the adapter"
+        # Under drain each sequence ends under its own adapter: as many versions are held as samples may lag behind.
+        schedule = recipe.schedule.resolved
+        older = schedule.staleness_bound if schedule.on_update == "drain" else 0
+        copies += (1 + older) * loads.num_adapted * size.weight_bytes // size.num_parameters
+        how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
     roles = [_Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
     needed = {role.name for role in needed_roles(needs)}

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from interlace.core.profile import RolloutCosts
 from interlace.core.runs import Runs
@@ -16,6 +16,9 @@ from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.simulate.kept import KeptContexts
 from interlace.simulate.pace import Pace, PacedWork
 from interlace.weights.ref import WeightRef
+
+if TYPE_CHECKING:
+    from interlace.engines.rollout.protocol import UpdateMode
 
 Length = Callable[[Request], float]
 """Tokens until the response to a request ends by itself, those it came with included."""
@@ -168,7 +171,7 @@ class SimulatedEngine(Worker):
         return tuple(_ended(found, FinishReason.ABORTED) for request_id in ids if (found := self._take_out(request_id)))
 
     @operation(bin="weight_sync")
-    async def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
+    async def update_weights(self, ref: WeightRef, mode: "UpdateMode") -> None:
         """Swaps all weights; with `recompute`, what is cached is computed again."""
         seconds = self._costs.update_s
         if mode == "recompute":

@@ -5,7 +5,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Draft, Metrics, Progress, Request, Response, SampleKey
@@ -19,6 +19,9 @@ from interlace.schedule.schedule import Schedule
 from interlace.stages.generation_meter import GenerationMeter
 from interlace.stages.role_groups import RolloutGroup
 from interlace.weights.ref import WeightRef
+
+if TYPE_CHECKING:
+    from interlace.engines.rollout.protocol import UpdateMode
 
 ROUNDING_S = 1e-6
 """Rounding tolerance of clocks, in seconds."""
@@ -279,7 +282,7 @@ class EngineDriver:
 
     async def _swap_if_due(self) -> None:
         # Again where the next one was published meanwhile.
-        while self._pending and not (self._on_update == "drain" and self._must_drain()):
+        while self._pending and not (self._on_update == "drain" and not self._pending.adapters and self._must_drain()):
             ref, self._pending = self._pending, None
             if self._on_update == "abort_resume" and self._running:
                 self.counts["interrupted"] += await self._abort_all()
@@ -287,8 +290,11 @@ class EngineDriver:
 
     async def _swap(self, ref: WeightRef) -> None:
         self.group.version = ref.version
-        # Under drain and abort_resume no sequence runs now; what waits for later turns is not of these weights.
-        mode: Literal["keep", "recompute"] = "keep" if self._on_update == "keep" else "recompute"
+        # Under drain and abort_resume no sequence runs now; what waits for later turns is not of these weights. But an
+        # engine holds adapters side by side, so that under drain each sequence ends under its own, and nothing waits.
+        mode: UpdateMode = "keep" if self._on_update == "keep" else "recompute"
+        if self._on_update == "drain" and ref.adapters:
+            mode = "own"
         await self.group.with_cause("publication").update_weights(ref, mode)
         if self._on_update == "recompute":
             self._meter.recompute()

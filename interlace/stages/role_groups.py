@@ -5,7 +5,7 @@ Which worker a protocol is of, its docstring says; a test holds names, arguments
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from interlace.core.types import FloatArray, Metrics, Progress, Request, Response, RewardResult, Sample, SampleKey
 from interlace.envs.pool import EnvBatch
@@ -16,7 +16,7 @@ from interlace.runtime.typed_group import TypedGroup
 from interlace.weights.ref import Place, Route, WeightPart, WeightRef
 
 if TYPE_CHECKING:
-    from interlace.engines.rollout.protocol import EngineReport
+    from interlace.engines.rollout.protocol import EngineReport, UpdateMode
 
 
 class RolloutGroup(TypedGroup, Protocol):
@@ -36,7 +36,7 @@ class RolloutGroup(TypedGroup, Protocol):
         """Ends everything and returns what there is, to be resubmitted."""
         ...
 
-    def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> Handle[None]:
+    def update_weights(self, ref: WeightRef, mode: "UpdateMode") -> Handle[None]:
         """Swaps all weights between two decode steps."""
         ...
 

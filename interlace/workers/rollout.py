@@ -4,12 +4,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, STATE, WEIGHTS
 from interlace.core.types import Completion, Draft, FinishReason, Metrics, Progress, Request, Response, SampleKey
-from interlace.engines.rollout.protocol import ENGINE_PARTS, EngineReport, RolloutEngine, SwitchMode, TakesAdapters
+from interlace.engines.rollout.protocol import (
+    ENGINE_PARTS,
+    EngineReport,
+    RolloutEngine,
+    SwitchMode,
+    TakesAdapters,
+    UpdateMode,
+)
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Place, WeightRef
@@ -106,7 +113,7 @@ class RolloutWorker(Worker):
         return self._decoded(self._engine.abort())
 
     @operation(bin="weight_sync", parts=(WEIGHTS,), makes_activations=False)
-    def update_weights(self, ref: WeightRef, mode: Literal["keep", "recompute"]) -> None:
+    def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
         """Swaps all weights between two decode steps."""
         with self._reader.open(ref) as weights:
             if ref.adapters:

@@ -2,6 +2,9 @@
 
 import ctypes
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 MAX_LOOK_S = 10e-3
 """Several steps between two looks at the queue begin within this time; who cannot wait interrupts."""
+Serving: TypeAlias = Callable[[int | None], AbstractContextManager[int]]
 Ended: TypeAlias = tuple[int, bool]
 """A row whose sequence is done, and whether a stop token or string ended it; else it reached its limit."""
 
@@ -67,23 +71,35 @@ class DecodeLoop:
         self.interrupted = ctypes.c_int64(0)
         """Flag, 1 while a caller waits for the next look at the queue."""
 
-    def advance(self, version: int) -> tuple[int, list[Ended]]:
-        """Looks at the queue once and runs the forward passes until the next look. version: of the weights.
+    def advance(self, serving: Serving, *, several: bool) -> tuple[int, list[Ended]]:
+        """Looks at the queue once and runs the forward passes until the next look.
 
+        serving: has the weights of a version in place, None being the newest, and gives the version's number. several:
+        whether there are sequences of more than one; each version's run by themselves then, one after another.
         Returns the number of tokens drawn, and who is done: each keeps its row until the scheduler removes it.
         """
-        self._version, self._ended = version, []
-        return self._run_round(), self._ended
-
-    def _run_round(self) -> int:
+        self._ended = []
         start = time.perf_counter()
-        most = self._speculator.guess(self._scheduler.running) or self._steps_per_schedule
+        most = self._speculator.guess(() if several else self._scheduler.running) or self._steps_per_schedule
         if self._speculator.has_guessed:
             self._scheduler.drop_plan()
         plan = self._scheduler.schedule(min(most, self._steps_per_schedule))
         self.counters.schedule_s += time.perf_counter() - start
-        if not len(plan.rows):
-            return 0
+        drawn = 0
+        for version, part in self._by_version(plan) if several else ((None, plan),):
+            with serving(version) as self._version:
+                drawn += self._run_part(part) if len(part.rows) else 0
+        return drawn, self._ended
+
+    def _by_version(self, plan: Plan) -> Iterator[tuple[int | None, Plan]]:
+        versions = [self._table.occupant(row).version for row in plan.rows.tolist()]
+        for version in dict.fromkeys(versions):
+            mine = np.asarray([other == version for other in versions])
+            yield version, replace(plan, rows=plan.rows[mine], counts=plan.counts[mine])
+
+    def _run_part(self, plan: Plan) -> int:
+        """Runs the rows of one version until the next look. Returns the number of tokens drawn."""
+        start, num_ended = time.perf_counter(), len(self._ended)
         if self._speculator.has_guessed:
             drawn = self._run(plan)
             self._speculator.judge(max(0, drawn - len(plan.rows)))
@@ -94,7 +110,7 @@ class DecodeLoop:
             drawn = self._run(plan)
             for _ in range(plan.steps - 1):
                 is_due = bool(self.interrupted.value) or time.perf_counter() - start >= MAX_LOOK_S
-                if self._ended or self._agreement.decide(is_due):
+                if len(self._ended) > num_ended or self._agreement.decide(is_due):
                     break
                 drawn += self._run(plan)
         self._speculator.wait(drawn)

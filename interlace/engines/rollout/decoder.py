@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -196,6 +196,15 @@ class DecoderRunner:
             cos=cos.data_ptr(), sin=self._rotation[1].data_ptr(),
             head8=self._eight[-1].address if self._eight else None,
         )  # fmt: skip
+
+    @property
+    def binding(self) -> object:
+        """See Runner."""
+        return self._layers, self._eight, self._decoder
+
+    @binding.setter
+    def binding(self, bound: Any) -> None:
+        self._layers, self._eight, self._decoder = bound
 
     def _products(self, layers: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
         """Yields the matrices of each layer, and the head."""

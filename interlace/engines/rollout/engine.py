@@ -1,6 +1,7 @@
 """The native rollout engine: continuous batching for any transformers causal LM, in this process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,8 @@ class NativeEngine:
         """Live requests that stream."""
         self._arrivals = self._version = 0
         self._paused = False
+        self._bindings: dict[int, object] = {}
+        """Older version in use -> what the runner knows of where it lies."""
         self._saved: dict[int, list[Tensor]] | None = None
 
     @property
@@ -145,6 +148,8 @@ class NativeEngine:
             logprobs=list(request.generated_logprobs), versions=list(request.generated_versions),
             raw_logprobs=list(request.generated_raw_logprobs),
         )  # fmt: skip
+        if sequence.versions and sequence.versions[-1] in self._weights.versions:
+            sequence.version = sequence.versions[-1]
         self._arrivals += 1
         self._live[request.id] = sequence
         if request.streams:
@@ -156,7 +161,7 @@ class NativeEngine:
         finished: list[Completion] = []
         new_tokens, preemptions = 0, self._scheduler.num_preemptions
         if self._live and not self._paused and self._saved is None:
-            new_tokens, ended = self._decode_loop.advance(self._version)
+            new_tokens, ended = self._decode_loop.advance(self._serving, several=bool(self._weights.versions))
             for row, stopped in ended:
                 reason = FinishReason.STOP if stopped else FinishReason.LENGTH
                 finished.append(self._end(self._table.occupant(row), reason))
@@ -196,9 +201,13 @@ class NativeEngine:
         frozen: bool = False,
         adapters: Sequence[AdapterBase] = (),
     ) -> None:
-        check_mode(mode)
+        check_mode(mode, is_adapter=bool(adapters))
         if adapters:
-            self._weights.merge(tensors, adapters)
+            begun = [sequence for sequence in self._live.values() if sequence.version is None and sequence.has_begun]
+            is_kept = mode == "own" and begun
+            self._weights.merge(tensors, adapters, keeps=self._version if is_kept else None)
+            for sequence in begun if is_kept else ():
+                sequence.version = self._version
         else:
             self._weights.update(tensors, frozen=frozen)
         self._updated(version, mode)
@@ -219,20 +228,52 @@ class NativeEngine:
     def _updated(self, version: int, mode: UpdateMode) -> None:
         """Brings caches and sequences in line with the new weights."""
         self._runner.rebind()
+        self._bindings = {}
         self._version = version
+        if mode != "own":
+            for sequence in self._live.values():
+                sequence.version = None
+            self._let_go_unused()
         self._prefixes.clear(keeps_old=mode == "keep")
         if mode == "recompute":
             self._forget_computed()
+
+    @contextmanager
+    def _serving(self, version: int | None) -> Iterator[int]:
+        """Has the weights of an older version in place, while sequences that began with it run. None: the newest."""
+        if version is None:
+            yield self._version
+            return
+        newest = self._runner.binding
+        self._weights.serve(version)
+        if version in self._bindings:
+            self._runner.binding = self._bindings[version]
+        else:
+            self._runner.rebind()
+            self._bindings[version] = self._runner.binding
+        try:
+            yield version
+        finally:
+            self._weights.serve(None)
+            self._runner.binding = newest
+
+    def _let_go_unused(self) -> None:
+        in_use = {sequence.version for sequence in self._live.values()}
+        for version in self._weights.versions - in_use:
+            self._weights.let_go(version)
+            self._bindings.pop(version, None)
 
     def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:
         residence = self._weights.residence
         if WEIGHTS in parts and residence.is_away(WEIGHTS):
             residence.onload()
             self._runner.rebind()
+            self._bindings = {}
         if KV not in parts or self._saved is None:
             return
         self._pool.allocate()
         self._runner.rebind()
+        self._bindings = {}
         held = self._held_rows()
         for row, content in self._saved.items():
             if row in held:
@@ -284,6 +325,8 @@ class NativeEngine:
         self._scheduler.remove(sequence, retain=self._saved is None)
         del self._live[sequence.request.id]
         self._streaming.discard(sequence.request.id)
+        if sequence.version is not None:
+            self._let_go_unused()
         return Completion(
             request=sequence.request,
             token_ids=tuple(sequence.token_ids[sequence.num_prompt :]),

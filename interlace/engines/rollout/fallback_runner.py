@@ -20,6 +20,7 @@ class PlainRunner:
     def __init__(self, model: PreTrainedModel, *, use_cache: bool) -> None:
         self._model, self._use_cache = model, use_cache
         self.dtype, self.name = model.dtype, "one sequence at a time"
+        self.binding: object = None
         self._tokens: dict[int, list[int]] = {}
         self._caches: dict[int, Any] = {}  # whatever class of cache the architecture has
 

@@ -36,6 +36,10 @@ class LiveWeights:
         """First names of tensors whose memory came with an update: others may serve from it: it is not written to."""
         self._base: dict[str, Tensor] = {}
         """Name -> the tensor without the adapter that is added in, of each layer that has one."""
+        self._beside: dict[int, dict[str, Tensor]] = {}
+        """Version -> its tensors of the layers with an adapter, for older versions that are still in use."""
+        self._newest: dict[str, Tensor] = {}
+        """The newest version's, while an older one is in its place."""
         self._known_bases: set[str] = set()
         """Hashes that the base was held against."""
         self.residence = Residence(next(model.parameters()).device, {WEIGHTS: self.relocate})
@@ -44,13 +48,18 @@ class LiveWeights:
     def num_bytes(self) -> int:
         """Returns the bytes held on the device."""
         held = [*(self._tensors[name] for name in set(self._same_as.values())), *self._base.values()]
-        return 0 if self.residence.is_away(WEIGHTS) else sum(tensor.nbytes for tensor in held)
+        held += [tensor for beside in self._beside.values() for tensor in beside.values()]
+        sizes = {tensor.data_ptr(): tensor.nbytes for tensor in held}  # the base may be a version itself
+        return 0 if self.residence.is_away(WEIGHTS) else sum(sizes.values())
 
     def relocate(self, move: Move) -> None:
         """Replaces each tensor's memory by that of its copy."""
         for name in dict.fromkeys(self._same_as.values()):
             self._tensors[name].data = move(self._tensors[name].detach())
         self._base = {name: move(tensor) for name, tensor in self._base.items()}
+        self._beside = {
+            version: {name: move(tensor) for name, tensor in beside.items()} for version, beside in self._beside.items()
+        }
         self._borrowed.clear()
 
     @property
@@ -67,16 +76,20 @@ class LiveWeights:
         for name, tensor in tensors.items():
             self.replace(name, tensor, frozen=frozen)
         self._base.clear()
+        self._beside.clear()
 
     @torch.no_grad()
-    def merge(self, factors: Mapping[str, Tensor], bases: Sequence[AdapterBase]) -> None:
+    def merge(self, factors: Mapping[str, Tensor], bases: Sequence[AdapterBase], *, keeps: int | None = None) -> None:
         """Adds an adapter to the weights that were loaded, in place of the adapter before. factors: both of each layer.
 
-        Layers with an adapter are then held twice, without it and with it. UserError, and no change, for an adapter of
-        other layers or on another base.
+        Layers with an adapter are then held twice, without it and with it. keeps: the version so far, where it is in
+        use: its layers are held beside the new ones until let_go(). UserError, and no change, for an adapter of other
+        layers or on another base.
         """
         self._check_base(bases)
-        base = bases[0]
+        base, beside = bases[0], dict[str, Tensor]()
+        if keeps is not None:
+            self._beside[keeps] = beside
         for layer in dict.fromkeys(name.rsplit(".", 2)[0] for name in factors):
             name = f"{layer}.weight"
             down, up = (factors[f"{layer}.{half}.weight"].to(self._tensors[name].device) for half in FACTORS)
@@ -86,7 +99,29 @@ class LiveWeights:
                 plain = self._base[name] = self._tensors[name].detach()
                 self._tensors[name].data = torch.empty_like(plain)
                 self._borrowed.discard(self._same_as[name])
+                beside[name] = plain
+            elif keeps is not None:
+                beside[name] = self._tensors[name].detach()
+                self._tensors[name].data = torch.empty_like(plain)
             self._tensors[name].detach().copy_(plain + change * base.scale)
+
+    def serve(self, version: int | None) -> None:
+        """Puts an older version that is in use in the newest one's place, until serve(None)."""
+        for name, tensor in (self._newest if version is None else self._beside[version]).items():
+            if version is not None:
+                self._newest.setdefault(name, self._tensors[name].detach())
+            self._tensors[name].data = tensor
+        if version is None:
+            self._newest.clear()
+
+    @property
+    def versions(self) -> frozenset[int]:
+        """Returns the older versions that are held."""
+        return frozenset(self._beside)
+
+    def let_go(self, version: int) -> None:
+        """Drops an older version that is used no more."""
+        del self._beside[version]
 
     def _check_base(self, bases: Sequence[AdapterBase]) -> None:
         for base in bases:

@@ -78,7 +78,7 @@ class PrefixIndex:
 
     def is_coming(self, sequence: SequenceState) -> bool:
         """Says whether a running sibling is still computing this sequence's prompt."""
-        if sequence.request.inputs is not None:
+        if not sequence.shares_prefixes:
             return False
         leader = self._leaders.get(tuple(sequence.request.prompt_ids))
         return leader is not None and self._table.num_computed[leader.row] < sequence.num_prompt - 1
@@ -89,7 +89,7 @@ class PrefixIndex:
         A turn that goes on from an earlier place of its sample takes nothing: what is behind that place may be needed.
         """
         owner = sequence.request.owner
-        holder = self._kept.get(owner) if sequence.request.inputs is None else None
+        holder = self._kept.get(owner) if sequence.shares_prefixes else None
         if holder is None or holder.left_behind is None:
             return 0
         shared = _num_shared(holder.left_behind, sequence.token_ids)
@@ -109,7 +109,7 @@ class PrefixIndex:
 
     def fork(self, sequence: SequenceState, room: int) -> int:
         """Copies a computed prefix into the row of `sequence`, with room for more. Returns its length, 0 for none."""
-        row, shared = self._longest(sequence) if sequence.request.inputs is None else (-1, 0)
+        row, shared = self._longest(sequence) if sequence.shares_prefixes else (-1, 0)
         if not shared or not self._store.fork(row, sequence.row, shared, room):
             return 0
         return shared
@@ -117,13 +117,13 @@ class PrefixIndex:
     def announce(self, sequence: SequenceState) -> None:
         """Notes that a sequence starts to run, or that its cells are computed again under the current version.
 
-        What arrays stand in is shared with no other sequence: tokens do not tell it.
+        What arrays stand in, or what older weights compute, is shared with no other sequence: tokens do not tell it.
         """
         taken, self._taken = self._taken, None
         if taken is not None:
             self._returns.observe(self._now() - taken.since_s)
             self._spare_rows.append(taken.row)
-        if not self._enabled or sequence.request.inputs is not None or (taken is not None and not taken.is_current):
+        if not self._enabled or not sequence.shares_prefixes or (taken is not None and not taken.is_current):
             return
         self._leaders.setdefault(tuple(sequence.request.prompt_ids), sequence)
         holder = None
@@ -141,7 +141,7 @@ class PrefixIndex:
         holder = self._running.pop(sequence, None)
         if holder is not None:
             self._unmark(holder)
-        may_continue = sequence.request.may_continue and sequence.request.inputs is None
+        may_continue = sequence.request.may_continue and sequence.shares_prefixes
         owner = sequence.request.owner if may_continue else None
         serves = is_current or (self._keeps_old and owner is not None)
         computed = int(self._table.num_computed[sequence.row])

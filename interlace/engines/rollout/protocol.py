@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     from interlace.weights.ref import AdapterBase
 
-UpdateMode = Literal["keep", "recompute"]
-"""Treatment of running sequences' KV cache when weights change: kept unchanged, or computed again."""
+UpdateMode = Literal["keep", "recompute", "own"]
+"""Treatment of running sequences when weights change. They go on under the new ones, on the KV cache that is there
+(keep) or on one that is computed again; own: each ends under the weights that it began with, which are held beside the
+new ones until then. `own` is for adapters that travel alone."""
 
 SwitchMode = Literal["offload", "recompute"]
 """Treatment of the KV cache when the device changes hands: moved to the host and back, or computed again."""
@@ -25,10 +27,15 @@ ENGINE_PARTS = (KV, WEIGHTS)
 """Parts of an engine's state, in the order in which they are given up."""
 
 
-def check_mode(mode: str) -> None:
-    """Raises UserError for what is no UpdateMode."""
+def check_mode(mode: str, *, is_adapter: bool = False) -> None:
+    """Raises UserError for what is no UpdateMode, and for one that whole weights do not have."""
     if mode not in get_args(UpdateMode):
         raise UserError(f"unknown weight update mode {mode!r}. Known: {', '.join(get_args(UpdateMode))}.")
+    if mode == "own" and not is_adapter:
+        raise UserError(
+            "weight update mode 'own' holds versions beside each other, which this engine does with adapters that "
+            "travel alone: set weights.adapter=alone, or take mode keep or recompute."
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,6 +42,8 @@ class Runner(Protocol):
     name: str
     dtype: torch.dtype
     """Type of the weights."""
+    binding: object
+    """Where it reads the weights, as rebind() found them: to be set again where they lie there once more."""
 
     @property
     def invariance(self) -> str:
@@ -82,6 +84,7 @@ class ModelRunner:
         self._model, self._hub, self._backend, self._spare_row = model, hub, backend, spare_row
         self.dtype, self.name = model.dtype, "the transformers model"
         self.pad_rows = PAD_ROWS[0]
+        self.binding: object = None
 
     @property
     def invariance(self) -> str:

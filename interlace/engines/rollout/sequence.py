@@ -40,10 +40,22 @@ class SequenceState:
     versions: list[int] = field(default_factory=list)
     raw_logprobs: list[float] = field(default_factory=list)
     """Kept where they are asked for."""
+    version: int | None = None
+    """Older weights that it began under, and ends under; None: those that serve."""
     num_cached: int = -1
     """Tokens of the prompt that were there when it first ran; -1: it has not run."""
     _marks: tuple[int, list[int]] = field(default=(0, []))
     """Number of tokens that the marks were made of, and the marks."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Says whether any of it was computed, or drawn elsewhere."""
+        return self.row >= 0 or bool(self.versions)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Says whether its tokens and the newest weights alone make its keys and values: others may have them then."""
+        return self.request.inputs is None and self.version is None
 
     @property
     def num_prompt(self) -> int:

@@ -7,7 +7,7 @@ import torch
 
 from interlace.algorithms import create_algorithm
 from interlace.core.errors import UserError
-from interlace.core.types import SamplingParams
+from interlace.core.types import Completion, Request, SampleKey, SamplingParams
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.weights.config import WeightsConfig
@@ -87,6 +87,49 @@ def test_bfloat16_weights_are_the_trainers_to_the_bit() -> None:
     state = served._model.state_dict()
     for name, tensor in engine.weights().items():
         assert torch.equal(state[name], tensor), name
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["c++ decoder", "transformers"])
+def test_sequences_end_under_the_adapter_that_they_began_with(kernels: bool) -> None:
+    engine = trained("qwen2", LORA)
+    config = NativeConfig(max_running=6, max_tokens=512, steps_per_schedule=1, compile_kernels=kernels)
+    served, reader = NativeEngine(tiny_model("qwen2"), config=config), WeightReader()
+    writer = WeightWriter(Route(transport="alias", config=WeightsConfig(adapter="alone")))
+    params, weights, done = SamplingParams(max_new_tokens=24), {}, dict[str, Completion]()
+    base = served.memory().weights
+    for version in range(3):  # two sequences begin under each, while those of the versions before run on
+        step(engine, version)
+        weights[version] = {name: tensor.detach().clone() for name, tensor in engine.weights().items()}
+        ref = WeightRef(version=version, parts=(engine.write_weights(writer, version, copy=True),))
+        with reader.open(ref) as read:
+            served.update_weights(read, version, "own", adapters=ref.adapters)
+        for number in (2 * version, 2 * version + 1):  # the same prompts under each: no prefix may be shared
+            prompt = [3 + number % 2, *range(4, 40)]
+            owner = SampleKey(number, 0)
+            served.submit(Request(uid=str(number), owner=owner, prompt_ids=prompt, params=params))
+        for _ in range(3):
+            done |= {completion.request.id: completion for completion in served.step().finished}
+    adapted = sum(shard.num_bytes for shard in ref.adapters[0].shards)
+    assert served.memory().weights == base + 3 * adapted, "without an adapter, and two older ones beside the newest"
+    while len(done) < 6:
+        done |= {completion.request.id: completion for completion in served.step().finished}
+    assert served.memory().weights == base + adapted, "the older ones went with their last sequences"
+    for completion in done.values():
+        version = completion.request.owner.gid // 2
+        assert set(completion.versions) == {version}
+        model = tiny_model("qwen2")
+        model.load_state_dict(weights[version], strict=False)
+        prompt = list(completion.request.prompt_ids)
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0, len(prompt) - 1 : -1]
+        found = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+        assert torch.allclose(found, torch.tensor(completion.logprobs), atol=1e-5, rtol=0)
+
+
+def test_whole_weights_are_not_held_side_by_side() -> None:
+    served = serving("qwen2")
+    with pytest.raises(UserError, match=r"weights\.adapter=alone"):
+        served.update_weights(dict(served._model.state_dict()), 1, "own")
 
 
 def test_another_base_is_refused_and_the_old_weights_serve() -> None:
