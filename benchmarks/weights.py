@@ -262,16 +262,20 @@ def _late_joiner(model: LlamaForCausalLM, rounds: int) -> Iterator[Line]:
             with reader.open(newest[0]) as read:
                 assert len(read)
 
-        def publish_beside_one_that_joins() -> None:
-            late = WeightReader()
-            with late.open(newest[0]) as read:  # it holds the slot for as long as the publication takes
-                assert len(read)
-                publish()
-            late.close()
+        late: list[WeightReader] = []
 
-        for _ in range(3):
-            publish_beside_one_that_joins() if newest else publish()
-        times = _paired([publish_beside_one_that_joins, publish], rounds)
+        def join() -> None:
+            """It holds the slot for as long as the publication takes; what it takes itself stalls no other."""
+            late.append(WeightReader())
+            with late[0].open(newest[0]) as read:
+                assert len(read)
+
+        def leave() -> None:
+            late.pop().close()
+
+        for warm in (publish, join, publish, leave, publish):
+            warm()
+        times = _paired([join, publish, leave, publish], rounds)[1::2]
     stalls = [1e3 * (late - alone) for late, alone in zip(*times, strict=True)]
     yield Line(
         what="a late joiner stalls the others by",

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from interlace.core.profile import RolloutCosts
 from interlace.core.runs import Runs
@@ -15,10 +15,7 @@ from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.simulate.kept import KeptContexts
 from interlace.simulate.pace import Pace, PacedWork
-from interlace.weights.ref import WeightRef
-
-if TYPE_CHECKING:
-    from interlace.engines.rollout.protocol import UpdateMode
+from interlace.weights.ref import UpdateMode, WeightRef
 
 Length = Callable[[Request], float]
 """Tokens until the response to a request ends by itself, those it came with included."""
@@ -171,7 +168,7 @@ class SimulatedEngine(Worker):
         return tuple(_ended(found, FinishReason.ABORTED) for request_id in ids if (found := self._take_out(request_id)))
 
     @operation(bin="weight_sync")
-    async def update_weights(self, ref: WeightRef, mode: "UpdateMode") -> None:
+    async def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
         """Swaps all weights; with `recompute`, what is cached is computed again."""
         seconds = self._costs.update_s
         if mode == "recompute":

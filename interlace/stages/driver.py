@@ -5,7 +5,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import Draft, Metrics, Progress, Request, Response, SampleKey
@@ -18,10 +18,7 @@ from interlace.schedule.dispatch import Load
 from interlace.schedule.schedule import Schedule
 from interlace.stages.generation_meter import GenerationMeter
 from interlace.stages.role_groups import RolloutGroup
-from interlace.weights.ref import WeightRef
-
-if TYPE_CHECKING:
-    from interlace.engines.rollout.protocol import UpdateMode
+from interlace.weights.ref import UpdateMode, WeightRef
 
 ROUNDING_S = 1e-6
 """Rounding tolerance of clocks, in seconds."""

@@ -13,10 +13,10 @@ from interlace.envs.process import SlotJob
 from interlace.envs.spec import EnvSpec
 from interlace.runtime.handle import Handle
 from interlace.runtime.typed_group import TypedGroup
-from interlace.weights.ref import Place, Route, WeightPart, WeightRef
+from interlace.weights.ref import Place, Route, UpdateMode, WeightPart, WeightRef
 
 if TYPE_CHECKING:
-    from interlace.engines.rollout.protocol import EngineReport, UpdateMode
+    from interlace.engines.rollout.protocol import EngineReport
 
 
 class RolloutGroup(TypedGroup, Protocol):
@@ -36,7 +36,7 @@ class RolloutGroup(TypedGroup, Protocol):
         """Ends everything and returns what there is, to be resubmitted."""
         ...
 
-    def update_weights(self, ref: WeightRef, mode: "UpdateMode") -> Handle[None]:
+    def update_weights(self, ref: WeightRef, mode: UpdateMode) -> Handle[None]:
         """Swaps all weights between two decode steps."""
         ...
 

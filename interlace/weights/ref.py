@@ -4,13 +4,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import Shard
 
 FACTORS = ("lora_A", "lora_B")
 """Names of an adapter's two factors, between the name of the layer and `weight`, as in peft's files."""
+UpdateMode: TypeAlias = Literal["keep", "recompute", "own"]
+"""Treatment of running sequences when weights change. They go on under the new ones, on the KV cache that is there
+(keep) or on one that is computed again; own: each ends under the weights that it began with, which are held beside the
+new ones until then. `own` is for adapters that travel alone."""
 _SHARED = Path("/dev/shm")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 

@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, cast
 from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, STATE, WEIGHTS
 from interlace.core.types import Completion, Draft, FinishReason, Metrics, Progress, Request, Response, SampleKey
-from interlace.engines.rollout.protocol import (
-    ENGINE_PARTS,
-    EngineReport,
-    RolloutEngine,
-    SwitchMode,
-    TakesAdapters,
-    UpdateMode,
-)
+from interlace.engines.rollout.protocol import ENGINE_PARTS, EngineReport, RolloutEngine, SwitchMode, TakesAdapters
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.weights.reader import WeightReader
-from interlace.weights.ref import Place, WeightRef
+from interlace.weights.ref import Place, UpdateMode, WeightRef
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,7 +25,6 @@ from interlace.engines.rollout.protocol import (
     EngineReport,
     StepOutput,
     SwitchMode,
-    UpdateMode,
     check_mode,
 )
 from interlace.engines.rollout.request_checks import Limits
@@ -33,7 +32,7 @@ from interlace.engines.rollout.scheduler import Scheduler
 from interlace.engines.rollout.sequence import SequenceState, SequenceTable
 from interlace.models.size import context_length
 from interlace.weights.plan import Shard
-from interlace.weights.ref import AdapterBase
+from interlace.weights.ref import AdapterBase, UpdateMode
 from interlace.weights.saved import LandedWeights, SavedWeights, watched_load
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from interlace.engines.rollout.protocol import (
     EngineReport,
     StepOutput,
     SwitchMode,
-    UpdateMode,
     check_mode,
 )
+from interlace.weights.ref import UpdateMode
 from interlace.weights.saved import SavedWeights
 
 if TYPE_CHECKING:

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, WEIGHTS
 from interlace.core.types import Completion, Metrics, Request, SampleKey
+from interlace.weights.ref import UpdateMode
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from interlace.weights.ref import AdapterBase
-
-UpdateMode = Literal["keep", "recompute", "own"]
-"""Treatment of running sequences when weights change. They go on under the new ones, on the KV cache that is there
-(keep) or on one that is computed again; own: each ends under the weights that it began with, which are held beside the
-new ones until then. `own` is for adapters that travel alone."""
 
 SwitchMode = Literal["offload", "recompute"]
 """Treatment of the KV cache when the device changes hands: moved to the host and back, or computed again."""

@@ -13,7 +13,8 @@ from interlace.core.types import Completion, FinishReason, Request
 from interlace.engines.rollout.config import SGLangConfig
 from interlace.engines.rollout.external import ExternalEngine, Generated, finish_reason, request_seed
 from interlace.engines.rollout.named_weights import NamedWeights
-from interlace.engines.rollout.protocol import ENGINE_PARTS, StepOutput, SwitchMode, UpdateMode, check_mode
+from interlace.engines.rollout.protocol import ENGINE_PARTS, StepOutput, SwitchMode, check_mode
+from interlace.weights.ref import UpdateMode
 
 if TYPE_CHECKING:
     from torch import Tensor

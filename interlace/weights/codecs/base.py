@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -90,6 +91,7 @@ class CodecModule(Protocol):
         ...
 
 
+@cache  # asked for each tensor of a version, and each time it looks through a folder
 def codec_named(name: str) -> CodecModule:
     """Returns a codec by name. Raises UserError for an unknown one."""
     return cast("CodecModule", builtin_module("codec of weights", codecs, name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
 
 from interlace.core.plugins import builtin_module
@@ -85,6 +86,7 @@ class Held:
         self.tensors = ()
 
 
+@cache  # asked for each tensor of a version, and each time it looks through a folder
 def transport_named(name: str) -> TransportModule:
     """Returns a transport by name. Raises UserError for an unknown one."""
     return cast("TransportModule", builtin_module("transport of weights", transports, name))
