@@ -154,8 +154,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     how = "weights + KV cache of rollout.max_tokens" + (" + weights in eight bits" if is_cut else "")
     if loads.num_adapted:
         # Under drain each sequence ends under its own adapter: as many versions are held as samples may lag behind.
-        schedule = recipe.schedule.resolved
-        older = schedule.staleness_bound if schedule.on_update == "drain" else 0
+        older = recipe.schedule.resolved.adapters_beside
         copies += (1 + older) * loads.num_adapted * size.weight_bytes // size.num_parameters
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
     roles = [_Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]

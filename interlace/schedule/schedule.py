@@ -201,6 +201,11 @@ class Schedule(Config):
         return math.ceil(self.max_staleness)
 
     @property
+    def adapters_beside(self) -> int:
+        """Counts the versions of an adapter that an engine may have to hold beside the newest."""
+        return self.staleness_bound if self.on_update == "drain" else 0
+
+    @property
     def depth(self) -> float:
         """Versions that generation may run ahead."""
         return self.max_staleness if self.pipeline_depth is None else self.pipeline_depth

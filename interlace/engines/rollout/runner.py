@@ -43,7 +43,7 @@ class Runner(Protocol):
     dtype: torch.dtype
     """Type of the weights."""
     binding: object
-    """Where it reads the weights, as rebind() found them: to be set again where they lie there once more."""
+    """Addresses of the weights, as rebind() found them: set again where weights lie there once more."""
 
     @property
     def invariance(self) -> str:

@@ -1,7 +1,7 @@
 """Channels that workers put to and get from themselves: rows stay with the rank that made them, the flow sees keys.
 
 A row has a number. Which rank makes it and which one gets it follows from the number alone, and rows are given out in
-the order of their numbers: whoever is faster changes nothing. A reader fetches a row's content from the rank that holds
+the order of their numbers: which rank is faster changes nothing. A reader fetches a row's content from the rank that holds
 it, which lets it go once the row has ended.
 """
 
@@ -24,7 +24,7 @@ _ANSWER_S = 1.0
 
 
 class Grant(NamedTuple):
-    """What an exchange says to a reader that asked: whose row it gets next."""
+    """Answer to a reader that asked: whose row it gets next."""
 
     key: int
     """-1: there is none, and none will come."""
@@ -136,7 +136,7 @@ class Exchange:
         return self.failed
 
     def close(self) -> None:
-        """Ends the channel behind the rows that are there: readers are told, and later puts refused."""
+        """Ends the channel behind the rows that are there: readers hear of it, and later puts are refused."""
         self._num_rows = max([self._next, *(key + 1 for key in (*self._holders, *self._again))])
         self._give_out()
 
