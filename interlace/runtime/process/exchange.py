@@ -1,8 +1,8 @@
 """Channels that workers put to and get from themselves: rows stay with the rank that made them, the flow sees keys.
 
 A row has a number. Which rank makes it and which one gets it follows from the number alone, and rows are given out in
-the order of their numbers: which rank is faster changes nothing. A reader fetches a row's content from the rank that holds
-it, which lets it go once the row has ended.
+the order of their numbers: which rank is faster changes nothing. A reader fetches a row's content from the rank that
+holds it, which lets it go once the row has ended.
 """
 
 import asyncio
