@@ -63,6 +63,7 @@ class SGLangEngine(ExternalEngine):
             chunked_prefill_size=config.max_batch_tokens,
             mem_fraction_static=config.memory_share,
             enable_memory_saver=True,
+            enable_weights_cpu_backup=True,  # else weights that leave the device are lost
             enable_deterministic_inference=True,
             disable_radix_cache=True,  # its keys know nothing of weight versions
         )

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from interlace.core.errors import InterlaceError
 from interlace.core.types import NO_GROUP, Completion, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.config import SGLangConfig
+from interlace.engines.rollout.protocol import ENGINE_PARTS
 from interlace.engines.rollout.sglang import SGLangEngine
 
 BROKEN, HALF = 13, 14
@@ -66,6 +67,7 @@ class FakeEngine:
         self.loop = asyncio.new_event_loop()
         self.tokenizer_manager = FakeManager()
         self.refuses = False
+        self.moved: list[str] = []
 
     async def async_generate(
         self, *, input_ids: Sequence[int], sampling_params: dict[str, Any], rid: str, stream: bool, return_logprob: bool
@@ -83,10 +85,13 @@ class FakeEngine:
             self._flush()
         return True, "Success"
 
-    def release_memory_occupation(self) -> None:
-        self._flush()
+    def release_memory_occupation(self, tags: Sequence[str]) -> None:
+        self.moved += [f"-{tag}" for tag in tags]
+        if "kv_cache" in tags:
+            self._flush()
 
-    def resume_memory_occupation(self) -> None: ...
+    def resume_memory_occupation(self, tags: Sequence[str]) -> None:
+        self.moved += [f"+{tag}" for tag in tags]
 
 
 @pytest.fixture
@@ -163,8 +168,13 @@ def test_what_runs_goes_on_after_the_cache_went(engine: SGLangEngine, way: str, 
         save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
         engine.load(tmp_path, 1, "recompute")
     else:
-        engine.offload()
+        for part in ENGINE_PARTS:
+            engine.offload(parts=[part])
+        engine.onload(["weights"])
+        engine.update_weights({"a": torch.zeros(2)}, 1, "keep")
+        assert engine.step().num_new_tokens == 0
         engine.onload()
+        assert engine._engine.moved == ["-kv_cache", "-weights", "+weights", "+kv_cache"]
     done = drain(engine)
     assert sorted(one.request.owner.index for one in done) == [0, 1]
     assert all(list(one.token_ids) == list(range(2, 62)) for one in done)
