@@ -59,7 +59,7 @@ TASKS = {
     "pendulum": Control(
         task="Pendulum-v1",
         recipe="robot-pendulum",
-        steps=40_000,
+        steps=20_000,
         theirs={"n_steps": 1024, "gamma": 0.9, "use_sde": True, "sde_sample_freq": 4, "learning_rate": 1e-3},
     ),
 }  # fmt: skip
