@@ -40,5 +40,20 @@ class End(Worker):
         return sum(int(row.token_ids[-1]) >= 0 for row in rows)
 
     @operation(on_device=False)
+    def put(self, channel: str, count: int, batch: int, length: int) -> None:
+        """Puts `count` rows of a channel of workers, `batch` items each."""
+        end = self.context.channel(channel)
+        for number in range(count):
+            end.put(number, self.make(number * batch, batch, length))
+
+    @operation(on_device=False)
+    def get(self, channel: str) -> int:
+        """Reads a channel of workers to its end."""
+        end, num_rows = self.context.channel(channel), 0
+        while row := end.get():
+            num_rows += self.take(row[1])
+        return num_rows
+
+    @operation(on_device=False)
     def echo(self, rows: Sequence[Row]) -> list[Row]:
         return list(rows)

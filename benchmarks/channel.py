@@ -16,12 +16,13 @@ RLinf Channel and TransferQueue run where --peers-python has them: see _channel_
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.schedule.schedule import Schedule
 
-OURS = "interlace Channel"
+OURS, BY_WORKERS = "interlace Channel", "interlace, by workers"
 HERE = ("bare Ray actor", "ray Queue", "multiprocessing.Queue")
 ELSEWHERE = ("RLinf Channel", "TransferQueue")
 STEP = 64
@@ -52,10 +53,14 @@ class Result:
     items_per_s: dict[int, float]
     """By items a call."""
     round_trip_s: float
+    controller_ms: dict[int, float] = field(default_factory=dict)
+    """CPU milliseconds of the controller's process for each item, by items a call; ours alone."""
 
 
 class Ours:
     """Two workers on the ray cluster, and channels between them."""
+
+    num_channels = 0
 
     def __init__(self, cluster: Cluster, producer: WorkerGroup[Any], consumer: WorkerGroup[Any]) -> None:
         self._cluster, self._producer, self._consumer = cluster, producer, consumer
@@ -84,6 +89,15 @@ class Ours:
         await asyncio.gather(produce(), consume())
         return time.perf_counter() - start
 
+    async def by_workers(self, length: int, batch: int, count: int) -> float:
+        """Seconds for as much through a channel that the workers put to and get from themselves."""
+        Ours.num_channels += 1
+        name = f"rows{Ours.num_channels}"
+        self._cluster.open_channel(name, writers=("producer.0",), readers=("consumer.0",), num_rows=count)
+        start = time.perf_counter()
+        await asyncio.gather(self._producer.put(name, count, batch, length), self._consumer.get(name))
+        return time.perf_counter() - start
+
     async def round_trip(self, length: int) -> float:
         """Seconds from the producer's call until the item is back there."""
         start = time.perf_counter()
@@ -101,6 +115,7 @@ def mean(first: Sequence[Result], second: Sequence[Result]) -> list[Result]:
             length=one.length,
             items_per_s={batch: (rate + other.items_per_s[batch]) / 2 for batch, rate in one.items_per_s.items()},
             round_trip_s=(one.round_trip_s + other.round_trip_s) / 2,
+            controller_ms={batch: (ms + other.controller_ms[batch]) / 2 for batch, ms in one.controller_ms.items()},
         )
         for one, other in zip(first, second, strict=True)
     ]
@@ -125,16 +140,23 @@ async def _measure(cluster: Cluster, lengths: Sequence[int], batches: Sequence[i
     while time.perf_counter() < end:
         await ours.throughput(lengths[0], batches[0], 16)
     for length in lengths:
-        rates = {}
-        for batch in batches:
-            await ours.throughput(length, batch, 8)
-            count = max(16, int(seconds / (await ours.throughput(length, batch, 16) / 16)))
-            rates[batch] = statistics.median(
-                [count * batch / await ours.throughput(length, batch, count) for _ in range(3)]
-            )
         trips = [await ours.round_trip(length) for _ in range(120)][20:]
-        found = Result(contestant=OURS, length=length, items_per_s=rates, round_trip_s=statistics.median(trips))
-        results.append(found)
+        for name, move in ((OURS, ours.throughput), (BY_WORKERS, ours.by_workers)):
+            rates, spent = {}, {}
+            for batch in batches:
+                await move(length, batch, 8)
+                count = max(16, int(seconds / (await move(length, batch, 16) / 16)))
+                began_s = time.process_time()
+                rates[batch] = statistics.median([count * batch / await move(length, batch, count) for _ in range(3)])
+                spent[batch] = 1e3 * (time.process_time() - began_s) / (3 * count * batch)
+            found = Result(
+                contestant=name,
+                length=length,
+                items_per_s=rates,
+                round_trip_s=statistics.median(trips) if name == OURS else math.nan,
+                controller_ms=spent,
+            )
+            results.append(found)
     return results
 
 
@@ -163,12 +185,13 @@ def table(results: Sequence[Result], lengths: Sequence[int], batches: Sequence[i
     """One row a contestant and length; in brackets, how many times as many items ours moves."""
     ours = {result.length: result for result in results if result.contestant == OURS}
     lines = [f"{'length':>7}  {'':22}" + "".join(f"{f'{batch} a call, items/s':>26}" for batch in batches)]
-    lines[0] += f"{'round trip, ms':>16}"
+    lines[0] += f"{'round trip, ms':>16}" + "".join(f"{f'controller, ms, {batch}':>22}" for batch in batches)
     for length in lengths:
         for result in (entry for entry in results if entry.length == length):
             rates = [(result.items_per_s[b], ours[length].items_per_s[b] / result.items_per_s[b]) for b in batches]
             cells = "".join(f"{rate:>17,.0f} ({ratio:5.1f}x)" for rate, ratio in rates)
-            lines.append(f"{length:>7}  {result.contestant:22}{cells}{1000 * result.round_trip_s:>16.2f}")
+            spent = "".join(f"{result.controller_ms.get(batch, math.nan):>22.4f}" for batch in batches)
+            lines.append(f"{length:>7}  {result.contestant:22}{cells}{1000 * result.round_trip_s:>16.2f}{spent}")
     return "\n".join(lines)
 
 
