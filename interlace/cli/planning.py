@@ -30,14 +30,14 @@ def plan_here(
     quiet: bool,
 ) -> "tuple[RecipePlan, Probes | None]":
     """Plans a recipe on this machine. profile: None measures one, or takes the one that is kept. Raises UserError."""
+    from interlace.cli.virtual import given_profile
     from interlace.observe.progress import open_progress
     from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe
-    from interlace.simulate.profiles import load_profile
 
     recipe = without_schedule(load_recipe(spec, overrides))
     check_settings(recipe)
-    given = load_profile(profile) if profile else None
+    given = given_profile(profile) if profile else None
     from interlace.profiling.profile import PARTS
     from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
 

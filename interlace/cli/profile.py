@@ -12,10 +12,14 @@ from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
     from interlace.core.profile import Profile
+    from interlace.observe.run_folder import RunFolder
 
 
 def profile(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe (`interlace recipes`) or the path of a YAML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A shipped recipe (`interlace recipes`), the path of a YAML file, or a run: its records."),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change: `cluster=ray` measures Ray's workers."),
@@ -29,6 +33,7 @@ def profile(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no table.")] = False,
 ) -> None:
     """Measure what a recipe's workers cost on this machine, for the simulator."""
+    from interlace.cli.report import find_run
     from interlace.observe.progress import open_progress
     from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe
@@ -37,6 +42,11 @@ def profile(
     if not 0 < budget < math.inf:
         raise UserError(f"--budget {budget:g}: give the seconds that measuring may take, such as 45.")
     hush_libraries()
+    if run := find_run(recipe):
+        if overrides or roofline:
+            raise UserError(f"{recipe} is a run, whose records are of its own settings: leave the rest out.")
+        _of_run(run, out, Console(quiet=quiet), as_json=as_json)
+        return
     settings = load_recipe(recipe, overrides or [])
     check_settings(settings)
     from interlace.profiling.profile import PARTS, profile_recipe  # loads torch: a bad recipe has been refused
@@ -53,6 +63,18 @@ def profile(
         source = " ".join(["interlace profile", recipe, *(overrides or [])])
         measured = profile_recipe(settings, progress, source=source, budget_s=budget)
     _written(measured, out, console, as_json=as_json)
+
+
+def _of_run(run: "RunFolder", out: Path, console: Console, *, as_json: bool) -> None:
+    """Writes the profile that a run's records give, and keeps it for plans of the same recipe on this machine."""
+    from interlace.profiling.from_run import profile_of_run
+    from interlace.profiling.store import keep_profile
+
+    recipe, found = profile_of_run(run)
+    kept = keep_profile(recipe, found)
+    _written(found, out, console, as_json=as_json)
+    if not as_json:
+        console.print(f"Kept for plans of this recipe: {kept}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _written(profile: "Profile", out: Path, console: Console, *, as_json: bool) -> None:

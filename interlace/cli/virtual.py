@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
+    from interlace.core.profile import Profile
     from interlace.jobs.simulate import Simulation
 
 
 def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 8192) -> "Simulation":
     """Reads numbers of devices and as many profiles, with commas between. Raises UserError."""
     from interlace.jobs.simulate import Simulation
-    from interlace.simulate.profiles import load_profile
 
-    profiles = [load_profile(name.strip()) for name in profile.split(",")] if profile else [load_profile(None)]
+    profiles = [given_profile(name.strip()) for name in profile.split(",")] if profile else [given_profile(None)]
     counts = [_count(devices, part) for part in devices.split(",")]
     if len(counts) != len(profiles):
         raise UserError(
@@ -37,6 +37,19 @@ def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 819
     mixed = first.model_copy(update={"kinds": {each.kind: each for each in profiles}})
     pools = tuple(zip(kinds, counts, strict=True))
     return Simulation(profile=mixed, num_devices=sum(counts), pools=pools, num_prompts=num_prompts)
+
+
+def given_profile(spec: str | None) -> "Profile":
+    """Returns the profile that --profile names: a shipped one, a file, or that of a run's records. Raises UserError."""
+    from interlace.cli.report import find_run
+    from interlace.simulate.profiles import load_profile
+
+    run = find_run(spec) if spec else None
+    if run is None:
+        return load_profile(spec)
+    from interlace.profiling.from_run import profile_of_run
+
+    return profile_of_run(run)[1]
 
 
 def _count(devices: str, part: str) -> int:

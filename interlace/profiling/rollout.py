@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -164,13 +165,8 @@ def fit_rollout(measured: Sequence[Measured], *, kv_tokens: int, max_running: in
     rows = [_row(each, batches) for each in measured]
     seconds = [each.seconds for each in measured]
     call_s, intake_s, sequence_s, prefill_token_s, context_token_s, *steps = fit(rows, seconds)
-    # A larger batch is not faster: where it seems to be, that is noise.
-    floor, rising = 1e-9, []
-    for batch, step_s in zip(batches, steps, strict=True):
-        floor = max(floor, float(step_s))
-        rising.append((batch, floor))
     return RolloutCosts(
-        steps=tuple(rising),
+        steps=rising(batches, steps),
         context_token_s=float(context_token_s),
         call_s=float(call_s),
         intake_s=float(intake_s),
@@ -179,6 +175,11 @@ def fit_rollout(measured: Sequence[Measured], *, kv_tokens: int, max_running: in
         kv_tokens=kv_tokens,
         max_running=max_running,
     )
+
+
+def rising(batches: Sequence[int], steps_s: Sequence[float]) -> tuple[tuple[int, float], ...]:
+    """Returns (batch, seconds of a decode step), never falling: where a larger batch seems faster, that is noise."""
+    return tuple(zip(batches, accumulate([max(1e-9, float(step_s)) for step_s in steps_s], max), strict=True))
 
 
 def _row(measured: Measured, batches: Sequence[int]) -> list[float]:

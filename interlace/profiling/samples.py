@@ -63,11 +63,18 @@ async def _draw_step(
 
 def measure_lengths(samples: Sequence[Sample]) -> Lengths:
     """Quantiles of response lengths, and how much of their spread is the prompt's."""
-    lengths = [sample.num_tokens for sample in samples]
-    spread = log_spread(by_prompt(samples, [float(max(1, length)) for length in lengths]))
+    groups = by_prompt(samples, [float(sample.num_tokens) for sample in samples])
+    prompt_tokens = max(1, round(float(np.mean([len(sample.prompt.token_ids) for sample in samples]))))
+    return lengths_of(groups, prompt_tokens=prompt_tokens)
+
+
+def lengths_of(groups: Sequence[Sequence[float]], *, prompt_tokens: int) -> Lengths:
+    """Returns what response lengths say, a group a prompt. prompt_tokens: mean."""
+    lengths = [length for group in groups for length in group]
+    spread = log_spread([[max(1.0, length) for length in group] for group in groups])
     quantiles = np.quantile(lengths, np.linspace(0, 1, NUM_QUANTILES))
     return Lengths(
-        prompt_tokens=max(1, round(float(np.mean([len(sample.prompt.token_ids) for sample in samples])))),
+        prompt_tokens=prompt_tokens,
         median=max(1.0, float(np.median(lengths))),
         prompt_sigma=spread.between,
         response_sigma=spread.within,

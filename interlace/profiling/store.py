@@ -34,9 +34,16 @@ def profile_of(recipe: Recipe, progress: ProgressView) -> Profile:
         return Profile.parse(json.loads(path.read_text(encoding="utf-8")), where=str(path))
     progress.say(f"measuring what the workers cost here, once; kept as {path}")
     measured = profile_recipe(recipe, progress, source="measured for a plan", budget_s=BUDGET_S)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, measured.model_dump_json(indent=1) + "\n")
+    keep_profile(recipe, measured)
     return measured
+
+
+def keep_profile(recipe: Recipe, profile: Profile) -> Path:
+    """Keeps a recipe's profile on this machine, in place of the one that was. Returns its file."""
+    path = profile_file(recipe)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, profile.model_dump_json(indent=1) + "\n")
+    return path
 
 
 def check_profile(profile: Profile, recipe: Recipe) -> None:

@@ -61,7 +61,8 @@ class TraceFile:
         self._file.close()
 
     def _append(self, records: Records) -> None:
-        tracks = {span: self._draw(span, span.end_s) for span in sorted(records.spans, key=_start)}
+        calls = {served.span: served for served in records.served}
+        tracks = {span: self._draw(span, span.end_s, calls.get(span)) for span in sorted(records.spans, key=_start)}
         for span in (served.span for served in records.served):
             if span.finished and span in tracks:
                 self._arrows.generated(span, tracks[span])
@@ -73,7 +74,7 @@ class TraceFile:
         for step in records.steps:
             self._step(step)
 
-    def _draw(self, span: Span, end_s: float) -> "_Track":
+    def _draw(self, span: Span, end_s: float, call: EngineCall | None = None) -> "_Track":
         """Returns its worker's track, on which alone are the samples that the operation was given."""
         start_us, end_us = _us(span.start_s), _us(end_s)
         when = _When(start_us, end_us, f'"ts":{start_us},"dur":{round(end_us - start_us, 3)}')
@@ -86,6 +87,8 @@ class TraceFile:
         for device in span.devices:
             self._slice(self._tracks[DEVICE_PROCESS, self._devices[device].name], what, when, arguments)
         track = self._tracks[WORKER_PROCESS, worker]
+        if call:
+            arguments += _computed(call)
         if span.given:
             arguments += _samples(span.given)
         self._slice(track, what, when, arguments)
@@ -231,6 +234,15 @@ def _heads(group: str, rank: int, operation: str) -> tuple[str, str]:
     """(name and category of an operation's events, name of its worker's track)."""
     role = group.partition("/")[0]
     return f'"name":{_quoted(f"{role}.{operation}")},"cat":{_quoted(role)}', f"{group} rank {rank}"
+
+
+def _computed(call: EngineCall) -> str:
+    """Returns what an engine's call computed, as arguments: a profile is fitted to these."""
+    prompt_tokens = call.num_prompt_tokens + call.num_repeated_tokens
+    return (
+        f',"batch":{call.batch},"running":{call.num_running},"new_tokens":{call.num_new_tokens},'
+        f'"prompt_tokens":{prompt_tokens},"kv_use":{round(call.kv_use, 4)}'
+    )
 
 
 def _samples(given: Sequence[object]) -> str:

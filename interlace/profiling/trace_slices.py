@@ -1,0 +1,94 @@
+"""Operations of a run, read back from its timeline.json, which may still be written."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from interlace.core.errors import UserError
+from interlace.runtime.timeline import Span, StepRecord
+from interlace.runtime.trace import DEVICE_PROCESS, RUN_PROCESS, WORKER_PROCESS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """One operation of one rank."""
+
+    span: Span
+    """Its devices are counted, not named."""
+    args: Mapping[str, Any]
+    """The rest of what the trace says of the operation."""
+
+    @property
+    def seconds(self) -> float:
+        """Returns how long the operation took."""
+        return self.span.end_s - self.span.start_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadTrace:
+    """A trace's operations and steps, in order of time."""
+
+    slices: Sequence[Slice]
+    steps: Sequence[StepRecord]
+
+    def of(self, role: str, *operations: str, after_step: int = 0) -> list[Slice]:
+        """Returns a role's operations of these names, in training steps behind `after_step`."""
+        return [
+            each
+            for each in self.slices
+            if each.span.role == role and each.span.operation in operations and each.span.step > after_step
+        ]
+
+
+def read_trace(path: Path) -> ReadTrace:
+    """Reads a trace. Raises UserError where there is none; a line that is still being written is left out."""
+    if not path.is_file():
+        raise UserError(f"there is no {path}: the run was made with logging.timeline=false. Measure with a recipe.")
+    events = [event for line in path.read_text(encoding="utf-8").splitlines() if (event := _event(line))]
+    tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
+    work = [event for event in events if event["ph"] in ("X", "b")]
+    # A device's slice does not name the rank that it is of: those of alike ranks that began at once are shared out.
+    devices = Counter((event["name"], event["ts"]) for event in work if event["pid"] == DEVICE_PROCESS)
+    ranks = Counter((event["name"], event["ts"]) for event in work if event["pid"] == WORKER_PROCESS)
+    slices = [
+        _slice(event, tracks[event["pid"], event["tid"]], devices[when] // ranks[when], ends)
+        for event in work
+        if event["pid"] == WORKER_PROCESS and (when := (event["name"], event["ts"]))
+    ]
+    steps = [
+        StepRecord(step=e["args"]["step"], start_s=e["ts"] / 1e6, end_s=(e["ts"] + e["dur"]) / 1e6, counts={})
+        for e in work
+        if e["pid"] == RUN_PROCESS
+    ]
+    return ReadTrace(slices=slices, steps=steps)
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line.strip().rstrip(","))
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _slice(event: Mapping[str, Any], track: str, num_devices: int, ends: Mapping[int, float]) -> Slice:
+    group, _, rank = track.partition(" rank ")
+    end_us = event["ts"] + event["dur"] if event["ph"] == "X" else ends.get(event["id"], event["ts"])
+    args = event["args"]
+    span = Span(
+        start_s=event["ts"] / 1e6,
+        end_s=end_us / 1e6,
+        devices=tuple(range(num_devices)),
+        group=group,
+        rank=int(rank or 0),
+        operation=event["name"].partition(".")[2],
+        cause=args["cause"],
+        step=args["step"],
+        version=args["version"],
+        bin=args.get("bin"),
+    )
+    return Slice(span=span, args=args)
