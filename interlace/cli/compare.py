@@ -10,8 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from interlace.cli.preflight import hush_libraries
-from interlace.cli.train import ROOT
+from interlace.cli.preflight import ROOT, hush_libraries
 from interlace.core.errors import InterlaceError, UserError
 from interlace.observe.step_line import number, short
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from interlace.core.errors import UserError
 
+ROOT = Path("runs")
+"""Folder of the runs."""
+
 
 def hush_libraries() -> None:
     """Turns off progress bars of transformers: ours says what goes on, and a live view cannot share its lines.

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlace.cli.preflight import writable
-from interlace.cli.train import ROOT
+from interlace.cli.preflight import ROOT, writable
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.console import Console
 
-from interlace.cli.preflight import hush_libraries
+from interlace.cli.preflight import ROOT, hush_libraries
 from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from interlace.observe.run_folder import RunFolder
     from interlace.recipes.config import Recipe
 
-ROOT = Path("runs")
 CHANGEABLE = (
     "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster",
     "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard",
