@@ -19,7 +19,7 @@ test: check
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-slow: .venv/.installed-dev
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=1200 $(PYTEST_ARGS)
 
 # Whatever runs on Ray; the default tests start it for a few.
 test-ray: .venv/.installed-dev
