@@ -1,6 +1,7 @@
 """Runtime's view of the items that pass through it."""
 
-from typing import Protocol, TypeGuard
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeGuard
 
 from interlace.core.types import SampleKey
 
@@ -27,6 +28,21 @@ class FlowRow(Protocol):
     def num_prompt_tokens(self) -> int:
         """Tokens of its prompt, computed once for all rows of one `uid` on a rank."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowName:
+    """A row without its content, for a worker that has it already: it is dealt, and shown in the trace, as the row."""
+
+    key: SampleKey
+    uid: str
+    num_tokens: int
+    num_prompt_tokens: int
+
+    @classmethod
+    def of(cls, row: FlowRow) -> Self:
+        """Names a row."""
+        return cls(key=row.key, uid=row.uid, num_tokens=row.num_tokens, num_prompt_tokens=row.num_prompt_tokens)
 
 
 def is_row(item: object) -> TypeGuard[FlowRow]:

@@ -5,11 +5,13 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 
 from interlace.core.profile import InferenceCosts, RewardCosts, TrainCosts
 from interlace.core.random import keyed_random
+from interlace.core.row import RowName
 from interlace.core.runs import endless
 from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
 from interlace.runtime.sim.loop import virtual_loop
@@ -146,9 +148,10 @@ class SimulatedTrainer(SimulatedInference):
         return await self.logprobs(samples)
 
     @operation(bin="train")
-    async def accumulate(self, samples: Sequence[Sample], prepared: bool = False) -> None:
+    async def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
         """Takes the time of forward and backward."""
-        await self._compute(self._prepared.popleft() if prepared else samples, self._costs.token_s)
+        taken = self._prepared.popleft() if prepared else cast("Sequence[Sample]", samples)
+        await self._compute(taken, self._costs.token_s)
 
     @operation(on_device=False)
     async def prepare(self, samples: Sequence[Sample]) -> None:

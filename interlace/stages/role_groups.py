@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from interlace.core.row import RowName
 from interlace.core.types import FloatArray, Metrics, Progress, Request, Response, RewardResult, Sample, SampleKey
 from interlace.envs.pool import EnvBatch
 from interlace.envs.process import SlotJob
@@ -100,8 +101,8 @@ class ReferenceGroup(TypedGroup, Protocol):
 class TrainedGroup(TypedGroup, Protocol):
     """A model that is trained: workers/trained.py, TrainedWorker."""
 
-    def accumulate(self, samples: Sequence[Sample], prepared: bool = False) -> Handle[None]:
-        """Adds samples to the open minibatch's gradient; those of the earliest prepare(), where `prepared`."""
+    def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> Handle[None]:
+        """Adds samples to the open minibatch's gradient; those of the earliest prepare(), where `prepared`: by name."""
         ...
 
     def prepare(self, samples: Sequence[Sample]) -> Handle[None]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from interlace.core.random import permutation
+from interlace.core.row import RowName
 from interlace.core.types import Sample
 from interlace.runtime.handle import Handle
 from interlace.stages.batches import Batch
@@ -107,7 +108,8 @@ class TrainStage:
                 following = next(filter(None, parts[place + 1 :]), None)
                 if is_prepared := laying_out is not None:
                     await laying_out  # by now as good as done
-                computing = self._group.accumulate(() if is_prepared else samples, is_prepared)
+                given = [RowName.of(sample) for sample in samples] if is_prepared else samples
+                computing = self._group.accumulate(given, is_prepared)
                 laying_out = self._group.prepare(following) if following else None
                 await computing
             if ends[place]:

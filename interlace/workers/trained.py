@@ -4,8 +4,9 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from interlace.core.row import RowName
 from interlace.core.state_parts import GRADIENTS, WEIGHTS
 from interlace.core.types import Metrics, Sample
 from interlace.engines.train import merge_metrics
@@ -31,12 +32,12 @@ class TrainedWorker(ResidentWorker):
         self._copies: deque[HostCopy] = deque()
 
     @operation(bin="train", split="samples", parts=(GRADIENTS, WEIGHTS))
-    def accumulate(self, samples: Sequence[Sample], prepared: bool = False) -> None:
-        """Adds samples to the open minibatch's gradient; those of the earliest prepare(), where `prepared`."""
+    def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
+        """Adds samples to the open minibatch's gradient; those of the earliest prepare(), where `prepared`: by name."""
         if prepared:
             self._trained.accumulate_prepared()
         else:
-            self._trained.accumulate(samples)
+            self._trained.accumulate(cast("Sequence[Sample]", samples))
 
     @operation(on_device=False, split="samples")
     async def prepare(self, samples: Sequence[Sample]) -> None:

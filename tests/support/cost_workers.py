@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
 from interlace.algorithms.base import Advantages, Algorithm, AlgorithmConfig, Needs, rewards_of
 from interlace.core.profile import InferenceCosts, Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
 from interlace.core.random import keyed_random
+from interlace.core.row import RowName
 from interlace.core.training import LossInputs, LossOutputs
 from interlace.core.types import FloatArray, Progress, Prompt, Request, Sample, SampleGroup, SampleKey
 from interlace.jobs.virtual import SimulatedRole
@@ -110,8 +111,8 @@ class RememberingActor(SimulatedTrainer):
         self.minibatches: list[list[Sample]] = []
         self._open: list[Sample] = []
 
-    async def accumulate(self, samples: Sequence[Sample], prepared: bool = False) -> None:
-        self._open += self._prepared[0] if prepared else samples
+    async def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
+        self._open += self._prepared[0] if prepared else cast("Sequence[Sample]", samples)
         await super().accumulate(samples, prepared)
 
     async def optimizer_step(self) -> None:
