@@ -40,6 +40,7 @@ def serve(
     from interlace.jobs.serve import serve as serve_model
 
     stop = asyncio.Event()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's shell ignores it for what it starts with `&`
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     options = ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key)
     try:

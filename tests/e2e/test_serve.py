@@ -12,10 +12,17 @@ pytestmark = pytest.mark.slow
 openai = pytest.importorskip("openai")
 
 
+def ignore_interrupts() -> None:
+    """Does as the shell of a script does for what it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def test_a_model_is_served_until_it_is_stopped() -> None:
     program = "from interlace.cli.main import app; app()"
     command = [sys.executable, "-c", program, "serve", "tiny:micro", "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"})
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}, preexec_fn=ignore_interrupts
+    )
     assert server.stdout is not None
     try:
         said = "".join(server.stdout.readline() for _ in range(4))
