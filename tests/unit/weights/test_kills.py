@@ -19,7 +19,7 @@ NUM_KILLS, SEEDS = 25, range(4)
 def kill_many(folder: Path, transport: str, num_kills: int, seed: int) -> tuple[int, int]:
     """Returns how many versions were published, and how many were lost with a writer."""
     draw = random.Random(seed)
-    config = WeightsConfig(transport=transport, folder=str(folder), patience_s=2.0)
+    config = WeightsConfig(transport=transport, folder=str(folder), patience_s=5.0)
     trainer, engines = writers(config, NUM_RANKS), [End(serve) for _ in range(NUM_ENGINES)]
     refs: dict[int, WeightRef] = {}
     version = lost = kills = 0
