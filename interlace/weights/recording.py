@@ -8,7 +8,7 @@ tensor a part of the model is. (The idea of vLLM's sharded transfer, which repla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,6 +80,16 @@ def landed(landings: Sequence[Landing], needs: Sequence[Shard]) -> Mapping[str, 
             source = _follow(shared, landing.target_box, landing.source_box)
             found[landing.target].append(landing._replace(source_box=source, target_box=shared))
     return found
+
+
+def join_landed(box: Box, landings: Sequence[Landing], blocks: Iterable[Tensor], dtype: torch.dtype) -> Tensor:
+    """Puts a block of a model's tensor together from those of saved tensors, one a landing; one alone is not copied."""
+    if len(landings) == 1:
+        return next(iter(blocks)).reshape(box.size)
+    whole = torch.empty(box.size, dtype=dtype)
+    for landing, block in zip(landings, blocks, strict=True):
+        whole[landing.target_box.within(box).slices] = block.reshape(landing.target_box.size)
+    return whole
 
 
 class _Recorder(TorchDispatchMode):

@@ -20,7 +20,7 @@ from interlace.models.config import ModelConfig
 from interlace.models.loading import LoadedModel, Origin, check_undamaged, empty_model, find_origin, load_model
 from interlace.models.tiny import TINY
 from interlace.weights.plan import Box, Shard
-from interlace.weights.recording import Landing, landed, record_load
+from interlace.weights.recording import Landing, join_landed, landed, record_load
 from interlace.weights.shards import local_part, shards_of
 
 if TYPE_CHECKING:
@@ -105,13 +105,8 @@ class LandedWeights(Mapping[str, "Tensor"]):
         import torch
 
         shard, pieces = self._needs[name], self._landings[name]
-        if len(pieces) == 1:
-            return self._saved.read(pieces[0].source, pieces[0].source_box).reshape(shard.box.size)
-        whole = torch.empty(shard.box.size, dtype=getattr(torch, shard.dtype))
-        for piece in pieces:
-            block = self._saved.read(piece.source, piece.source_box)
-            whole[piece.target_box.within(shard.box).slices] = block.reshape(piece.target_box.size)
-        return whole
+        blocks = (self._saved.read(piece.source, piece.source_box) for piece in pieces)
+        return join_landed(shard.box, pieces, blocks, getattr(torch, shard.dtype))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._needs)

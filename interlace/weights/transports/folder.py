@@ -29,7 +29,7 @@ from interlace.weights.codecs.base import Parcel, Piece, TensorEntry
 from interlace.weights.config import WeightsConfig
 from interlace.weights.content import ContentHash, content_hash, cut_out, view_of
 from interlace.weights.plan import ITEM_BYTES, Box, Shard
-from interlace.weights.recording import Landing, landed
+from interlace.weights.recording import Landing, join_landed, landed
 from interlace.weights.ref import WeightPart
 from interlace.weights.saved import SAVED_TYPES, SavedForm
 from interlace.weights.transports.base import Held, Lease, Sent
@@ -189,12 +189,7 @@ def _write(file: Path, saved: Mapping[str, TensorEntry], blocks: Mapping[str, Sa
 def _joined(block: SavedBlock, held: Mapping[str, Tensor]) -> Tensor:
     """Returns a block; where it is one of a saved tensor's, as the file's own memory."""
     parts = [held[piece.source][piece.source_box.slices] for piece in block.pieces]
-    if len(parts) == 1:
-        return parts[0].reshape(block.box.size)
-    whole = torch.empty(block.box.size, dtype=parts[0].dtype) if parts else torch.empty(block.box.size)
-    for piece, part in zip(block.pieces, parts, strict=True):
-        whole[piece.target_box.within(block.box).slices] = part.reshape(piece.target_box.size)
-    return whole
+    return join_landed(block.box, block.pieces, parts, parts[0].dtype if parts else torch.get_default_dtype())
 
 
 def _layout_hash(saved: Mapping[str, TensorEntry]) -> str:
