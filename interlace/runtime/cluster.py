@@ -15,7 +15,7 @@ from interlace.runtime.device_lock import DeviceLock
 from interlace.runtime.group import DeviceUse, Rank, WorkerGroup
 from interlace.runtime.process.children import Place
 from interlace.runtime.process.exchange import Exchange
-from interlace.runtime.process.mail import Directory, Mailbox, mailbox_of
+from interlace.runtime.process.mail import Directory, mailbox_of
 from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.typed_group import TypedGroup
 from interlace.runtime.waits import WaitRegistry
@@ -126,7 +126,7 @@ class Cluster(ABC):
         directory = self._mail_directory()
         if directory is None:
             raise UserError(f"channel {name!r}: nothing is sent from rank to rank on a virtual clock.")
-        make_box = partial(_open_mailbox, directory)
+        make_box = partial(mailbox_of, directory)
         made = Exchange(
             name, make_box, self.waits, writers=writers, readers=readers, num_rows=num_rows, on_lost=on_lost
         )
@@ -308,10 +308,6 @@ class Cluster(ABC):
             self._groups.clear()
             if errors:
                 raise errors[0]
-
-
-def _open_mailbox(directory: Directory, name: str, receive: Callable[[str, object], None]) -> Mailbox:
-    return mailbox_of(name, directory, receive)
 
 
 async def _leave(devices: Sequence[Device], ranks: Sequence[Rank]) -> None:

@@ -174,7 +174,7 @@ class WorkerContext:
 
         if self.directory is None:
             raise UserError(f"{self.name} is on a virtual clock, where nothing is sent from rank to rank.")
-        return mailbox_of(self.name, self.directory)
+        return mailbox_of(self.directory, self.name)
 
 
 class Tracer(Protocol):

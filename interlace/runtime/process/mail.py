@@ -260,7 +260,7 @@ _boxes: dict[tuple[str, str], Mailbox] = {}
 _opening = threading.Lock()
 
 
-def mailbox_of(name: str, directory: Directory, receive: Callable[[str, object], None] | None = None) -> Mailbox:
+def mailbox_of(directory: Directory, name: str, receive: Callable[[str, object], None] | None = None) -> Mailbox:
     """Returns a rank's mailbox, opened at the first call. receive: see Mailbox."""
     with _opening:
         key = (directory.run, name)
