@@ -263,18 +263,19 @@ class NativeEngine:
             self._bindings.pop(version, None)
 
     def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:
-        residence = self._weights.residence
-        if WEIGHTS in parts and residence.is_away(WEIGHTS):
+        residence, saved = self._weights.residence, self._saved if KV in parts else None
+        is_weights = WEIGHTS in parts and residence.is_away(WEIGHTS)
+        if is_weights:
             residence.onload()
+        if saved is not None:
+            self._pool.allocate()
+        if is_weights or saved is not None:
             self._runner.rebind()
             self._bindings = {}
-        if KV not in parts or self._saved is None:
+        if saved is None:
             return
-        self._pool.allocate()
-        self._runner.rebind()
-        self._bindings = {}
         held = self._held_rows()
-        for row, content in self._saved.items():
+        for row, content in saved.items():
             if row in held:
                 self._pool.write(self._store.cells(row, held[row]), content)
         self._saved = None

@@ -56,10 +56,10 @@ class LiveWeights:
         """Replaces each tensor's memory by that of its copy."""
         for name in dict.fromkeys(self._same_as.values()):
             self._tensors[name].data = move(self._tensors[name].detach())
-        self._base = {name: move(tensor) for name, tensor in self._base.items()}
-        self._beside = {
-            version: {name: move(tensor) for name, tensor in beside.items()} for version, beside in self._beside.items()
-        }
+        kept = [self._base, *self._beside.values()]  # the base may be a version itself
+        moved = {key: move(tensor) for key, tensor in {id(each): each for of in kept for each in of.values()}.items()}
+        for of in kept:
+            of.update({name: moved[id(tensor)] for name, tensor in of.items()})
         self._borrowed.clear()
 
     @property
