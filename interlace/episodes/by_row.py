@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 from interlace.core.errors import UserError, nearest
 from interlace.core.types import JSON, Prompt
 from interlace.envs.load import EnvConfig
-from interlace.episodes.base import Episode, Outcome, Session
+from interlace.episodes.base import Closing, Episode, Filming, Outcome, Session
 from interlace.episodes.config import EpisodeConfig, create_kind
+from interlace.observe.films import Film
 
 
 def create_episode(config: EpisodeConfig) -> Episode:
@@ -59,6 +60,24 @@ class ByRow:
         """Runs the row's episode."""
         label = _label(self._column, prompt.metadata)
         return await (self._others[label] if label else self._main).run(prompt, session)
+
+    def films(self) -> list[Film]:
+        """Returns the films of all of them since the last call, by name."""
+        return sorted((film for one in self._filming for film in one.films()), key=lambda film: film.name)
+
+    def why_no_films(self) -> str:
+        """Returns why one of them cannot draw; empty where all can, or none draws."""
+        return next((reason for one in self._filming if (reason := one.why_no_films())), "")
+
+    def close(self) -> None:
+        """Gives back what they hold."""
+        for one in (self._main, *self._others.values()):
+            if isinstance(one, Closing):
+                one.close()
+
+    @property
+    def _filming(self) -> list[Filming]:
+        return [one for one in (self._main, *self._others.values()) if isinstance(one, Filming)]
 
 
 def _label(column: str | None, row: Mapping[str, JSON]) -> str:

@@ -237,3 +237,15 @@ def test_chosen_episodes_are_filmed_before_and_after(tmp_path: Path, workers: in
     assert list((folder / "tensorboard" / "videos").iterdir())
     write_report([RunFolder.named(tmp_path, "filmed")], tmp_path / "report.html")
     assert "contact sheet" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_episodes_that_rows_choose_among_are_filmed_too(tmp_path: Path, workers: int) -> None:
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    env = "{family: gymnasium, num_envs: 8, workers: 1, settings: {tasks: [CartPole-v1], horizon: 40}}"
+    features = "[{of: [0, 1, 2, 3], scale: [2.4, 3.0, 0.2, 3.0]}]"
+    others = f"episode.others={{'0': {{name: robot, env: {env}, features: {features}}}}}"
+    shown = ["evaluation.num_shown=2", f"episode.workers={workers}", "steps=1"]
+    run(tmp_path, "rows", [others, "episode.column=task", *shown])
+    assert [film.step for film in read_films(tmp_path / "rows" / "videos")] == [0, 0, 1, 1]
