@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from interlace.core.episode_counts import EpisodeCounts
+from interlace.core.messages import Message, ToolCall
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, RewardResult, Sample, SampleKey, Segment
 
-_RECORDS = {kind.__name__: kind for kind in (Sample, Prompt, Segment, RewardResult)}
+_RECORDS = {kind.__name__: kind for kind in (Sample, Prompt, Segment, RewardResult, EpisodeCounts, Message, ToolCall)}
 _TAG = "\x00"
 """Key of a JSON object that stands for something other than a mapping."""
 

@@ -51,8 +51,7 @@ class ReplayRole:
             return
         found, config = self.learning.replay, self.learning.config
         ordered = sorted(batch.groups, key=lambda group: group.gid)
-        # Counts are for the metrics of the sample's own step, and have no place in a file.
-        samples = [replace(sample, counts=None) for group in ordered for sample in group.samples if is_real(sample)]
+        samples = [sample for group in ordered for sample in group.samples if is_real(sample)]
         found.add(samples, priorities=[_priority(sample) for sample in samples])
         least = config.imitate_from if config.learner == "imitation" else None
         draws = [found.draw(config.draw_size, version=self._version(), min_reward=least) for _ in range(config.updates)]

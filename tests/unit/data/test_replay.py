@@ -1,18 +1,22 @@
 """Replay: what may be drawn, the same draws whatever fits into memory, and exactly so across a resume."""
 
 from collections import Counter
+from dataclasses import is_dataclass, replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interlace.core.episode_counts import EpisodeCounts
 from interlace.core.errors import UserError
+from interlace.core.messages import Message, Messages, ToolCall
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, Prompt, RewardResult, Sample, SampleKey, Segment
 from interlace.data.replay import Drawn, Replay, ReplayConfig
-from interlace.data.trajectory_file import sample_from_bytes, sample_to_bytes
+from interlace.data.trajectory_file import _RECORDS, sample_from_bytes, sample_to_bytes
 
 
 def trajectory(number: int, *, version: int = 0, reward: float | None = None, size: int = 6) -> Sample:
@@ -57,6 +61,31 @@ def test_a_sample_goes_through_a_file_bit_for_bit() -> None:
     for name, array in sample.segments[1].inputs.items():
         assert found.segments[1].inputs[name].dtype == array.dtype
         np.testing.assert_array_equal(found.segments[1].inputs[name], array)
+
+
+def test_an_agents_sample_goes_through_a_file() -> None:
+    """Every record that a sample may hold has a place in the file."""
+    call = ToolCall(id="a23456789", name="calculator", arguments={"of": [1, {"é": None}]}, error="")
+    messages = (Message(role="user", content="1+1"), Message(role="assistant", content="", tool_calls=(call,)))
+    plain = trajectory(3)
+    counts = EpisodeCounts(
+        num_turns=2, num_branches=1, history_tokens=9, reused_tokens=9, tool_calls={"": 1}, tool_s=(0.25,)
+    )
+    sample = replace(plain, prompt=replace(plain.prompt, messages=messages), counts=counts)
+    found = sample_from_bytes(sample_to_bytes(sample))
+    assert found.prompt.messages == messages and found.counts == counts
+    same(sample, found)
+    assert set(_RECORDS.values()) == _records_within(Sample)
+
+
+def _records_within(kind: object) -> set[object]:
+    """Dataclasses that a value of a type may hold, itself included."""
+    if get_args(kind):
+        return set().union(*map(_records_within, get_args(kind)))
+    if not is_dataclass(kind) or kind is Runs:
+        return set()
+    names = {"Messages": Messages, "EpisodeCounts": EpisodeCounts}
+    return {kind}.union(*(_records_within(hint) for hint in get_type_hints(kind, localns=names).values()))
 
 
 CONFIGS = st.builds(
