@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 from interlace.algorithms.base import Algorithm
-from interlace.core.errors import InterlaceError, UserError
+from interlace.core.errors import InterlaceError
 from interlace.core.types import (
     Metrics,
     Prompt,
@@ -183,15 +183,10 @@ class PolicyRun:
         self._watch_stalls = stages.watch_stalls
 
     def _greedy_baseline(self, reward: RewardGroup | None, episode: Episode) -> GreedyBaseline:
-        if not isinstance(episode, SingleTurn):
-            raise UserError(
-                "the algorithm compares samples with a greedy response to the same prompt, which "
-                f"{type(episode).__name__} does not make. Take an algorithm without a greedy baseline, such as grpo."
-            )
-        if reward is None:
-            raise UserError(
-                "the algorithm compares samples with a greedy response, which is scored by the recipe's `reward`, and "
-                "the recipe has none. Set one, or take an algorithm without a greedy baseline, such as grpo."
+        if not isinstance(episode, SingleTurn) or reward is None:  # a recipe that asks for it was refused before
+            raise ValueError(
+                "a greedy baseline is a single response, scored by the reward role; here are "
+                f"{type(episode).__name__} and {'a reward role' if reward else 'no reward role'}"
             )
         return GreedyBaseline(
             self._cluster,

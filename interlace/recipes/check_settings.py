@@ -6,6 +6,7 @@ from interlace.data.rendering.load import check_renderer
 from interlace.engines.train.config import training_temperature
 from interlace.episodes.by_row import simulators_of
 from interlace.episodes.config import create_kind
+from interlace.episodes.single_turn import SingleTurnKind
 from interlace.observe.loggers import load_logger
 from interlace.recipes.check_learning import check_learning
 from interlace.recipes.config import Recipe, algorithm_of
@@ -75,8 +76,25 @@ def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
             "prompt with one another. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
         )
     _check_rewards(recipe, algorithm)
+    if algorithm.needs.greedy_baseline:
+        _check_baseline(recipe)
     if algorithm.needs.critic and algorithm.needs.process_reward:
         raise UserError(f"algorithm {name!r} needs a critic and a process reward model; a run has a place for one.")
+
+
+def _check_baseline(recipe: Recipe) -> None:
+    name, hint = recipe.algorithm.name, "take an algorithm without a greedy baseline, such as grpo."
+    for config in (recipe.episode, *recipe.episode.others.values()):
+        if not isinstance(create_kind(config), SingleTurnKind):
+            raise UserError(
+                f"algorithm {name!r} compares samples with a greedy response to the same prompt, which episode "
+                f"{config.name!r} does not make. Take episode=single_turn, or {hint}"
+            )
+    if recipe.reward is None:
+        raise UserError(
+            f"algorithm {name!r} compares samples with a greedy response, which the recipe's `reward` scores, and it "
+            f"has none. Set one, or {hint}"
+        )
 
 
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from interlace.algorithms.base import Needs
-from interlace.core.errors import HangError, InterlaceError, UserError
+from interlace.core.errors import HangError, InterlaceError
 from interlace.core.types import (
     PROMPT,
     Completion,
@@ -267,11 +267,6 @@ def test_rewards_of_turns_add_up_to_the_samples() -> None:
         counts = entry.sample.counts
         assert counts and (counts.num_turns, counts.num_branches) == (2, 1)
         assert counts.reused_tokens == counts.history_tokens > 0 and counts.tool_errors == {"search": 1}
-
-
-def test_a_greedy_baseline_is_refused_beside_episodes() -> None:
-    with pytest.raises(UserError, match="greedy response to the same prompt, which Calls does not make"):
-        simulate(Schedule(), replace(WORK, needs=Needs(greedy_baseline=True), episode=Calls(_no_turn)))
 
 
 def test_turns_become_the_tree_they_are() -> None:
