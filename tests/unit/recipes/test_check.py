@@ -183,7 +183,10 @@ def test_an_evaluation_takes_no_more_prompts_than_asked_for(check: Check) -> Non
     ("overrides", "message"),
     [
         (["samples_per_prompt=1"], "samples_per_prompt=1 leaves algorithm 'grpo' nothing to learn from.*2 or more"),
-        (["algorithm=remax", "episode=tools"], "compares samples with a greedy response .* 'tools' does not make"),
+        (
+            ["algorithm=remax", "episode={name: tools, tools: [calculator]}"],
+            "compares samples with a greedy response .* 'tools' does not make",
+        ),
         (["algorithm=maxrl"], r"'maxrl' takes rewards of 0 or more.* reward.incorrect=-5 a.* get -5. .*ect=1 .*=0,"),
         (["algorithm=maxrl", *VERDICTS, "reward.shaping.repetition_ngram=2"], r"to 1 taken off by .* may get -1\."),
         (["minibatches=3"], "prompts_per_step=4 cannot be cut into minibatches=3.*1, 2, 4.*multiple of 3"),
