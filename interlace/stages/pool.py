@@ -14,11 +14,11 @@ from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.waits import Signal
 from interlace.schedule.dispatch import create_dispatch
 from interlace.schedule.lengths import LengthRanker
-from interlace.schedule.roles import ROLES
 from interlace.schedule.routing import route
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Migrate
 from interlace.stages.driver import Deliver, EngineDriver, Job, OnDraft
+from interlace.stages.gathering import Gathering
 from interlace.stages.homes import Homes
 from interlace.stages.role_groups import RolloutGroup
 from interlace.stages.tool_waits import ToolWaits
@@ -32,14 +32,6 @@ def settle(future: "asyncio.Future[Response]", response: Response) -> None:
     """Gives a response to who awaits it, if it is still awaited."""
     if not future.done():
         future.set_result(response)
-
-
-def _shared_devices(cluster: Cluster, engines: Sequence[RolloutGroup]) -> frozenset[int]:
-    """Returns all devices of the engines, if another role may run on one of them; else none."""
-    roles = [role.name for role in ROLES if role.name != "rollout"]
-    others = {device.index for role in roles for devices in cluster.place(role) for device in devices}
-    mine = frozenset(index for engine in engines for index in engine.device_indices)
-    return frozenset() if mine.isdisjoint(others) else mine
 
 
 class EnginePool:
@@ -69,10 +61,7 @@ class EnginePool:
         self._cluster = cluster
         self._policy = create_dispatch(schedule.dispatch)
         self._budget = schedule.rollout_budget
-        self._migrate = schedule.tail if isinstance(schedule.tail, Migrate) else None
         self._drains = schedule.on_update == "drain"
-        self._samples_per_step = samples_per_step
-        self._shared_devices = _shared_devices(cluster, engines) if self._migrate else frozenset()
         self.standing = Signal(cluster.waits)
         """Fired where an engine swapped, or left."""
         self._num_unswapped = 0
@@ -84,6 +73,11 @@ class EnginePool:
         self.drivers = [
             EngineDriver(engine, cluster.waits, cluster.clock, cluster.timeline, schedule, self) for engine in engines
         ]
+        self._gathering = None
+        if isinstance(schedule.tail, Migrate):
+            self._gathering = Gathering(
+                schedule.tail, cluster, self.drivers, samples_per_step=samples_per_step, drains=self._drains
+            )
         self._kept: list[EngineDriver] = self.drivers
         """Engines that get requests of samples; fewer while the survivors of a step are gathered."""
         self._owners: dict[SampleKey, list[str]] = {}
@@ -337,53 +331,8 @@ class EnginePool:
 
     def _gather(self) -> None:
         """Looks whether few enough sequences are left to be gathered on fewer engines."""
-        if self._migrate:
-            self._gather_survivors(self._migrate)
-        if self._migrate and self._drains and self._num_unswapped:
-            self._gather_draining(self._migrate)
-
-    def _gather_survivors(self, settings: Migrate) -> None:
-        """Moves what is left of a step to the fewest engines that hold it, those with most to do.
-
-        Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits.
-        """
-        if self._kept is not self.drivers or not self._are_few(len(self._owners), settings):
-            return
-        if self._shared_devices and not self._cluster.lock.is_wanted(self._shared_devices):
-            return
-        if any(driver.num_queued for driver in self.drivers):
-            return
-        self._kept = self._gathered(self.drivers, len(self._owners), settings)
-
-    def _gather_draining(self, settings: Migrate) -> None:
-        """Moves the last sequences that engines wait for before they swap to the fewest of these engines.
-
-        Among engines of one version only, so a sequence goes on under the weights that it has. The others swap and
-        begin what is queued for them.
-        """
-        draining = [driver for driver in self.drivers if driver.num_running and not driver.starts_new]
-        if any(driver.is_evacuating for driver in draining):
-            return
-        for version in dict.fromkeys(driver.version for driver in draining):
-            alike = [driver for driver in draining if driver.version == version]
-            self._gathered(alike, sum(driver.num_running for driver in alike), settings)
-
-    def _are_few(self, left: int, settings: Migrate) -> bool:
-        return 0 < left <= settings.remaining_share * self._samples_per_step
-
-    def _gathered(self, drivers: list[EngineDriver], left: int, settings: Migrate) -> list[EngineDriver]:
-        """Gathers `left` sequences, if these are few, on the fewest of the engines. Returns the engines that go on."""
-        if not self._are_few(left, settings):
-            return drivers
-        by_work = sorted(drivers, key=lambda driver: -driver.num_running)
-        held = sum(driver.kv_use for driver in by_work if driver.num_running)
-        num_kept = math.ceil(max(left / settings.batch, held / settings.kv_share))
-        if num_kept >= len(by_work):
-            return drivers
-        for driver in by_work[num_kept:]:
-            if driver.num_running:
-                driver.evacuate(by_work[:num_kept])
-        return by_work[:num_kept]
+        if self._gathering:
+            self._kept = self._gathering.look(self._kept, len(self._owners), drains=self._num_unswapped > 0)
 
 
 def _limited(request: Request, max_new_tokens: int) -> Request:
