@@ -55,6 +55,10 @@ class EngineHost(Protocol):
     """Learns from each call; None where calls are of no interest."""
     listeners: dict[str, OnDraft]
     """Receivers of drafts, by request."""
+    fill: "Callable[[EngineDriver], None]"
+    """Gives an engine that may start sequences what waits for others to swap."""
+    num_unswapped: int
+    """Engines that have new weights and serve older ones yet."""
     standing: Signal
     """Fired where an engine swapped, or left: whatever waits for a version looks again."""
 
@@ -111,6 +115,8 @@ class EngineDriver:
         """True while the engine has left: it takes no jobs, and its weights grow old."""
         self._onto: list[EngineDriver] | None = None
         """Engines that its running jobs are to move to; None where they stay."""
+        self._num_awaited = 0
+        """Engines whose running jobs are about to come here, to go on under the weights that serve."""
         self._drops_cache = schedule.kv_on_switch == "recompute"
         group.driven_by(self)
 
@@ -165,14 +171,48 @@ class EngineDriver:
         return len(self._queued)
 
     @property
+    def room(self) -> float:
+        """Sequences that it has room for beside what it has."""
+        return self._limit.value - len(self._running) - len(self._queued)
+
+    def give(self, taker: "EngineDriver") -> list[Job]:
+        """Takes out queued jobs that have not started, the first first, while `taker` has room and less to do."""
+        started, given = [], list[Job]()
+        tokens = taker.load.live_tokens
+        while (job := self._next()) and len(given) < taker.room:
+            if job.started:
+                started.append(heapq.heappop(self._queue))
+                continue
+            tokens += job.expected_tokens
+            if tokens > self.load.live_tokens - job.expected_tokens:
+                break
+            heapq.heappop(self._queue)
+            self._left(self._queued.pop(job.request.id))
+            given.append(job)
+        for entry in started:
+            heapq.heappush(self._queue, entry)
+        return given
+
+    @property
     def is_evacuating(self) -> bool:
         """Says whether its running jobs are about to go on elsewhere."""
         return self._onto is not None
 
     def evacuate(self, onto: "list[EngineDriver]") -> None:
-        """Takes all running jobs out as partials, to go on at these engines."""
+        """Takes all running jobs out as partials, to go on at these engines; they drain no further until then."""
+        if not self._running or self._onto:
+            return
         self._onto = onto
+        for driver in onto:
+            driver._num_awaited += 1
         self._poke()
+
+    async def _move(self, onto: "list[EngineDriver]") -> None:
+        self.counts["migrated"] += await self._abort_all(onto)
+        self._onto = None
+        for driver in onto:
+            driver._num_awaited -= 1
+            driver._poke()
 
     def leave(self, others: "list[EngineDriver]") -> None:
         """Gives all jobs to the other engines and takes no more, until join()."""
@@ -201,16 +241,24 @@ class EngineDriver:
 
     def _has_work(self) -> bool:
         if self.is_away:
-            return bool(self._running or self._aborts)  # an evacuation is of running jobs
-        return bool(self._pending or self._queued or self._running or self._aborts)
+            return bool(self._running or self._aborts or self._onto)
+        if self._pending and self._num_awaited:  # no device is held meanwhile
+            return bool(self._running or self._aborts or self._onto or self._is_more_ready())
+        return bool(self._pending or self._onto or self._queued or self._running or self._aborts)
+
+    def _finds_work(self) -> bool:
+        """Looks for what waits for other engines. Nothing where it may start none, or is to give its devices up."""
+        if self._host.num_unswapped and self.starts_new and not self.is_away and not self._yield_asked:
+            self._host.fill(self)
+        return self._has_work()
 
     async def _serve(self) -> None:
-        while self._has_work():
+        while self._has_work() or self._finds_work():
             if self._onto:
-                self.counts["migrated"] += await self._abort_all(self._onto)
-                self._onto = None
+                await self._move(self._onto)
             if self._pending and not self.is_away:
                 await self._swap_if_due()
+            self._finds_work()
             admitted = self._admit()
             if not self._running and not self._aborts:
                 continue
@@ -300,7 +348,7 @@ class EngineDriver:
         self._host.on_swapped()
 
     def _must_drain(self) -> bool:
-        return bool(self._running) or self._is_more_ready()
+        return bool(self._running) or self._num_awaited > 0 or self._is_more_ready()
 
     def _next(self) -> Job | None:
         """Returns the queued job whose turn it is."""

@@ -44,13 +44,16 @@ class Gathering:
     def _gather_survivors(self, kept: list[EngineDriver], num_left: int) -> list[EngineDriver]:
         """Moves what is left of a step to the fewest engines that hold it, those with most to do.
 
-        Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits.
+        Gathered sequences are slower, so where others run on the engines' devices, not before one of them waits. Where
+        sequences end under the version that they began with, not while engines serve several.
         """
         if kept is not self._drivers or not self._are_few(num_left):
             return kept
         if self._shared_devices and not self._lock.is_wanted(self._shared_devices):
             return kept
         if any(driver.num_queued for driver in self._drivers):
+            return kept
+        if self._drains and len({driver.version for driver in self._drivers if driver.num_running}) > 1:
             return kept
         return self._gathered(self._drivers, num_left)
 

@@ -20,6 +20,7 @@ from interlace.schedule.tail import Migrate
 from interlace.stages.driver import Deliver, EngineDriver, Job, OnDraft
 from interlace.stages.gathering import Gathering
 from interlace.stages.homes import Homes
+from interlace.stages.levelling import Levelling
 from interlace.stages.role_groups import RolloutGroup
 from interlace.stages.tool_waits import ToolWaits
 from interlace.weights.ref import WeightRef
@@ -64,7 +65,7 @@ class EnginePool:
         self._drains = schedule.on_update == "drain"
         self.standing = Signal(cluster.waits)
         """Fired where an engine swapped, or left."""
-        self._num_unswapped = 0
+        self.num_unswapped = 0
         """Engines that have new weights and serve older ones yet."""
         self._lengths = LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
         self.curve = DecodeCurve() if self._policy.adapts else None
@@ -78,6 +79,7 @@ class EnginePool:
             self._gathering = Gathering(
                 schedule.tail, cluster, self.drivers, samples_per_step=samples_per_step, drains=self._drains
             )
+        self.fill = Levelling(self.drivers, self.on_partials).fill
         self._kept: list[EngineDriver] = self.drivers
         """Engines that get requests of samples; fewer while the survivors of a step are gathered."""
         self._owners: dict[SampleKey, list[str]] = {}
@@ -176,7 +178,7 @@ class EnginePool:
     def update_weights(self, ref: WeightRef) -> None:
         """Gives every engine new weights; each swaps when it may."""
         for driver in self.drivers:
-            self._num_unswapped += driver.pending_version is None
+            self.num_unswapped += driver.pending_version is None
             driver.update_weights(ref)
         self._gather()
 
@@ -275,7 +277,7 @@ class EnginePool:
 
     def on_swapped(self) -> None:
         """Wakes the waiters for a version."""
-        self._num_unswapped -= 1
+        self.num_unswapped -= 1
         self.standing.fire()
 
     def _deal(self, jobs: Sequence[Job], drivers: list[EngineDriver]) -> None:
@@ -332,7 +334,7 @@ class EnginePool:
     def _gather(self) -> None:
         """Looks whether few enough sequences are left to be gathered on fewer engines."""
         if self._gathering:
-            self._kept = self._gathering.look(self._kept, len(self._owners), drains=self._num_unswapped > 0)
+            self._kept = self._gathering.look(self._kept, len(self._owners), drains=self.num_unswapped > 0)
 
 
 def _limited(request: Request, max_new_tokens: int) -> Request:

@@ -36,17 +36,20 @@ class OneEngine:
     limits: SessionLimits = NO_LIMITS
 
     async def pool(self, cluster: Cluster, num_samples: int) -> EnginePool:
-        """The engine's pool, started."""
-        spec = WorkerSpec(
-            name="rollout/0",
-            factory=lambda context: RolloutWorker(context, self._bundle),
-            worker_class=RolloutWorker,
-            devices=cluster.place("rollout")[0],
-            preemptible=True,
-        )
+        """The pool of one such engine on each of the schedule's places, started."""
+        specs = [
+            WorkerSpec(
+                name=f"rollout/{number}",
+                factory=lambda context: RolloutWorker(context, self._bundle),
+                worker_class=RolloutWorker,
+                devices=devices,
+                preemptible=True,
+            )
+            for number, devices in enumerate(cluster.place("rollout"))
+        ]
         pool = EnginePool(
             cluster,
-            [await cluster.launch(spec)],
+            [await cluster.launch(spec) for spec in specs],
             self.schedule,
             samples_per_step=num_samples,
             expected_tokens=self.params.max_new_tokens,

@@ -31,7 +31,7 @@ from interlace.weights.ref import WeightPart
 from interlace.weights.transports.base import Held, Lease, Sent
 
 if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]  # documented, and not listed
+    from interlace.weights.meeting import Meeting
 
 IN_FLIGHT = 2
 """Pieces that are on their way at once."""
@@ -46,10 +46,8 @@ class PeerSource:
 
     host: str
     port: int
-    store_port: int
-    """Port of the store in which the two ends of a pair find each other."""
     secret: str
-    """Said first by a caller, and the beginning of the names in the store."""
+    """Said first by a caller."""
     entries: dict[str, TensorEntry]
     patience_s: float
 
@@ -59,12 +57,11 @@ class Pair:
 
     backend = "gloo"
 
-    def __init__(self, store: Store, name: str, rank: int, patience_s: float) -> None:
+    def __init__(self, meeting: Meeting, rank: int, patience_s: float) -> None:
         from torch import distributed
 
         made: Any = distributed.ProcessGroupGloo
-        prefix = distributed.PrefixStore(name, store)  # type: ignore[attr-defined]
-        self._group = made(prefix, rank, 2, timedelta(seconds=patience_s))
+        self._group = made(meeting, rank, 2, timedelta(seconds=patience_s))
         self._other = 1 - rank
 
     def send(self, tensor: Tensor) -> Any:
@@ -89,7 +86,6 @@ class PeerSender:
         self._changed = threading.Condition()
         self._host = _own_address()
         self._listener = socket.create_server((self._host, 0))
-        self._store_port, self._store = _open_store(self._host)
         threading.Thread(target=self._welcome, name="weights", daemon=True).start()
 
     def send(self, parcel: Parcel, version: int, *, copy: bool) -> Sent:  # noqa: ARG002 - it is always one
@@ -98,9 +94,12 @@ class PeerSender:
         with self._changed:
             self._versions[version] = held
         source = PeerSource(
-            host=self._host, port=self._listener.getsockname()[1], store_port=self._store_port, secret=self._secret,
-            entries=dict(parcel.entries), patience_s=self._patience_s,
-        )  # fmt: skip
+            host=self._host,
+            port=self._listener.getsockname()[1],
+            secret=self._secret,
+            entries=dict(parcel.entries),
+            patience_s=self._patience_s,
+        )
         return Sent(source=source, checksum=content_hash(held.values()))
 
     def _placed(self, tensor: Tensor) -> Tensor:
@@ -127,19 +126,21 @@ class PeerSender:
 
     def _serve(self, connection: socket.socket) -> None:
         """Serves one engine until one of the two is gone."""
+        from interlace.weights.meeting import SETS, Meeting
+
         asked: list[Piece] = []
         # The engine has died, or hung up, or is none: its own affair.
         with connection, contextlib.suppress(RuntimeError, OSError, ValueError), connection.makefile("rb") as lines:
             connection.settimeout(GREET_WITHIN_S)
-            secret, _, name = lines.readline(_GREETING_BYTES).decode().strip().partition(" ")
-            if not hmac.compare_digest(secret, self._secret):
+            if not hmac.compare_digest(lines.readline(_GREETING_BYTES).decode().strip(), self._secret):
                 return
+            connection.settimeout(self._patience_s)
+            pair = self.pair(Meeting(connection, lines), 0, self._patience_s)
             connection.settimeout(None)  # publications may be hours apart
-            pair = self.pair(
-                _connect(self._host, self._store_port, secret, self._patience_s), name, 0, self._patience_s
-            )
             for line in lines:
-                version, pieces = json.loads(line)
+                if (said := json.loads(line))[0] == SETS:
+                    continue
+                version, pieces = said
                 if pieces is not None:
                     asked = [Piece(name, Box(tuple(box[0]), tuple(box[1])) if box else None) for name, box in pieces]
                 self._answer(pair, version, asked)
@@ -176,11 +177,11 @@ class PeerReceiver:
         try:
             received = self._fetch(source, address, part.version, pieces)
         except (RuntimeError, OSError) as error:
-            self._calls.pop(address, None)
+            if call := self._calls.pop(address, None):
+                call.connection.close()
             raise InterlaceError(
                 f"weights: version {part.version} did not arrive from trainer rank {part.rank} at {source.host}: "
-                f"{str(error).splitlines()[0]}. The engine goes on with the weights it has. If the network is slow, "
-                "raise weights.patience_s."
+                f"{_reason(error, source.patience_s)}. The engine goes on with the weights it has."
             ) from error
         whole = [box is None or box.size == source.entries[name].shape for name, box in pieces]
         names = [name for name, _ in pieces]
@@ -210,11 +211,15 @@ class PeerReceiver:
         return received
 
     def _meet(self, source: PeerSource) -> _Call:
-        name = secrets.token_hex(8)
+        from interlace.weights.meeting import Meeting
+
         connection = socket.create_connection((source.host, source.port), timeout=source.patience_s)
-        connection.sendall(f"{source.secret} {name}\n".encode())
-        store = _connect(source.host, source.store_port, source.secret, source.patience_s)
-        return _Call(connection=connection, pair=self.pair(store, name, 1, source.patience_s))
+        with contextlib.ExitStack() as unless_met:
+            unless_met.enter_context(connection)
+            connection.sendall(f"{source.secret}\n".encode())
+            pair = self.pair(Meeting(connection, connection.makefile("rb")), 1, source.patience_s)
+            unless_met.pop_all()
+        return _Call(connection=connection, pair=pair)
 
     def close(self) -> None:
         """Hangs up."""
@@ -233,23 +238,14 @@ class _Call:
     """Pieces that were asked for last."""
 
 
-def _open_store(host: str) -> tuple[int, Store]:
-    from torch import distributed
-
-    # The store would listen on all addresses of the machine, and it asks for no password.
-    listener = socket.create_server((host, 0))
-    port = int(listener.getsockname()[1])
-    made: Any = distributed.TCPStore  # type: ignore[attr-defined]
-    return port, made(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-
-
-def _connect(host: str, port: int, secret: str, patience_s: float) -> Store:
-    """Opens a connection to a store, for one thread: one that waits keeps others of the same connection waiting."""
-    from torch import distributed
-
-    made: Any = distributed.TCPStore  # type: ignore[attr-defined]
-    store = made(host, port, is_master=False, timeout=timedelta(seconds=patience_s))
-    return distributed.PrefixStore(secret, store)  # type: ignore[attr-defined]
+def _reason(error: Exception, patience_s: float) -> str:
+    """Says in a few words why nothing came. gloo tells by its message alone what happened to a connection."""
+    said = str(error)
+    if isinstance(error, ConnectionError) or "by peer" in said or "hung up" in said:
+        return "its process has ended"
+    if isinstance(error, TimeoutError) or "timed out" in said.lower():
+        return f"nothing came for {patience_s:g} s. If the network is slow, raise weights.patience_s"
+    return said.splitlines()[0]
 
 
 def _own_address() -> str:

@@ -16,7 +16,7 @@ from interlace.weights.config import WeightsConfig
 from interlace.weights.transports.gloo import Pair, PeerReceiver, PeerSender
 
 if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]  # documented, and not listed
+    from interlace.weights.meeting import Meeting
 
 
 class NcclPair(Pair):
@@ -24,14 +24,13 @@ class NcclPair(Pair):
 
     backend = "nccl"
 
-    def __init__(self, store: Store, name: str, rank: int, patience_s: float) -> None:
+    def __init__(self, meeting: Meeting, rank: int, patience_s: float) -> None:
         from torch import distributed
 
         made: Any = distributed.ProcessGroupNCCL
         options = made.Options()
         options._timeout = timedelta(seconds=patience_s)
-        prefix = distributed.PrefixStore(name, store)  # type: ignore[attr-defined]
-        self._group, self._other = made(prefix, rank, 2, options), 1 - rank
+        self._group, self._other = made(meeting, rank, 2, options), 1 - rank
         self._device = torch.device("cuda", torch.cuda.current_device())
 
     def send(self, tensor: Tensor) -> Any:

@@ -55,7 +55,7 @@ def test_laminar_gathers_the_last_sequences_of_engines_that_drain_so_that_the_ot
     gathered, alone = run("laminar"), run("laminar", tail="none")
     assert gathered.results[-1].metrics["rollout/num_migrated"] > 0
     assert gathered.seconds < 0.95 * alone.seconds, "an engine that is emptied begins what is queued for it"
-    assert len(mixed(gathered)) <= 2, "among engines of one version"
+    assert not mixed(gathered), "among engines of one version"
     assert gathered.seconds < run("verl-colocated").seconds / 1.5
 
 

@@ -81,6 +81,36 @@ def test_a_kill_leaves_every_engine_on_a_whole_version(tmp_path: Path, transport
     assert published
 
 
+@pytest.mark.parametrize("after_s", [None, 0.0, 0.005, 0.02, 0.05])
+@pytest.mark.parametrize("knows", [False, True])
+def test_a_dead_writer_is_named_at_once(*, knows: bool, after_s: float | None) -> None:
+    """after_s: between the question and the kill; None: it is dead before. knows: the engine has asked it before."""
+    config = WeightsConfig(transport="gloo", patience_s=30.0)
+    trainer, engine = writers(config, 2), End(serve)
+
+    def published(version: int) -> WeightRef:
+        for end in trainer:
+            end.tell(version)
+        return WeightRef(version=version, parts=tuple(part for part in parts_of(trainer) if part))
+
+    refs = {version: published(version) for version in (1, 2)}
+    if knows:
+        engine.tell(refs[1])
+        assert engine.assert_whole(refs)[0] == 1
+    if after_s is None:
+        trainer[1].kill()
+    engine.tell(refs[2])
+    if after_s is not None:
+        time.sleep(after_s)
+        trainer[1].kill()
+    began_s = time.monotonic()
+    served, refusal = engine.assert_whole(refs)
+    assert time.monotonic() - began_s < 10, "it waited for a process that is dead"
+    assert served == 2 or ("from trainer rank 1" in refusal and "its process has ended" in refusal)
+    for end in (*trainer, engine):
+        end.kill()
+
+
 @pytest.mark.slow  # a hundred kills for each transport, and as many processes
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("transport", TRANSPORTS)
