@@ -348,6 +348,9 @@ class Sample:
     @property
     def num_sampled(self) -> int:
         """Tokens that the policy drew."""
+        segments = self.segments
+        if len(segments) == 1 and segments[0].sampled is None:  # the rule, as in num_tokens
+            return len(segments[0].token_ids)
         mask = self.loss_mask
         return self.num_tokens if mask is None else int(np.count_nonzero(mask))
 

@@ -3,6 +3,7 @@
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
@@ -36,10 +37,13 @@ class PromptStream:
         if not self._prompts or len(self._position) != len(self._prompts):
             raise ValueError(f"{len(self._prompts)} prompts with {len(self._position)} distinct uids: need one or more")
         self._seed = seed
-        self._fingerprint = stable_hash(seed, *(prompt.uid for prompt in self._prompts))
         self._drawn = 0
         self._pending: list[int] = []
         self._orders: dict[int, list[int]] = {}
+
+    @cached_property
+    def _fingerprint(self) -> int:
+        return stable_hash(self._seed, *(prompt.uid for prompt in self._prompts))
 
     def __iter__(self) -> Iterator[Prompt]:
         return self

@@ -56,9 +56,11 @@ class StepMeter:
         drawn = {"staleness mean": staleness_mean, "staleness max": staleness_max, "samples in flight": num_in_flight}
         timeline.end_step(StepRecord(step=batch.step + 1, start_s=self._start_s, end_s=end_s, counts=drawn))
         samples = [sample for sample, event in ended if event in SCORED]
+        lengths = [sample.num_sampled for sample in samples]
         num_tokens = sum([sample.num_total_tokens for sample in samples])
         step_s = max(end_s - self._start_s, 1e-9)
-        num_trained = sum([sample.num_sampled for sample, event in ended if event == TerminalEvent.TRAINED])
+        trained = [sample for sample, event in ended if event == TerminalEvent.TRAINED]
+        num_trained = sum(lengths) if len(trained) == len(samples) else sum([each.num_sampled for each in trained])
         num_lost = sum([sample.num_sampled for sample, event in ended if event != TerminalEvent.TRAINED])
         ledger = self._ledger_builder.step(records, num_trained, num_lost)
         self._num_steps += 1
@@ -68,7 +70,7 @@ class StepMeter:
             "step": batch.step + 1,
             "version": version,
             **_rewards(samples),
-            **_lengths(samples),
+            **_lengths(samples, lengths),
             **episode_metrics([sample.counts for sample in samples if sample.counts]),
             **batch.metrics,
             **self._timing(spans, step_s, end_s),
@@ -76,7 +78,7 @@ class StepMeter:
             "perf/num_tokens": num_tokens,
             "sched/staleness_mean": staleness_mean,
             "sched/staleness_max": staleness_max,
-            "sched/mixed_versions": _mixed_share(ended),
+            "sched/mixed_versions": _mixed_share(trained),
             "sched/bubble": 1.0 - self._busy(spans, end_s) / (step_s * len(self._cluster.devices)),
             **{f"samples/{event}": counts[event] for event in TerminalEvent},
             **ledger.metrics(),
@@ -102,8 +104,10 @@ class StepMeter:
     def _timing(self, spans: Sequence[Span], step_s: float, end_s: float) -> Metrics:
         phases: dict[str, list[Span]] = {phase: [] for phase in PHASES}
         for span in spans:
-            if span.phase:
-                phases.setdefault(span.phase, []).append(span)
+            if phase := span.phase:
+                if phase not in phases:
+                    phases[phase] = []
+                phases[phase].append(span)
         busy = {f"timing_s/{phase}": busy_seconds(mine, self._start_s, end_s) for phase, mine in phases.items()}
         return {"timing_s/step": step_s, **busy}
 
@@ -126,8 +130,7 @@ def _rewards(samples: Sequence[Sample]) -> Metrics:
     return {"reward/mean": mean, "reward/std": spread, "reward/max": max(rewards), "reward/min": min(rewards), **parts}
 
 
-def _lengths(samples: Sequence[Sample]) -> Metrics:
-    lengths = [sample.num_sampled for sample in samples]
+def _lengths(samples: Sequence[Sample], lengths: Sequence[int]) -> Metrics:
     if not lengths:
         return {}
     cut = sum([sample.finish_reason == "length" for sample in samples])
@@ -139,7 +142,6 @@ def _lengths(samples: Sequence[Sample]) -> Metrics:
     }
 
 
-def _mixed_share(ended: Sequence[tuple[Sample, TerminalEvent]]) -> float:
+def _mixed_share(trained: Sequence[Sample]) -> float:
     """Returns the share of trained samples whose tokens came from more than one version of the weights."""
-    trained = [sample for sample, event in ended if event == TerminalEvent.TRAINED]
     return sum([len(set(sample.versions.values)) > 1 for sample in trained]) / max(1, len(trained))

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device, Pools
 from interlace.simulate.envs import SimulatedSimulators
 from interlace.simulate.episodes import SimulatedEpisode
-from interlace.simulate.lengths import ResponseLengths
+from interlace.simulate.lengths import kept_lengths
 from interlace.simulate.links import Moves
 from interlace.simulate.pace import Pace
 from interlace.simulate.rollout import SimulatedEngine
@@ -99,8 +99,7 @@ class Simulation:
     def prompts(self, recipe: Recipe) -> Sequence[Prompt]:
         """Prompts of the profile's mean length, without text: the recipe's own need its tokenizer."""
         del recipe
-        ids = np.zeros(self.profile.lengths.prompt_tokens, np.int32)
-        return [Prompt(uid=f"p{n}", token_ids=ids, text="", answer="") for n in range(self.num_prompts)]
+        return _prompts(self.num_prompts, self.profile.lengths.prompt_tokens)
 
     def episode(self, recipe: Recipe) -> Episode:
         """Episodes of the profile's turns. UserError where it has none and the recipe's have several."""
@@ -122,10 +121,10 @@ class Simulation:
     def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
         """Workers that only cost time."""
         profile, pace = self.profile, Pace(self.profile)
-        lengths = ResponseLengths(lengths=profile.lengths, seed=recipe.seed)
+        lengths = kept_lengths(profile.lengths, recipe.seed)
 
         def length(request: Request) -> float:
-            return lengths.of(request.uid, request.attempt, request.owner.index, request.turn)
+            return lengths(request.uid, request.attempt, request.owner.index, request.turn)
 
         moves = Moves.of(profile, recipe.schedule.resolved, self.devices)
 
@@ -169,6 +168,12 @@ class Simulation:
             return {}
         factory = partial(SimulatedSimulators, costs=costs, pace=pace)
         return {"env": SimulatedRole(factory, SimulatedSimulators, costs.working_bytes)}
+
+
+@lru_cache(maxsize=4)
+def _prompts(count: int, num_tokens: int) -> Sequence[Prompt]:
+    ids = np.zeros(num_tokens, np.int32)
+    return tuple([Prompt(uid=f"p{n}", token_ids=ids, text="", answer="") for n in range(count)])
 
 
 def simulate(

@@ -120,7 +120,7 @@ def run_virtually(
     with what was generated ahead. Raises UserError for what cannot work, and what a run on any other
     cluster raises: HangError, RemoteError, WorkerDiedError.
     """
-    with _no_search_for_cycles():
+    with no_search_for_cycles():
         return on_virtual_clock(lambda: _simulated(recipe, stand_ins, name, recorder, on_step))
 
 
@@ -137,8 +137,8 @@ def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 @contextmanager
-def _no_search_for_cycles() -> Iterator[None]:
-    """A run keeps what it simulates to its end and makes no cycles on the way: searching all of it finds nothing."""
+def no_search_for_cycles() -> Iterator[None]:
+    """Searches for none inside: a run keeps what it simulates to its end and makes no cycles on the way."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -209,7 +209,8 @@ class Channel(Generic[K, R]):
     def _remove(self, key: K, event: TerminalEvent | None) -> R:
         record = self._rows.pop(key)
         del self._have[key], self._unread[key]
-        self._room.fire()
+        if self._max_rows is not None:
+            self._room.fire()
         if self._on_end:
             self._on_end(record, event)
         return record

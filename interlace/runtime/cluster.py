@@ -75,7 +75,7 @@ class Cluster(ABC):
         """Made on a running event loop. hang_after_s: seconds without any progress before it is an error."""
         self.devices = tuple(devices)
         self._schedule = schedule
-        self.clock: Clock = LoopClock(asyncio.get_running_loop())
+        self.clock = self._make_clock()
         self.waits = WaitRegistry(self.clock)
         self.timeline = Timeline(clock=self.clock)
         self.lock = DeviceLock(devices, self.waits, switch=schedule.switch)
@@ -92,6 +92,9 @@ class Cluster(ABC):
         self._exchanges: list[Exchange] = []
         self.processes: list[WorkerProcess] = []
         """Processes of the workers that have a process of their own; added as they start."""
+
+    def _make_clock(self) -> Clock:
+        return LoopClock(asyncio.get_running_loop())
 
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
         """Returns the devices of each instance of a role. Raises UserError where the placement names a missing one."""

@@ -139,7 +139,10 @@ class LedgerBuilder:
     def _note_calls(self, records: Records) -> None:
         self._num_dropped_tokens += records.num_dropped_tokens
         for call in records.served:
-            self._curves.setdefault(call.span.group, DecodeCurve()).observe(call)
+            group = call.span.group
+            if group not in self._curves:
+                self._curves[group] = DecodeCurve()
+            self._curves[group].observe(call)
 
     def _split_generation(self, seconds: dict[str, float], served: Sequence[EngineCall], window: Interval) -> None:
         """Divides what a device served among the bins of generation, by the calls that ended in the window."""

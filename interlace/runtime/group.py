@@ -83,10 +83,6 @@ class CausedGroup:
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
         return self._group.called_for(method, self._cause)
 
-    async def inline(self, operation: Callable[..., Any], *args: Any) -> tuple[Any, Span]:
-        """Runs the group's inline() for this cause."""
-        return await self._group.inline(operation, *args, cause=self._cause)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceUse:

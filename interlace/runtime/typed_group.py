@@ -51,8 +51,11 @@ class TypedGroup(Protocol):
         """Calls the operation of this name."""
         ...
 
-    async def inline(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts) -> tuple[R, Span]:
-        """Awaits the operation in the caller's own task. Returns its result, and the span of rank 0."""
+    async def inline(self, operation: Callable[[Self, *Ts], Handle[R]], *args: *Ts, cause: str = "") -> tuple[R, Span]:
+        """Awaits the operation in the caller's own task. Returns its result, and the span of rank 0.
+
+        cause: another than that of the hold it is in, if any.
+        """
         ...
 
     def notify(self, operation: Callable[[Self, *Ts], Handle[None]], *args: *Ts) -> None:

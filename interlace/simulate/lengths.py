@@ -1,6 +1,7 @@
 """How long a simulated response is, and whether it is right: keyed by the request, so the same under every schedule."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -12,9 +13,12 @@ _NORMAL = NormalDist()
 _STEPS = 2**31
 
 
-@lru_cache(maxsize=1 << 17)
+KEPT = 1 << 17
+"""Draws that are kept, of each kind: the planner runs the same samples under one schedule after another."""
+
+
 def uniforms(*key: int | str) -> tuple[float, float]:
-    """Draws two independent numbers from (0, 1) for a key. Kept: the planner runs the same prompts again and again."""
+    """Draws two independent numbers from (0, 1) for a key."""
     bits = stable_hash(*key)
     return (bits % _STEPS + 0.5) / _STEPS, (bits // _STEPS % _STEPS + 0.5) / _STEPS
 
@@ -24,7 +28,7 @@ def to_normal(uniform: float) -> float:
     return _NORMAL.inv_cdf(uniform)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=KEPT)
 def of_prompt(seed: int, uid: str) -> float:
     """Returns how long responses to a prompt are: a standard normal draw, asked for again and again."""
     return to_normal(uniforms("prompt", seed, uid)[0])
@@ -57,3 +61,9 @@ class ResponseLengths:
         high = min(low + 1, len(settings.quantiles) - 1)
         length = settings.quantiles[low] + (settings.quantiles[high] - settings.quantiles[low]) * (place - low)
         return max(1, round(length))
+
+
+@lru_cache(maxsize=4)
+def kept_lengths(lengths: Lengths, seed: int) -> Callable[[str, int, int, int], float]:
+    """Returns ResponseLengths.of, which remembers; the same function again for the same arguments."""
+    return lru_cache(maxsize=KEPT)(ResponseLengths(lengths=lengths, seed=seed).of)

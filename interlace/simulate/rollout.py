@@ -126,10 +126,11 @@ class SimulatedEngine(Worker):
         responses = [
             _ended(found, FinishReason.ABORTED) for request_id in aborts if (found := self._take_out(request_id))
         ]
-        self._kept.release(ended)
-        self._waiting.extend([self._sequence(request) for request in submissions])
+        if ended:
+            self._kept.release(ended)
         self._due_s += self._costs.call_s + len(submissions) * self._costs.sequence_s
         if submissions:
+            self._waiting.extend([self._sequence(request) for request in submissions])
             self._due_s += self._costs.intake_s
         tally = _Tally()
         while not self._interrupted:
@@ -139,7 +140,8 @@ class SimulatedEngine(Worker):
                 break
             if self._is_too_full:
                 self._preempt(tally)
-            self._kept.fit(self._capacity - self._num_cached, loop.now_s)
+            if self._kept.num_tokens:
+                self._kept.fit(self._capacity - self._num_cached, loop.now_s)
             await self._decode(tally, until_s - loop.now_s if responses else math.inf)
             responses += self._finished()
             if responses and loop.now_s >= until_s:
@@ -232,7 +234,9 @@ class SimulatedEngine(Worker):
             if running and self._num_cached + sequence.context + self._reserve > self._capacity:
                 return
             waiting.popleft()
-            found = self._kept.take(sequence.request, sequence.context, self._loop.now_s)
+            found = 0
+            if self._kept.num_tokens:
+                found = self._kept.take(sequence.request, sequence.context, self._loop.now_s)
             if not found and not sequence.done and not sequence.request.turn:
                 found = sequence.context if sequence.request.uid in self._prompts else 0
             self._due_s += (sequence.context - found) * self._costs.prefill_token_s / self._speed
@@ -323,7 +327,8 @@ class SimulatedEngine(Worker):
             _, number, sequence = heapq.heappop(ends)
             if number == sequence.number:
                 done = self._stop(sequence)
-                self._kept.keep(done.request, done.context - 1, self._loop.now_s)
+                if done.request.may_continue:
+                    self._kept.keep(done.request, done.context - 1, self._loop.now_s)
                 found.append(_ended(done, sequence.reason))
         return found
 

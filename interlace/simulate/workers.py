@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -16,7 +16,7 @@ from interlace.core.runs import endless
 from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
 from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
-from interlace.simulate.lengths import to_normal, uniforms
+from interlace.simulate.lengths import KEPT, to_normal, uniforms
 from interlace.simulate.pace import Pace
 from interlace.weights.ref import WeightPart
 
@@ -35,11 +35,11 @@ class SimulatedReward(Worker):
     def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
         """controller_sample_s: what the controller does for each sample is charged here, where all of them pass."""
         super().__init__(context)
-        self._costs, self._seed, self._controller_sample_s = costs, seed, controller_sample_s
+        self._costs, self._controller_sample_s = costs, controller_sample_s
         self._loop = virtual_loop()
         self._controller_free_s = 0.0
         self._free_s = [0.0] * costs.workers
-        self._solve_rate = lru_cache(maxsize=4096)(self._drawn_solve_rate)
+        self._verdict = _kept_verdicts(costs, seed)
 
     @operation(bin="score", on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
@@ -49,7 +49,8 @@ class SimulatedReward(Worker):
         self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
         results = []
         for sample in samples:
-            latency_s, result = self._judge(sample)
+            prompt = sample.prompt
+            latency_s, result = self._verdict(prompt.uid, prompt.attempt, sample.key.index)
             self._controller_free_s += self._controller_sample_s
             begin_s = max(self._controller_free_s, self._free_s[0])
             heapq.heapreplace(self._free_s, begin_s + latency_s)
@@ -58,16 +59,23 @@ class SimulatedReward(Worker):
         await self._loop.alarm(end_s - now)
         return results
 
-    def _judge(self, sample: Sample) -> tuple[float, RewardResult]:
-        """(seconds, result), keyed by the sample."""
-        costs, prompt = self._costs, sample.prompt
-        key = (self._seed, prompt.uid, prompt.attempt, sample.key.index)
+
+class _Judge:
+    """Verdicts, keyed by the sample."""
+
+    def __init__(self, costs: RewardCosts, seed: int) -> None:
+        self._costs, self._seed = costs, seed
+        self._solve_rate = lru_cache(maxsize=4096)(self._drawn_solve_rate)
+
+    def verdict(self, uid: str, attempt: int, index: int) -> tuple[float, RewardResult]:
+        """Returns the seconds that one scorer takes with a sample, and the result."""
+        costs, key = self._costs, (self._seed, uid, attempt, index)
         luck, haste = uniforms("score", *key)
         latency_s = costs.median_s * math.exp(costs.sigma * to_normal(haste))
         chance = uniforms("failure", *key)[0] if costs.fail_share else 1.0
         if chance < costs.fail_share:
             return min(latency_s, costs.max_s), RewardResult(failure="a simulated failure")
-        return min(latency_s, costs.max_s), RIGHT if luck < self._solve_rate(prompt.uid) else WRONG
+        return min(latency_s, costs.max_s), RIGHT if luck < self._solve_rate(uid) else WRONG
 
     def _drawn_solve_rate(self, uid: str) -> float:
         """Draws a prompt's solve rate, beta-distributed: the variance is `solve_spread` of what the mean allows."""
@@ -78,6 +86,12 @@ class SimulatedReward(Worker):
             return float(uniforms("solve", self._seed, uid)[0] < mean)
         weight = 1 / spread - 1
         return keyed_random("solve", self._seed, uid).betavariate(mean * weight, (1 - mean) * weight)
+
+
+@lru_cache(maxsize=4)
+def _kept_verdicts(costs: RewardCosts, seed: int) -> Callable[[str, int, int], tuple[float, RewardResult]]:
+    """Returns a judge's verdict(), which remembers; the same function again for the same arguments."""
+    return lru_cache(maxsize=KEPT)(_Judge(costs, seed).verdict)
 
 
 class SimulatedRewardModel(SimulatedReward):

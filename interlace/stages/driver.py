@@ -265,8 +265,10 @@ class EngineDriver:
             aborts, self._aborts = tuple(self._aborts), []
             ended, self._ended = tuple(self._ended), []
             self._serving = True
-            self._meter.submit([(job.request, job.num_history) for job in admitted])
-            submissions = tuple(job.request for job in admitted)
+            submissions: tuple[Request, ...] = ()
+            if admitted:  # mostly a call only goes on with what runs
+                self._meter.submit([(job.request, job.num_history) for job in admitted])
+                submissions = tuple([job.request for job in admitted])
             progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts, ended)
             self._serving = False
             self.kv_use = progress.kv_use

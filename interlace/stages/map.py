@@ -109,17 +109,16 @@ class AttachedMap(Generic[G, R]):
 
     async def _results(self, replica: G, rows: Sequence[Sample], cause: str = "") -> Sequence[R]:
         """Returns one result a row; only rows without a given one are part of the call."""
-        if self._given is None:
-            return await self._compute(replica, rows, cause) if rows else []
-        found = [self._given(row) for row in rows]
-        asked = [row for row, result in zip(rows, found, strict=True) if result is None]
-        rest = iter(await self._compute(replica, asked, cause) if asked else ())
+        found = [self._given(row) for row in rows] if self._given else [None] * len(rows)
+        is_whole = found.count(None) == len(found)  # the rule
+        asked = rows if is_whole else [row for row, result in zip(rows, found, strict=True) if result is None]
+        results: list[R] = []
+        if asked:
+            results, _ = await replica.inline(self._stage.operation, asked, cause=cause)
+        if is_whole:
+            return results
+        rest = iter(results)
         return [next(rest) if result is None else result for result in found]
-
-    async def _compute(self, replica: G, rows: Sequence[Sample], cause: str) -> list[R]:
-        group = replica.with_cause(cause) if cause else replica
-        results, _ = await group.inline(self._stage.operation, rows)
-        return results
 
     async def _granule_released(self, replica: G) -> bool:
         while not self._released:
@@ -140,7 +139,9 @@ class AttachedMap(Generic[G, R]):
         self._cursor.sort_ready(lambda key: key)
         replicas = self._stage.replicas
         share = math.ceil(ready / len(replicas)) if replicas[0].devices else min(ready, self._stage.granule)
-        self._released.extend([min(share, ready - start) for start in range(0, ready, share)])
+        self._released.extend([share] * (ready // share))
+        if ready % share:
+            self._released.append(ready % share)
 
     def _write(self, rows: Sequence[Sample], results: Sequence[R]) -> None:
         for row, result in zip(rows, results, strict=True):

@@ -109,7 +109,7 @@ class EnvInstance:
 
     async def _beside(self, one: tuple[SlotJob, asyncio.Future[object]]) -> None:
         job, future = one
-        batch, _ = await self._group.with_cause("simulate").inline(EnvGroup.simulate_beside, [job])
+        batch, _ = await self._group.inline(EnvGroup.simulate_beside, [job], cause="simulate")
         self._deliver([future], batch)
 
     def _deliver(self, futures: Sequence["asyncio.Future[object]"], batch: EnvBatch) -> None:

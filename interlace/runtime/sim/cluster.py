@@ -3,14 +3,14 @@
 import asyncio
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from types import CoroutineType
 from typing import Any
 
 from interlace.core.errors import HangError, RemoteError, UserError
+from interlace.runtime.clock import Clock
 from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import Rank, RankResult, turn_of
-from interlace.runtime.sim.loop import virtual_loop
+from interlace.runtime.sim.loop import VirtualClock, virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
@@ -25,21 +25,26 @@ class InlineRank:
         """Made on the loop that it runs on, a VirtualLoop."""
         self._worker, self._context, self._loop = worker, context, virtual_loop()
         self._turn = asyncio.Lock()
-        self._operations: dict[str, tuple[Callable[..., Any], AbstractAsyncContextManager[None]]] = {}
-        """Operations called so far, each with the context that it runs under."""
+        self._operations: dict[str, tuple[Callable[..., Any], bool]] = {}
+        """Operations called so far, and whether each waits for its turn."""
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RankResult:
         """Runs an operation; a coroutine function may sleep, which is its cost."""
         try:
             if method not in self._operations:
                 turn = turn_of(self._worker, method, self._turn)
-                self._operations[method] = getattr(self._worker, method), turn
-            operation, turn = self._operations[method]
-            async with turn:
+                self._operations[method] = getattr(self._worker, method), turn is self._turn
+            operation, takes_turns = self._operations[method]
+            if takes_turns:
+                await self._turn.acquire()
+            try:
                 start_s = self._loop.now_s
                 result = operation(*args, **kwargs)
                 value = await result if isinstance(result, CoroutineType) else result
                 return RankResult(value, start_s, self._loop.now_s)
+            finally:
+                if takes_turns:
+                    self._turn.release()
         except UserError:
             raise
         except Exception as error:
@@ -68,6 +73,9 @@ class SimCluster(Cluster):
         """around: puts something around each rank."""
         super().__init__(devices, schedule, hang_after_s=hang_after_s)
         self._loop, self._around = virtual_loop(), around
+
+    def _make_clock(self) -> Clock:
+        return VirtualClock(virtual_loop())
 
     def _watch(self) -> None:  # a LoopWatch would see seconds of another clock
         # On a virtual clock a stall is an event, seen exactly; no watch has to look now and then.

@@ -102,7 +102,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def alarm(self, delay: float) -> "asyncio.Future[None]":
         """Returns a future done after `delay` seconds, or earlier if given a result: a sleep without a callback."""
-        future = self.create_future()
+        future: asyncio.Future[None] = asyncio.Future(loop=self)
         heapq.heappush(self._scheduled, (self.now_s + delay, next(self._numbers), future))
         return future
 
@@ -161,3 +161,18 @@ def virtual_loop() -> VirtualLoop:
     if not isinstance(loop, VirtualLoop):
         raise ValueError(f"simulated work runs on a VirtualLoop, not on a {type(loop).__name__}")
     return loop
+
+
+class VirtualClock:
+    """Clock of a virtual loop, asked several times with every operation."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop, self._start_s = loop, loop.now_s
+
+    def now(self) -> float:
+        """Returns virtual seconds since this clock was made."""
+        return self._loop.now_s - self._start_s
+
+    async def sleep(self, seconds: float) -> None:
+        """Lets others run for that long."""
+        await self._loop.alarm(seconds)
