@@ -3,6 +3,7 @@
 Each turn is the instruction and the observation of that moment, without the turns before it.
 """
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -243,6 +244,13 @@ def featured(state: FloatArray, features: tuple[Feature, ...]) -> FloatArray:
 def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> None:
     """Refuses (UserError) a policy whose actions or senses are not those of the simulator."""
     spec.check_chunk(actions.chunk)
+    num_chunks = math.ceil(spec.horizon / actions.chunk)
+    if config.max_turns < num_chunks:
+        raise UserError(
+            f"episode.max_turns={config.max_turns} ends an episode by an error before its horizon of {spec.horizon} "
+            f"actions in chunks of {actions.chunk}. Set it to {num_chunks} or more, or episode.env.settings.horizon "
+            f"to {config.max_turns * actions.chunk} or less."
+        )
     family = config.env.family
     if spec.action.size != actions.size:
         raise UserError(
