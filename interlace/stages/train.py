@@ -1,5 +1,6 @@
 """The training stage of one trained role (actor, critic)."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +8,6 @@ from dataclasses import replace
 from interlace.core.random import permutation
 from interlace.core.row import RowName
 from interlace.core.types import Sample
-from interlace.runtime.handle import Handle
 from interlace.stages.batches import Batch
 from interlace.stages.minibatches import Minibatches, Part
 from interlace.stages.role_groups import ActorGroup, TrainedGroup
@@ -102,16 +102,17 @@ class TrainStage:
 
     async def _make_updates(self, parts: Sequence[list[Sample]], ends: Sequence[bool]) -> None:
         """Trains on parts of minibatches, each while the next is laid out. ends: True at a minibatch's last part."""
-        laying_out: Handle[None] | None = None
+        is_prepared = False
         for place, samples in enumerate(parts):
             if samples:
                 following = next(filter(None, parts[place + 1 :]), None)
-                if is_prepared := laying_out is not None:
-                    await laying_out  # by now as good as done
                 given = [RowName.of(sample) for sample in samples] if is_prepared else samples
                 computing = self._group.accumulate(given, is_prepared)
-                laying_out = self._group.prepare(following) if following else None
-                await computing
+                if is_prepared := following is not None:
+                    # Both at once, so that neither fails unheard where the other has failed already.
+                    await asyncio.gather(computing, self._group.prepare(following))
+                else:
+                    await computing
             if ends[place]:
                 self.num_updates += 1
                 await self._group.optimizer_step()
