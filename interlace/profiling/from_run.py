@@ -67,7 +67,7 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
             samples_per_prompt=recipe.samples_per_prompt,
             max_new_tokens=recipe.sampling.max_new_tokens,
         ),
-        source=f"records of run {folder.name}",
+        source=f"records of run {folder.name}{f' ({trace.note})' if trace.note else ''}",
         device_memory_bytes=devices[0].memory_bytes,
         rollout=_rollout(trace, recipe).model_copy(
             update={

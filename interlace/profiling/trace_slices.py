@@ -1,6 +1,5 @@
 """Operations of a run, read back from its timeline.json, which may still be written."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from interlace.core.errors import UserError
+from interlace.observe.trace_events import DEVICE_PROCESS, RUN_PROCESS, WORKER_PROCESS, TraceEvents
 from interlace.runtime.timeline import Span, StepRecord
-from interlace.runtime.trace import DEVICE_PROCESS, RUN_PROCESS, WORKER_PROCESS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +32,8 @@ class ReadTrace:
 
     slices: Sequence[Slice]
     steps: Sequence[StepRecord]
+    note: str = ""
+    """Note on lines that were damaged; empty where none was."""
 
     def of(self, role: str, *operations: str, after_step: int = 0) -> list[Slice]:
         """Returns a role's operations of these names, in training steps behind `after_step`."""
@@ -44,10 +45,11 @@ class ReadTrace:
 
 
 def read_trace(path: Path) -> ReadTrace:
-    """Reads a trace. Raises UserError where there is none; a line that is still being written is left out."""
+    """Reads a trace. Raises UserError where there is none; see TraceEvents."""
     if not path.is_file():
         raise UserError(f"there is no {path}: the run was made with logging.timeline=false. Measure with a recipe.")
-    events = [event for line in path.read_text(encoding="utf-8").splitlines() if (event := _event(line))]
+    read = TraceEvents.read(path)
+    events = read.events
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     ends = {event["id"]: event["ts"] for event in events if event["ph"] == "e"}
     work = [event for event in events if event["ph"] in ("X", "b")]
@@ -55,24 +57,18 @@ def read_trace(path: Path) -> ReadTrace:
     devices = Counter((event["name"], event["ts"]) for event in work if event["pid"] == DEVICE_PROCESS)
     ranks = Counter((event["name"], event["ts"]) for event in work if event["pid"] == WORKER_PROCESS)
     slices = [
-        _slice(event, tracks[event["pid"], event["tid"]], devices[when] // ranks[when], ends)
+        _slice(event, track, devices[when] // ranks[when], ends)
         for event in work
-        if event["pid"] == WORKER_PROCESS and (when := (event["name"], event["ts"]))
+        if event["pid"] == WORKER_PROCESS
+        and (track := tracks.get((event["pid"], event["tid"])))
+        and (when := (event["name"], event["ts"]))
     ]
     steps = [
         StepRecord(step=e["args"]["step"], start_s=e["ts"] / 1e6, end_s=(e["ts"] + e["dur"]) / 1e6, counts={})
         for e in work
         if e["pid"] == RUN_PROCESS
     ]
-    return ReadTrace(slices=slices, steps=steps)
-
-
-def _event(line: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line.strip().rstrip(","))
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
+    return ReadTrace(slices=slices, steps=steps, note=read.note)
 
 
 def _slice(event: Mapping[str, Any], track: str, num_devices: int, ends: Mapping[int, float]) -> Slice:
@@ -86,9 +82,9 @@ def _slice(event: Mapping[str, Any], track: str, num_devices: int, ends: Mapping
         group=group,
         rank=int(rank or 0),
         operation=event["name"].partition(".")[2],
-        cause=args["cause"],
+        cause=args.get("cause", ""),
         step=args["step"],
-        version=args["version"],
+        version=args.get("version", 0),
         bin=args.get("bin"),
     )
     return Slice(span=span, args=args)

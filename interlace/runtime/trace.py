@@ -16,11 +16,10 @@ from typing import NamedTuple, TextIO
 
 from interlace.core.row import is_row
 from interlace.core.types import JSON
+from interlace.observe.trace_events import DEVICE_PROCESS, RUN_PROCESS, WORKER_PROCESS
 from interlace.runtime.timeline import EngineCall, Records, Span, StepRecord
 from interlace.schedule.placement import Device
 
-RUN_PROCESS, DEVICE_PROCESS, WORKER_PROCESS = 1, 2, 3
-"""Numbers of the groups of tracks."""
 MAX_ORIGINS = 1 << 16
 """Groups whose generation is remembered for an arrow; those that were dropped are never asked for."""
 

@@ -1,14 +1,12 @@
 """Chart of the work on each device during one step, from timeline.json."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from interlace.core.errors import UserError
 from interlace.observe.report.svg import RIGHT, Plot, label, nice_ticks
+from interlace.observe.trace_events import DEVICE_PROCESS, RUN_PROCESS, TraceEvents
 
 BIN_COLOURS: Mapping[str, Sequence[str]] = {
     "generate": ("#3b82f6",),
@@ -45,6 +43,8 @@ class DeviceTimeline:
     bars: Sequence[Bar]
     steps: Mapping[int, tuple[float, float]]
     """Step, the first is 1 -> when it began and ended."""
+    note: str = ""
+    """Note on lines that were damaged; empty where none was."""
 
     @cached_property
     def colours(self) -> Mapping[str, str]:
@@ -61,20 +61,11 @@ class DeviceTimeline:
 
     @classmethod
     def read(cls, path: Path) -> "DeviceTimeline | None":
-        """None where the run has not written it yet."""
+        """None where the run has not written it yet. Raises UserError where it is no trace; see TraceEvents."""
         if not path.exists():
             return None
-        try:
-            return cls._of(_events(path.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path} is no Chrome trace ({error!r}); remove it to report without a Gantt chart."
-            ) from None
-
-    @classmethod
-    def _of(cls, events: Sequence[Mapping[str, Any]]) -> "DeviceTimeline":
-        processes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
-        tracks = [event for event in events if event["pid"] == processes.get("devices")]
+        read = TraceEvents.read(path)
+        tracks = [event for event in read.events if event["pid"] == DEVICE_PROCESS]
         names = {event["tid"]: event["args"]["name"] for event in tracks if event["name"] == "thread_name"}
         bars = [
             Bar(
@@ -82,7 +73,7 @@ class DeviceTimeline:
                 name=event["name"],
                 start_s=event["ts"] / 1e6,
                 end_s=(event["ts"] + event["dur"]) / 1e6,
-                cause=event["args"]["cause"],
+                cause=event["args"].get("cause", ""),
                 bin=event["args"].get("bin", ""),
             )
             for event in tracks
@@ -90,20 +81,10 @@ class DeviceTimeline:
         ]
         steps = {
             event["args"]["step"]: (event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6)
-            for event in events
-            if event["pid"] == processes.get("run") and event["ph"] == "X"
+            for event in read.events
+            if event["pid"] == RUN_PROCESS and event["ph"] == "X"
         }
-        return cls(devices=names, bars=bars, steps=steps)
-
-
-def _events(text: str) -> Sequence[Mapping[str, Any]]:
-    """Parses a trace, also of a run that goes on or was killed: it lacks the closing bracket or ends in half a line."""
-    whole = text.rstrip()
-    if not whole.endswith("]"):
-        whole = whole[: whole.rfind("}") + 1] if whole.endswith("}") else whole[: max(whole.rfind(",\n"), 1)]
-        whole += "]"
-    found: Sequence[Mapping[str, Any]] = json.loads(whole)
-    return found
+        return cls(devices=names, bars=bars, steps=steps, note=read.note)
 
 
 def gantt(name: str, timeline: DeviceTimeline, start_s: float, end_s: float) -> str:

@@ -165,7 +165,8 @@ def gantts(entries: Sequence[Entry], step: int | None) -> str:
         last_s = end_s + 0.15 * (end_s - start_s)
         svg = gantt(entry.run.name, timeline, start_s, last_s)
         colours |= legend_of(timeline, start_s, last_s)
-        parts.append(figure(f"{entry.run.name}, step {chosen}", "and the beginning of the next", svg, wide=True))
+        note = "; ".join(filter(None, ["and the beginning of the next", timeline.note]))
+        parts.append(figure(f"{entry.run.name}, step {chosen}", note, svg, wide=True))
     return "".join(parts) + legend(colours)
 
 

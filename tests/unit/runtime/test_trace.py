@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from interlace.core.errors import UserError
 from interlace.observe.report.gantt import DeviceTimeline
+from interlace.profiling.trace_slices import read_trace
 from interlace.runtime.timeline import Records, Span
 from interlace.runtime.trace import TraceFile
 from interlace.schedule.placement import Device
@@ -87,4 +89,24 @@ def test_a_file_that_ends_in_the_middle_of_a_line_is_read_up_to_there(tmp_path: 
     trace.close(records([span(0, 1), span(2, 3)], [], 4.0))
     path.write_text(path.read_text()[:-30])
     read = DeviceTimeline.read(path)
-    assert read is not None and len(read.bars) == 2
+    assert read is not None and len(read.bars) == 2 and not read.note
+
+
+def test_damaged_lines_are_left_out_and_counted_by_every_reader(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    trace = TraceFile(path, DEVICES[:1])
+    trace.close(records([span(0, 1), span(2, 3), span(4, 5)], [], 6.0))
+    lines = path.read_bytes().splitlines(keepends=True)
+    device, worker = (
+        next(place for place, line in enumerate(lines) if b'"ts":2' in line and b'"pid":%d' % pid in line)
+        for pid in (2, 3)
+    )
+    lines[device], lines[worker] = lines[device][:30] + b"\n", lines[worker].replace(b'"dur"', b'"d\xff"')
+    path.write_bytes(b"".join(lines))
+    read, slices = DeviceTimeline.read(path), read_trace(path)
+    assert read is not None and [bar.start_s for bar in read.bars] == [0, 4]
+    assert [each.span.start_s for each in slices.slices] == [0, 4]
+    assert read.note == slices.note == "2 damaged lines of timeline.json are left out"
+    path.write_text("no trace\nat all\n")
+    with pytest.raises(UserError, match="none of its 2 lines is an event"):
+        DeviceTimeline.read(path)
