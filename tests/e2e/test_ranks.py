@@ -25,7 +25,9 @@ def assert_same(root: Path, ours: str, theirs: str, names: tuple[str, ...] = TRA
     assert tokens[0] == tokens[1]
 
 
-def test_two_ranks_train_as_one_and_take_turns_with_one_at_a_checkpoint(tmp_path: Path) -> None:
+def test_two_ranks_train_as_one_and_take_turns_with_one_at_a_checkpoint(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run(tmp_path, "one")
     assert run(tmp_path, "turns", ["actor.ranks=2"], stop_after=2).was_stopped
     checkpoint = tmp_path / "turns" / "checkpoints" / "step_2"
@@ -36,6 +38,7 @@ def test_two_ranks_train_as_one_and_take_turns_with_one_at_a_checkpoint(tmp_path
     assert run(tmp_path, "back", stop_after=2).was_stopped
     run(tmp_path, "back", ["actor.ranks=2", "actor.reshard=false"], resume=True)
     assert_same(tmp_path, "back", "one")
+    assert "Warning" not in capfd.readouterr().err
 
 
 @pytest.mark.slow  # six processes that import torch

@@ -12,6 +12,7 @@ first forward and gradients are summed at its end, for a whole model's memory on
 from __future__ import annotations
 
 import socket
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
@@ -168,6 +169,8 @@ class Ranks:
         for layer in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
             fully_shard(layer, mesh=mesh, ignored_params=dealt)
         fully_shard(model, mesh=mesh, ignored_params=dealt)
+        # Logits are a view of what the head's product gave. Nothing is added to them where gradients are recorded.
+        warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view tensor")
         for module in _sharded(model):
             # Gradients are sums, divided once by the denominator of all ranks; FSDP would average.
             module.set_gradient_divide_factor(1.0)
