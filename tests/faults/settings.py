@@ -67,6 +67,7 @@ def a_weight_that_is_not_a_number(lab: Lab) -> None:
     weights = load_file(path)
     next(iter(weights.values())).view(-1)[0] = torch.nan
     save_file(weights, path, {"format": "pt"})
+    (lab.newest / "manifest.json").unlink()  # a model of another program, as it were
     ended = lab.train(f"model={lab.newest}", "warmup=null", "--name", "y")
     assert ended.code == 1 and "logits are not finite" in ended.text, ended.text[-600:]
 
@@ -80,7 +81,10 @@ def a_vocabulary_that_is_too_small(lab: Lab) -> None:
 def a_model_cut_short(lab: Lab) -> None:
     path = lab.newest / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    lab.train(f"model={lab.newest}", "warmup=null", "--name", "y").refused("cannot be loaded")
+    again = (f"model={lab.newest}", "warmup=null", "--name", "y")
+    lab.train(*again).refused("It was damaged after it was written")
+    (lab.newest / "manifest.json").unlink()  # as in another's folder
+    lab.train(*again).refused("cannot be loaded")
 
 
 def a_name_that_is_taken(lab: Lab) -> None:
