@@ -122,6 +122,10 @@ class EmbedsArrays(nn.Module):
             vectors = self.embed_inputs(inputs).flatten(0, 1).to(rows.dtype)
             flat = rows.flatten(0, 1).index_copy(0, input_places, vectors)
             input_ids, inputs_embeds = None, flat.view(rows.shape)
+        elif input_ids is not None and torch.is_grad_enabled():
+            # Ranks sum gradients together: one whose samples are fewer has zeros for the projector, not none.
+            unused = [parameter.sum() for parameter in self.projector.parameters() if parameter.requires_grad]
+            input_ids, inputs_embeds = None, sum([0 * each for each in unused], self.embed_tokens(input_ids))
         return super().forward(input_ids=input_ids, inputs_embeds=inputs_embeds, **others)
 
 

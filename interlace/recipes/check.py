@@ -16,6 +16,7 @@ from interlace.episodes.config import create_kind as create_episode_kind
 from interlace.models.actions import action_tokens
 from interlace.models.classifier import check_classifier
 from interlace.models.expert_parallel import check_experts
+from interlace.models.inputs import input_embedding
 from interlace.models.loading import check_model, empty_model, load_tokenizer
 from interlace.models.size import ModelSize, model_size
 from interlace.models.tensor_parallel import check_heads, check_plan
@@ -125,6 +126,11 @@ def _check_layouts(recipe: Recipe, model: "PreTrainedModel", devices: tuple[Devi
         trained = getattr(recipe, role)
         check_plan(model, trained.tensor_parallel, f"{role}.tensor_parallel")
         if trained.context_parallel > 1:
+            if input_embedding(model.config) is not None:
+                raise UserError(
+                    f"{role}.context_parallel={trained.context_parallel}: ranks share rows of tokens alone, and "
+                    f"{type(model).__name__} reads arrays beside them. Set {role}.context_parallel=1."
+                )
             setting = f"{role}.tensor_parallel x {role}.context_parallel"
             check_heads(model, trained.tensor_parallel * trained.context_parallel, setting)
         if trained.expert_parallel > 1:

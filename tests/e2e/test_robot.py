@@ -249,3 +249,11 @@ def test_episodes_that_rows_choose_among_are_filmed_too(tmp_path: Path, workers:
     shown = ["evaluation.num_shown=2", f"episode.workers={workers}", "steps=1"]
     run(tmp_path, "rows", [others, "episode.column=task", *shown])
     assert [film.step for film in read_films(tmp_path / "rows" / "videos")] == [0, 0, 1, 1]
+
+
+def test_ranks_with_fewer_samples_than_others_train_as_one(tmp_path: Path) -> None:
+    """A minibatch is one episode, so one of two ranks has no observation in it, and no use for the projector."""
+    for name, more in (("one", ()), ("two", ("actor.ranks=2", "critic.ranks=2"))):
+        run(tmp_path, name, ["steps=1", "minibatches=4", *more])
+    one, two = (final_weights(tmp_path, name) for name in ("one", "two"))
+    assert max(float((one[key] - two[key]).abs().max()) for key in one) < 1e-4

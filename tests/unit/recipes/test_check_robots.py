@@ -31,6 +31,10 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
         ((robot(state_size=5),), r"reads state of shape \[5\], and the episode gives \[2\]"),
         ((robot(chunk=13),), r"a chunk has 13 actions, and an episode at most 12"),
         ((robot(), "episode.max_turns=5"), r"max_turns=5 .* horizon of 12 actions in chunks of 2. Set it to 6 or more"),
+        (
+            (robot(), "actor.context_parallel=2", "cluster.devices=cpu:2"),
+            r"reads arrays beside them",
+        ),
         (("model={path: tiny:micro}",), r"needs a policy that answers in action tokens"),
         ((robot(), "task.starts.instructions=[' ']"), r"an instruction is missing"),
         ((robot(), "task.starts.instructions=[a, b, c]"), r"instruction 'c' .* is of task 2, .* has 2: near, far"),

@@ -1,10 +1,12 @@
 """Messages survive any way in which a socket cuts them."""
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from interlace.runtime.process.frames import BESIDE_BYTES, Assembler, Call, Reply, encode
+from interlace.runtime.process.tensors import pack, unpack
 
 SIZES = st.lists(st.sampled_from([0, 1, BESIDE_BYTES // 4 - 1, BESIDE_BYTES // 4, 3 * BESIDE_BYTES]), max_size=4)
 
@@ -55,3 +57,9 @@ def test_an_array_arrives_as_it_was(kind: type[np.generic], size: int, stride: i
     assert first is second, "one array, sent once"
     assert first.dtype == sent.dtype
     assert first.flags.writeable or not size or not writable
+
+
+def test_a_single_element_of_any_stride_is_packed() -> None:
+    one = torch.tensor([7], dtype=torch.int16).view(torch.uint16).expand(3)[:1]
+    assert one.stride() == (0,)
+    assert unpack(*pack(one)).tolist() == [7]
