@@ -41,7 +41,8 @@ from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import CriticEngine, TrainEngine, critic_model
 from interlace.engines.train.config import CriticConfig, TrainConfig
 from interlace.envs.load import create_envs
-from interlace.episodes.robot import RobotConfig, featured
+from interlace.episodes.features import StateFeatures
+from interlace.episodes.robot import RobotConfig
 from interlace.jobs.train import train
 from interlace.models.actions import action_tokens
 from interlace.models.loading import load_model
@@ -75,6 +76,7 @@ class Policy:
             load_model(recipe.model).model, config=NativeConfig(max_running=128, max_tokens=8192)
         )
         self.params = SamplingParams(max_new_tokens=actions.num_tokens)
+        self.features = StateFeatures(recipe.episode.features)
         self._turn = 0
 
     def requests(self, states: np.ndarray) -> list[Request]:
@@ -85,7 +87,7 @@ class Policy:
             Request(
                 uid="bench", owner=SampleKey(NO_GROUP, index), turn=self._turn, prompt_ids=context,
                 params=self.params, query_ids=self.actions.query_ids,
-                inputs={"state": featured(state, self.episode.features)[None]},
+                inputs={"state": self.features.of(state)[None]},
             )
             for index, state in enumerate(states)
         ]  # fmt: skip

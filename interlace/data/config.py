@@ -2,7 +2,7 @@
 
 from typing import Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from interlace.core.config import Config
 
@@ -58,12 +58,15 @@ class FileSource(Config):
 
 
 class StartSource(Config):
-    """Starts of a robot's episodes: instructions, each with states to begin in, as many of each."""
+    """Starts of a robot's episodes: instructions, each with states to begin in."""
 
     instructions: tuple[str, ...] = Field(min_length=1)
     """Texts that tell the policy its tasks, one a task."""
     tasks: tuple[int, ...] = ()
     """Ids of the tasks, by their place in episode.env.settings.tasks, one an instruction; empty: 0, 1, ..."""
+    shares: tuple[PositiveInt, ...] = ()
+    """Starts to train on of each instruction in every round of all, such as [2, 1, 1], for a task that learns more
+    slowly than the others; empty: 1. Those that are held out are as many of each."""
     train_size: int = Field(default=4096, ge=1)
     """Distinct starts to train on, over all tasks."""
     heldout_size: int = Field(default=64, ge=0)
@@ -78,6 +81,11 @@ class StartSource(Config):
         if self.tasks and len(self.tasks) != len(self.instructions):
             raise ValueError(
                 f"tasks has {len(self.tasks)} ids and instructions {len(self.instructions)} texts: give one a task"
+            )
+        if self.shares and len(self.shares) != len(self.instructions):
+            raise ValueError(
+                f"shares has {len(self.shares)} numbers and instructions {len(self.instructions)} texts: give one a "
+                "task"
             )
         if not all(text.strip() for text in self.instructions):
             raise ValueError("an instruction is missing: the policy knows its task by the instruction alone")

@@ -12,12 +12,15 @@ IMAGINED = "imagined"
 
 
 def start_rows(source: StartSource, split: Split) -> Iterator[Row]:
-    """Lists a split's rows, task by task in turns."""
+    """Lists a split's rows, task by task in turns; of a task with a larger share, several in its turn."""
     first, size = (HELDOUT_FROM, source.heldout_size) if split == "heldout" else (0, source.train_size)
     first += source.seed * 1_000_000
     each = 1 + (source.imagined_per_start if split == "train" else 0)
+    shares = source.shares if split == "train" and source.shares else (1,) * len(source.instructions)
+    turns = [(place, turn) for place, share in enumerate(shares) for turn in range(share)]
     for number in range(size):
-        index, place = divmod(number, len(source.instructions))
+        round_, (place, turn) = number // len(turns), turns[number % len(turns)]
+        index = round_ * shares[place] + turn
         task = source.tasks[place] if source.tasks else place
         yield Row(
             uid=f"start/{task}/{first + index}",

@@ -6,14 +6,13 @@ Each turn is the instruction and the observation of that moment, without the tur
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.types import BoolArray, FinishReason, FloatArray, Inputs, Prompt
+from interlace.core.types import BoolArray, FinishReason, Inputs, Prompt
 from interlace.envs.base import Start
 from interlace.envs.film import FilmRecorder
 from interlace.envs.fleet import EnvEpisode, EnvFleet, read_spec
@@ -22,34 +21,13 @@ from interlace.envs.process import SlotChunk
 from interlace.envs.spec import EnvSpec, Observation
 from interlace.episodes.base import FILMED, FinalContext, Outcome, Session
 from interlace.episodes.config import EpisodeConfig, EpisodeKind
+from interlace.episodes.features import Feature, StateFeatures
 from interlace.episodes.imagination import ImaginationConfig
 from interlace.models.actions import ActionTokens
 from interlace.observe.films import Film
 
 TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
 """Columns of a prompt that say where its episodes begin; the parts of a reward that say whether they were solved."""
-
-
-class Feature(Config):
-    """Numbers of a state vector, made ready for the policy: (of - minus - center) / scale."""
-
-    of: tuple[int, ...] = Field(min_length=1)
-    """Places in the simulator's state."""
-    minus: tuple[int, ...] = ()
-    """Places of as many numbers to take off, such as those of a goal."""
-    center: tuple[float, ...] = ()
-    """Numbers to take off, as many or none."""
-    scale: tuple[float, ...] = (1.0,)
-    """Divisors, as many or one for all."""
-    squash: bool = False
-    """True takes the hyperbolic tangent; else the result is cut off at -1 and 1."""
-
-    @model_validator(mode="after")
-    def _lengths_agree(self) -> Self:
-        for name, given in (("minus", self.minus), ("center", self.center), ("scale", self.scale)):
-            if len(given) not in ({1, len(self.of)} if name == "scale" else {0, len(self.of)}):
-                raise ValueError(f"{name} has {len(given)} numbers and `of` {len(self.of)}: give as many")
-        return self
 
 
 class RobotConfig(EpisodeConfig):
@@ -116,6 +94,7 @@ class RobotEpisode:
     def __init__(self, config: RobotConfig, own: EnvFleet | None = None) -> None:
         """own: environments in place of the run's, which imagine."""
         self.config, self._own, self._prefix = config, own, "imagined" if own else "env"
+        self._features = StateFeatures(config.features)
         self._dreamer: RobotEpisode | None = None
         """Runs imagined episodes; None before the first."""
         self._is_checked = False
@@ -211,7 +190,7 @@ class RobotEpisode:
         """Returns what the policy reads of an observation, [1, ...] each."""
         found = dict(observation)
         if "state" in found:
-            found["state"] = featured(np.asarray(found["state"], np.float32), self.config.features)
+            found["state"] = self._features.of(np.asarray(found["state"], np.float32))
         return {name: np.asarray(found[name])[None] for name in actions.reads.shapes}
 
 
@@ -223,22 +202,6 @@ def policy_actions(actions: ActionTokens | None) -> ActionTokens:
             "Take tiny:vla, or a folder in OpenVLA's layout."
         )
     return actions
-
-
-def featured(state: FloatArray, features: tuple[Feature, ...]) -> FloatArray:
-    """Returns the numbers that a policy sees of a state, [F]."""
-    if not features:
-        return state
-    found = []
-    for feature in features:
-        values = state[list(feature.of)]
-        if feature.minus:
-            values = values - state[list(feature.minus)]
-        if feature.center:
-            values = values - np.asarray(feature.center, np.float32)
-        values = (values / np.asarray(feature.scale, np.float32)).astype(np.float32)
-        found.append(np.tanh(values) if feature.squash else np.clip(values, -1, 1))
-    return np.concatenate(found).astype(np.float32)
 
 
 def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> None:

@@ -9,7 +9,8 @@ from interlace.core.errors import UserError
 from interlace.core.types import Prompt, SamplingParams
 from interlace.envs.load import EnvConfig
 from interlace.envs.spec import ActionSpec, ArraySpec, EnvSpec
-from interlace.episodes.robot import Feature, RobotConfig, check_spaces, featured
+from interlace.episodes.features import Feature, StateFeatures
+from interlace.episodes.robot import RobotConfig, check_spaces
 from interlace.models.actions import ActionTokens
 from interlace.models.inputs import InputEmbedding
 
@@ -59,8 +60,8 @@ def test_features_are_offsets_centred_scaled_and_cut():
         Feature(of=(0, 2), center=(0.25, 0.0), scale=(0.5, 4.0)),
         Feature(of=(2,), scale=(4.0,), squash=True),
     )
-    np.testing.assert_allclose(featured(state, features), [0.5, 0.5, 1.0, np.tanh(2.0)])
-    np.testing.assert_array_equal(featured(state, ()), state)
+    np.testing.assert_allclose(StateFeatures(features).of(state), [0.5, 0.5, 1.0, np.tanh(2.0)])
+    np.testing.assert_array_equal(StateFeatures(()).of(state), state)
 
 
 @pytest.mark.parametrize(
