@@ -1,168 +1,107 @@
 """Presets on the virtual clock, beside what their papers report.
 
-    python benchmarks/published.py [--presets areal,...] [--devices 256] [--json FILE] [presets|claims]
+    python benchmarks/published.py [--presets areal,...] [--devices 256] [--json FILE] [--write] [presets|claims]
 
-`presets` runs every preset at one size. `claims` runs the pair that each published ratio compares, at the size it was
-published for. Costs are rooflines of data sheets (the shipped profiles), lengths are log-normal with a share that never
-ends: what should agree is the ratio, not the seconds, and where it does not the table says so.
+`presets` runs every preset at one size. `claims` runs the pair that each published ratio compares, at the size and with
+the settings it was published for, as far as these are stated; `_published_claims.py` has them, with their sources.
+Costs are rooflines of data sheets (the shipped profiles), lengths are log-normal with a share that never ends: what
+should agree is the ratio, not the seconds. Of each claim whose ratio is outside the published range, one assumed
+parameter after the other is halved and doubled: what moves the ratio, and whether into the range, is printed.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 
-from interlace.core.profile import Lengths
-from interlace.jobs.simulate import Simulation, simulate
+from _page import write_table
+from _published_claims import CLAIMS, REASONING, Claim, Setup
+
+from interlace.core.profile import Profile
+from interlace.jobs.scoring import score_of
+from interlace.jobs.simulate import Simulation
+from interlace.jobs.virtual import run_virtually
 from interlace.recipes.load import load_recipe
+from interlace.runtime.timeline import NoRecorder
+from interlace.schedule.candidates import warm_up_steps
+from interlace.schedule.plans import Fidelity, Score
 from interlace.schedule.presets import preset_names
 from interlace.simulate.profiles import load_profile
 
 BASELINE = "verl-colocated"
-SPLITS = (25, 50, 62, 75)
-"""Shares of the devices for generation, in percent: a split preset takes the best where its paper does not say."""
-REASONING = Lengths(prompt_tokens=200, median=7000, prompt_sigma=0.5, response_sigma=0.5, cap_share=0.03)
-"""A model that thinks at length: mean about 9k of 28k tokens."""
-SHORT_TAIL = Lengths(prompt_tokens=200, median=600, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.025)
-"""RollPacker's: three in four responses within 1k tokens, the longest at the limit."""
-CHAT = Lengths(prompt_tokens=150, median=250, prompt_sigma=0.5, response_sigma=0.6, cap_share=0.01)
-PIPELINE = 4
-"""Steps, the furthest that a preset lets generation run ahead. So many are not counted at the start, where the pipeline
-fills, nor at the end, where generation that ran ahead has nothing to do."""
-H800, H20 = "qwen2.5-7b-h800", "qwen2.5-7b-h20"
+SETTLING = 4
+"""Steps, at least, that are not counted: pipelines fill, and dispatch learns lengths and how fast engines decode."""
+Change = Callable[[Profile, float], Profile]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """A size of run."""
-
-    devices: int
-    prompts: int
-    samples: int
-    max_tokens: int
-    lengths: Lengths
-    profile: str = H800
-    splits: tuple[int, ...] = SPLITS
-    settings: tuple[str, ...] = ()
-    """Further overrides."""
+def _of_rollout(profile: Profile, **fields: object) -> Profile:
+    return profile.model_copy(update={"rollout": profile.rollout.model_copy(update=fields)})
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A published ratio of throughput."""
+def _of_lengths(profile: Profile, **fields: object) -> Profile:
+    return profile.model_copy(update={"lengths": profile.lengths.model_copy(update=fields)})
 
-    name: str
-    preset: str
-    baseline: str
-    low: float
-    high: float
-    setup: Setup
-    baseline_settings: tuple[str, ...] = ()
+
+def _training(profile: Profile, factor: float) -> Profile:
+    actor = profile.actor
+    fields = {"token_s": factor * actor.token_s, "inference_token_s": factor * actor.inference_token_s}
+    return profile.model_copy(update={"actor": actor.model_copy(update=fields)})
+
+
+CHANGES: Mapping[str, Change] = {
+    "median length": lambda profile, by: _of_lengths(profile, median=by * profile.lengths.median),
+    "share at the limit": lambda profile, by: _of_lengths(profile, cap_share=by * profile.lengths.cap_share),
+    "seconds a trained token": _training,
+    "KV cache": lambda profile, by: _of_rollout(profile, kv_tokens=round(by * profile.rollout.kv_tokens)),
+    "seconds to read the cache": lambda profile, by: _of_rollout(
+        profile, context_token_s=by * profile.rollout.context_token_s
+    ),
+}
+"""Parameters that no source states."""
+
+
+def unchanged(profile: Profile) -> Profile:
+    """Returns the profile."""
+    return profile
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Means over the steps that are counted."""
+    """One simulation: means over the steps that are counted."""
 
     preset: str
     split: int | None
     """Share of the devices that generates, where the preset splits them."""
-    step_s: float
-    tokens_per_s: float
-    staleness_mean: float
-    staleness_max: float
-    length_shift: float
-    """Mean length trained on, against generated."""
-    goodput: dict[str, float]
+    score: Score
+
+    def rate(self, claim: Claim) -> float:
+        """Returns what the claim compares: trained tokens/s, or what of them is not training."""
+        score = self.score
+        if not claim.before_training:
+            return score.tokens_per_s
+        return score.tokens_per_s / (1 - score.bins["train"] - score.bins["weight_sync"])
 
 
-LONG = Setup(devices=128, prompts=256, samples=16, max_tokens=27648, lengths=REASONING, splits=(75,))
-VERL_MIX = Lengths(prompt_tokens=200, median=3500, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.03)
-"""With it the colocated baseline takes about the 356 s a step that verl publishes; its other modes are predicted."""
-VERL = Setup(devices=128, prompts=128, samples=16, max_tokens=28672, lengths=VERL_MIX, profile=H20, splits=(50,))
-STREAM = Setup(devices=32, prompts=128, samples=16, max_tokens=20480, lengths=REASONING)
+def is_split(preset: str) -> bool:
+    """Says whether a preset splits the devices."""
+    return "%" in load_recipe("quickstart", [f"schedule={preset}"]).schedule.resolved.placement.of("rollout").devices
 
 
-def packed(devices: int, max_tokens: int) -> Setup:
-    """RollPacker's sizes."""
-    return Setup(devices=devices, prompts=128, samples=8, max_tokens=max_tokens, lengths=SHORT_TAIL)
+def measure(
+    preset: str, setup: Setup, steps: int, change: Callable[[Profile], Profile] = unchanged, split: int | None = None
+) -> Measured:
+    """Simulates a preset; one that splits the devices, at a given split or the best of the setup's."""
+    splits = [split] if split else setup.splits if is_split(preset) else [None]
+    tried = [Measured(preset=preset, split=each, score=_score(preset, setup, steps, change, each)) for each in splits]
+    return max(tried, key=lambda each: each.score.tokens_per_s)
 
 
-CLAIMS = (
-    Claim("StreamRL, synchronous, against its own colocated", "streamrl-sync", "verl-colocated", 1.06, 1.41, STREAM),
-    Claim("StreamRL, asynchronous, against verl", "streamrl-async", "verl-colocated", 1.41, 2.66, STREAM),
-    Claim("RollPacker against verl, 8k tokens", "rollpacker", "verl-colocated", 1.30, 2.03, packed(16, 8192)),
-    Claim("RollPacker against verl, 16k tokens", "rollpacker", "verl-colocated", 1.48, 2.22, packed(32, 16384)),
-    Claim("RollPacker against verl, 32k tokens", "rollpacker", "verl-colocated", 2.21, 2.56, packed(64, 32768)),
-    Claim(
-        "RLHFuse against its base, PPO",
-        "rlhfuse",
-        "rlhfuse",
-        1.2,
-        1.4,
-        Setup(
-            devices=64,
-            prompts=512,
-            samples=1,
-            max_tokens=1024,
-            lengths=CHAT,
-            settings=("algorithm=ppo", "algorithm.kl_coefficient=0.01"),
-        ),
-        baseline_settings=("schedule.tail=none", "schedule.granularity=step"),
-    ),
-    Claim(
-        "AReaL, staleness 4 against 0",
-        "areal",
-        "areal",
-        2.0,
-        2.8,
-        LONG,
-        baseline_settings=("schedule.max_staleness=0",),
-    ),
-    Claim("AReaL against a synchronous colocated system", "areal", "verl-colocated", 1.5, 2.8, LONG),
-    Claim("verl fully asynchronous (d), 128 H20", "verl-fully-async-d", "verl-colocated", 2.35, 2.67, VERL),
-    Claim("verl stream only (b), 128 H20", "verl-fully-async-b", "verl-colocated", 1.4, 1.8, VERL),
-    Claim(
-        "verl one-step-off, 4 + 12 H20",
-        "one-step-off",
-        "verl-colocated",
-        1.23,
-        1.40,
-        Setup(devices=16, prompts=64, samples=8, max_tokens=8192, lengths=SHORT_TAIL, profile=H20, splits=(25, 50)),
-    ),
-    Claim(
-        "RLinf disaggregated against collocated, 40 + 24",
-        "rlinf-disaggregated",
-        "rlinf-collocated",
-        1.17,
-        1.21,
-        Setup(devices=64, prompts=512, samples=8, max_tokens=28672, lengths=REASONING, splits=(62,)),
-    ),
-)
-"""RollPacker's low end is its tail batching alone, its high end the whole system, rewards and planner included."""
-TOLERANCE = 0.1
-"""Beyond an end of a published range that still counts as within: hardware, lengths and baselines are not the same."""
-
-
-def measure(preset: str, setup: Setup, steps: int, settings: Sequence[str] = ()) -> Measured:
-    """The preset as it is; one that splits the devices, at the best of the setup's splits."""
-    placement = load_recipe("quickstart", [f"schedule={preset}"]).schedule.resolved.placement
-    roles = ("reference", "critic", "actor")
-    is_split = "%" in placement.of("rollout").devices
-    if not is_split:
-        return run(preset, setup, steps, settings, None)
-    tried = []
-    for split in setup.splits:
-        where = [f"schedule.placement.rollout=0-{split}%"]
-        where += [f"schedule.placement.{role}={split}-100%" for role in roles]
-        tried.append(run(preset, setup, steps, [*where, *settings], split))
-    return max(tried, key=lambda each: each.tokens_per_s)
-
-
-def run(preset: str, setup: Setup, steps: int, settings: Sequence[str], split: int | None) -> Measured:
-    """One simulation."""
+def _score(preset: str, setup: Setup, steps: int, change: Callable[[Profile], Profile], split: int | None) -> Score:
+    engine, roles = f"devices_per_instance: {setup.engine}", ("reference", "critic", "actor")
+    devices = f"0-{split}%" if split else "all"
+    where = [f"schedule.placement.rollout={{devices: '{devices}', {engine}}}"] if split or setup.engine > 1 else []
+    where += [f"schedule.placement.{role}={split}-100%" for role in roles] if split else []
     recipe = load_recipe(
         "quickstart",
         [
@@ -170,52 +109,67 @@ def run(preset: str, setup: Setup, steps: int, settings: Sequence[str], split: i
             f"prompts_per_step={setup.prompts}",
             f"samples_per_prompt={setup.samples}",
             f"sampling.max_new_tokens={setup.max_tokens}",
-            f"steps={PIPELINE + steps + PIPELINE}",
-            "minibatches=1",
+            f"minibatches={setup.minibatches}",
+            *where,
             *setup.settings,
-            *settings,
         ],
     )
-    costs = load_profile(setup.profile).model_copy(update={"lengths": setup.lengths})
-    told = simulate(recipe, Simulation(profile=costs, num_devices=setup.devices)).run
-    rows = told.rows[PIPELINE : PIPELINE + steps]
-    seconds = sum(float(row["timing_s/step"]) for row in rows)
-    bias = told.length_bias
-    return Measured(
-        preset=preset,
-        split=split,
-        step_s=seconds / len(rows),
-        tokens_per_s=sum(row["goodput/trained_tokens_per_device_s"] * row["timing_s/step"] for row in rows)
-        * setup.devices
-        / seconds,
-        staleness_mean=fmean(row["sched/staleness_mean"] for row in rows),
-        staleness_max=max(row["sched/staleness_max"] for row in rows),
-        length_shift=bias.trained_mean / bias.generated_mean - 1 if bias else 0.0,
-        goodput={
-            name.removeprefix("goodput/"): sum(row[name] * row["timing_s/step"] for row in rows) / seconds
-            for name in rows[0]
-            if name.startswith("goodput/") and "per_device" not in name
-        },
-    )
+    costs = change(load_profile(setup.profile).model_copy(update={"lengths": setup.lengths}))
+    simulation = Simulation(profile=costs, num_devices=setup.devices)
+    schedule = recipe.schedule.resolved
+    counted = Fidelity(steps=steps).counted_steps(schedule)
+    total = max(SETTLING, warm_up_steps(schedule)) + counted
+    # A run's last steps have nothing to generate ahead for: it is stopped before them.
+    recipe = recipe.model_copy(update={"steps": 4 * total + 16})
+    run = run_virtually(recipe, simulation, name=preset, recorder=NoRecorder, on_step=lambda step: step.step < total)
+    return score_of(run, counted, simulation, recipe)
 
 
-def claims(steps: int) -> list[dict[str, object]]:
-    """Each published ratio beside the simulated one."""
-    print(f"{'claim':50s} {'published':>12s} {'simulated':>9s}  split  step_s (baseline)")
-    told = []
+def claims(steps: int) -> tuple[list[dict[str, object]], str]:
+    """Returns each published ratio beside the simulated one, as JSON and as Markdown."""
+    heads = ("claim", "published", "simulated", "seconds a step, and its baseline", "")
+    lines, told = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"], []
+    outside: list[tuple[Claim, Measured, Measured]] = []
     for claim in CLAIMS:
-        base = measure(claim.baseline, claim.setup, steps, claim.baseline_settings)
-        ours = measure(claim.preset, claim.setup, steps)
-        ratio = ours.tokens_per_s / base.tokens_per_s
-        within = claim.low * (1 - TOLERANCE) <= ratio <= claim.high * (1 + TOLERANCE)
-        print(
-            f"{claim.name:50s} {claim.low:5.2f}-{claim.high:<5.2f}x {ratio:8.2f}x  {ours.split or '-'!s:>5s}  "
-            f"{ours.step_s:.0f} ({base.step_s:.0f}) {'' if within else 'outside'}",
-            flush=True,
+        base, ours = measure(claim.baseline, claim.baseline_setup, steps), measure(claim.preset, claim.setup, steps)
+        ratio = ours.rate(claim) / base.rate(claim)
+        within = claim.holds(ratio)
+        share = f" ({ours.split} % generate)" if ours.split else ""
+        lines.append(
+            f"| {claim.name}{share} | {claim.low:.2f}-{claim.high:.2f}x | {ratio:.2f}x | {ours.score.step_s:.0f}, "
+            f"{base.score.step_s:.0f} | {'within' if within else f'outside: {claim.reason}'.rstrip(': ')} |"
         )
-        told.append({"name": claim.name, "low": claim.low, "high": claim.high, "ratio": ratio,
-                     "within": within, "ours": asdict(ours), "baseline": asdict(base)})  # fmt: skip
-    return told
+        print(lines[-1], flush=True)
+        outside += [] if within else [(claim, base, ours)]
+        told.append({"name": claim.name, "low": claim.low, "high": claim.high, "ratio": ratio, "within": within,
+                     "ours": asdict(ours), "baseline": asdict(base)})  # fmt: skip
+    lines += ["", f"{len(told) - len(outside)} of {len(told)} are within."]
+    if outside:
+        lines += ["", "| outside | parameter | multiplied by: ratio |", "|---|---|---|"]
+    for claim, base, ours in outside:
+        for name, change in CHANGES.items():
+            lines.append(f"| {claim.name} | {name} | {sensitivity(claim, base, ours, change, steps)} |")
+            print(lines[-1], flush=True)
+    return told, "\n".join(lines)
+
+
+def sensitivity(
+    claim: Claim, base: Measured, ours: Measured, change: Callable[[Profile, float], Profile], steps: int
+) -> str:
+    """Returns the ratios at half and twice a parameter, and at a quarter or four times where it is nearer there."""
+
+    def ratio(by: float) -> float:
+        first = measure(claim.baseline, claim.baseline_setup, steps, lambda costs: change(costs, by), base.split)
+        second = measure(claim.preset, claim.setup, steps, lambda costs: change(costs, by), ours.split)
+        return second.rate(claim) / first.rate(claim)
+
+    found = {by: ratio(by) for by in (0.5, 2.0)}
+    nearer = min(found, key=lambda by: claim.distance(found[by]))
+    if not claim.holds(found[nearer]):
+        found[nearer**2] = ratio(nearer**2)
+    inside = [by for by, value in found.items() if claim.holds(value)]
+    text = ", ".join(f"{by:g}: {found[by]:.2f}x" for by in sorted(found))
+    return f"{text}; {f'inside at {inside[0]:g}' if inside else 'never inside'}"
 
 
 def presets(names: Sequence[str], devices: int, steps: int) -> list[dict[str, object]]:
@@ -227,11 +181,12 @@ def presets(names: Sequence[str], devices: int, steps: int) -> list[dict[str, ob
     print(f"{'preset':22s} split  s/step  ratio  {'  '.join(bins)}  staleness  length shift")
     for name in names:
         each = first if name == BASELINE else measure(name, setup, steps)
-        shares = "  ".join(f"{each.goodput[name]:{len(name)}.0%}" for name in bins)
-        ratio = each.tokens_per_s / first.tokens_per_s
+        score = each.score
+        shares = "  ".join(f"{score.bins[name]:{len(name)}.0%}" for name in bins)
+        ratio = score.tokens_per_s / first.score.tokens_per_s
         print(
-            f"{each.preset:22s} {each.split or '-'!s:>5s}  {each.step_s:6.1f}  {ratio:4.2f}x  {shares}",
-            f"  {each.staleness_mean:.2f}/{each.staleness_max:.0f}  {each.length_shift:+.1%}",
+            f"{each.preset:22s} {each.split or '-'!s:>5s}  {score.step_s:6.1f}  {ratio:4.2f}x  {shares}",
+            f"  {score.staleness_mean:.2f}/{score.staleness_max:.0f}  {score.length_shift:+.1%}",
             flush=True,
         )
         told.append(asdict(each))
@@ -246,9 +201,12 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=256)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", action="store_true", help="claims into docs/simulator.md")
     options = parser.parse_args()
     if options.what == "claims":
-        told = claims(options.steps)
+        told, text = claims(options.steps)
+        if options.write:
+            write_table(Path(__file__).parent.parent / "docs" / "simulator.md", "claims", text)
     else:
         told = presets(options.presets.split(","), options.devices, options.steps)
     if options.json:

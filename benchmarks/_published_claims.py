@@ -1,0 +1,144 @@
+"""Published ratios of throughput, each with the setting it was published for, and what had to be assumed.
+
+Written down before anything is compared. Stated settings are as their sources have them; what they do not state is
+assumed, and the same for a claim and its baseline. Mixes of lengths are not published: those of verl and RLinf are
+chosen so that the *baseline* alone behaves as published, the others are assumed.
+"""
+
+from dataclasses import dataclass, replace
+
+from interlace.core.profile import Lengths
+
+SPLITS = (25, 50, 62, 75)
+"""Shares of the devices for generation, in percent: a split preset takes the best where its paper does not say."""
+REASONING = Lengths(prompt_tokens=200, median=7000, prompt_sigma=0.5, response_sigma=0.5, cap_share=0.03)
+"""A model that thinks at length: mean about 9k of 28k tokens."""
+SHORT_TAIL = Lengths(prompt_tokens=200, median=600, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.025)
+"""RollPacker's: three in four responses within 1k tokens, the longest at the limit."""
+CHAT = Lengths(prompt_tokens=150, median=250, prompt_sigma=0.5, response_sigma=0.6, cap_share=0.01)
+H800, H20 = "qwen2.5-7b-h800", "qwen2.5-7b-h20"
+RECOMPUTED = ("algorithm.off_policy.proximal=recomputed",)
+"""Log-probs of the policy at the start of a step are computed again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A size of run."""
+
+    devices: int
+    prompts: int
+    samples: int
+    max_tokens: int
+    lengths: Lengths
+    profile: str = H800
+    splits: tuple[int, ...] = SPLITS
+    engine: int = 1
+    """Devices of an engine."""
+    minibatches: int = 1
+    settings: tuple[str, ...] = ()
+    """Further overrides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A published ratio of throughput."""
+
+    name: str
+    preset: str
+    baseline: str
+    low: float
+    high: float
+    setup: Setup
+    baseline_setup: Setup
+    reason: str = ""
+    """Why it is outside, where it is."""
+    before_training: bool = False
+    """Whether generation and inference alone are compared."""
+
+    def distance(self, ratio: float) -> float:
+        """Returns how far a ratio is from the published range."""
+        return max(self.low - ratio, ratio - self.high, 0.0)
+
+    def holds(self, ratio: float) -> bool:
+        """Says whether a ratio is within the published range."""
+        return self.distance(ratio) == 0.0
+
+
+STREAM = Setup(devices=32, prompts=128, samples=16, max_tokens=20480, lengths=REASONING)
+"""StreamRL (2504.15930): 7B on 32 devices, 20k tokens; batch and mix assumed."""
+AREAL = Setup(
+    devices=128, prompts=512, samples=16, max_tokens=27648, lengths=REASONING, splits=(75,), minibatches=4,
+    settings=RECOMPUTED,
+)  # fmt: skip
+"""AReaL (2505.24298): 512 prompts of 16, 27,648 tokens, four minibatches, decoupled PPO, 75 % generate; number of
+devices and mix assumed."""
+VERL_MIX = Lengths(prompt_tokens=200, median=1250, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.03)
+"""With it the colocated baseline takes the 356 s a step that verl publishes."""
+VERL = Setup(
+    devices=128, prompts=128, samples=16, max_tokens=28672, lengths=VERL_MIX, profile=H20, splits=(50,), engine=4,
+    minibatches=4,
+)  # fmt: skip
+"""verl's fully asynchronous trainer (docs/advance/fully_async.md and its script of 64 and 64 devices): steps of four
+minibatches of 32 prompts, a version every four, engines of four devices, log-probs of the engines."""
+VERL_COLOCATED = replace(VERL, prompts=512, minibatches=16, settings=RECOMPUTED)
+"""The same page: steps of 512 prompts in minibatches of 32, log-probs computed again; engines as there (assumed)."""
+ONE_STEP_MIX = Lengths(prompt_tokens=200, median=380, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.03)
+"""With it the colocated baseline takes the 699 s a step that verl publishes."""
+ONE_STEP = Setup(
+    devices=16, prompts=512, samples=16, max_tokens=8192, lengths=ONE_STEP_MIX, profile=H20, splits=(25,), engine=2,
+    minibatches=16, settings=RECOMPUTED,
+)  # fmt: skip
+"""verl's one-step-off trainer (docs/advance/one_step_off.md and its Megatron scripts): 4 and 12 devices, 512 prompts of
+16 in minibatches of 32, engines of two devices; both compute log-probs again."""
+RLINF_MIX = Lengths(prompt_tokens=200, median=5000, prompt_sigma=0.5, response_sigma=0.5, cap_share=0.03)
+"""With it generation on 40 of 64 devices takes 14 % longer than on all of them, as RLinf (2509.15965) reports."""
+RLINF = Setup(devices=64, prompts=512, samples=8, max_tokens=28672, lengths=RLINF_MIX, splits=(62,))
+FUSED = Setup(
+    devices=64, prompts=512, samples=1, max_tokens=1024, lengths=CHAT,
+    settings=("algorithm=ppo", "algorithm.kl_coefficient=0.01"),
+)  # fmt: skip
+"""RLHFuse (2409.13221): PPO with a reference, 512 samples; model, devices and mix assumed."""
+
+
+def packed(devices: int, max_tokens: int) -> Setup:
+    """RollPacker's sizes (2509.21009): 128 prompts of 8 on H800."""
+    return Setup(devices=devices, prompts=128, samples=8, max_tokens=max_tokens, lengths=SHORT_TAIL)
+
+
+def claim(name: str, preset: str, baseline: str, published: tuple[float, float], setup: Setup, **rest: object) -> Claim:
+    """Makes a claim; the baseline's setup is the same unless given."""
+    low, high = published
+    fields = {"baseline_setup": setup, **rest}
+    return Claim(name=name, preset=preset, baseline=baseline, low=low, high=high, setup=setup, **fields)  # type: ignore[arg-type]
+
+
+CLAIMS = (
+    claim("StreamRL, synchronous, against its own colocated", "streamrl-sync", "verl-colocated", (1.06, 1.41), STREAM,
+          reason="no assumed parameter alone brings it there"),
+    claim("StreamRL, asynchronous, against verl", "streamrl-async", "verl-colocated", (1.41, 2.66), STREAM,
+          reason="no assumed parameter alone brings it there"),
+    claim("RollPacker against verl, 8k tokens", "rollpacker", "verl-colocated", (1.30, 2.03), packed(16, 8192)),
+    claim("RollPacker against verl, 16k tokens", "rollpacker", "verl-colocated", (1.48, 2.22), packed(32, 16384),
+          reason="the share of responses at the limit, which is assumed, decides"),
+    claim("RollPacker against verl, 32k tokens", "rollpacker", "verl-colocated", (2.21, 2.56), packed(64, 32768)),
+    claim("RLHFuse against its base, generation and inference", "rlhfuse", "rlhfuse", (1.2, 1.6), FUSED,
+          baseline_setup=replace(FUSED, settings=(*FUSED.settings, "schedule.tail=none", "schedule.granularity=step")),
+          before_training=True, reason="no assumed parameter alone brings it there"),
+    claim("AReaL, staleness 4 against 0", "areal", "areal", (1.76, 2.77), AREAL,
+          baseline_setup=replace(AREAL, settings=(*AREAL.settings, "schedule.max_staleness=0"))),
+    claim("AReaL against a synchronous colocated system", "areal", "verl-colocated", (1.5, 2.8), AREAL,
+          reason="training on a quarter of the devices bounds it; at half the seconds a token it is inside"),
+    claim("verl fully asynchronous (d), 128 H20", "verl-fully-async-d", "verl-colocated", (2.35, 2.67), VERL,
+          baseline_setup=VERL_COLOCATED,
+          reason="a roofline trains twice as long on 64 devices as on 128; verl publishes 113 s on both"),
+    claim("verl stream only (b), 128 H20", "verl-fully-async-b", "verl-colocated", (1.54, 1.95), VERL,
+          baseline_setup=VERL_COLOCATED, reason="as above"),
+    claim("verl one-step-off, 4 + 12 H20", "one-step-off", "verl-colocated", (1.23, 1.40), ONE_STEP,
+          reason="a roofline trains a third longer on 12 devices than on 16; verl publishes 347 and 344 s"),
+    claim("RLinf disaggregated against collocated, 40 + 24", "rlinf-disaggregated", "rlinf-collocated", (1.17, 1.21),
+          RLINF, reason="no assumed parameter alone brings it there"),
+)  # fmt: skip
+"""RollPacker's low end is its tail batching alone, its high end the whole system, rewards and planner included. AReaL's
+ends are its Table 7's, on 8 devices and on many. Of verl's stream mode step and total times are published: the ends are
+the least and the largest ratio of these. RLHFuse's fused training needs a pipeline-parallel trainer, which is not
+modelled, so what its paper says of generation and inference alone is compared."""
