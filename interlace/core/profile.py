@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.links import Links
+from interlace.core.state_parts import peak_bytes
 
 
 def speed_up(num_devices: int, efficiency: float) -> float:
@@ -55,6 +56,8 @@ class StateCosts(Config):
     """Bytes of one instance's state, sharded over its devices."""
     device_bytes: int = Field(default=0, ge=0)
     """On each of its devices beside that: KV cache, buffers."""
+    moment_bytes: int = Field(default=0, ge=0)
+    """Of `state_bytes`, the optimizer's moments: an update alone needs them, else they may be off the devices."""
     working_bytes: int = Field(default=0, ge=0)
     """On each of its devices while it computes: activations, logits, gathered layers of one micro-batch."""
     onload_s: float = Field(default=0.0, ge=0)
@@ -69,6 +72,8 @@ class StateCosts(Config):
     @model_validator(mode="after")
     def _grows(self) -> Self:
         _check_scaling("scaling", self.scaling)
+        if self.moment_bytes > self.state_bytes:
+            raise ValueError(f"moment_bytes ({self.moment_bytes}) are a part of state_bytes ({self.state_bytes})")
         return self
 
     def speed(self, num_devices: int) -> float:
@@ -85,6 +90,10 @@ class StateCosts(Config):
     def memory_bytes(self, num_devices: int) -> int:
         """Needed on each device."""
         return self.state_bytes // num_devices + self.device_bytes
+
+    def peak_bytes(self, num_devices: int) -> int:
+        """Returns the bytes that each device must have at least."""
+        return peak_bytes(self.memory_bytes(num_devices), self.moment_bytes // num_devices, self.working_bytes)
 
 
 class RolloutCosts(StateCosts):

@@ -23,6 +23,10 @@ class ModelSize:
     """One row of float32 logits; training holds one for each response token of a micro-batch."""
     layer_bytes_per_token: int
     """Bytes that one layer keeps of a token for its backward, about."""
+    pair_bytes: int
+    """Of these, what a layer of experts keeps of a token for each of its experts; 0 of a model without."""
+    pairs_per_token: int
+    """Experts that each token has in a layer."""
     hidden_bytes_per_token: int
     """Bytes of a token that pass from layer to layer: all that is kept of a layer that is recomputed."""
     num_layers: int
@@ -44,6 +48,16 @@ class ModelSize:
             return tokens * (around + self.num_layers * self.layer_bytes_per_token)
         return tokens * (around + self.num_layers * self.hidden_bytes_per_token + self.layer_bytes_per_token)
 
+    def exchange_bytes(self, tokens: int, ranks: int, *, recomputed: bool) -> int:
+        """Returns the bytes, about, that tokens take on a rank beside its own activations where experts are dealt out.
+
+        tokens: of one rank's micro-batch. Each layer keeps what its experts gave back. One layer's pairs of tokens and
+        experts may all come to this rank, there and on their way; all layers' would be no bound but a wrong guess.
+        """
+        pairs, kept = tokens * self.pairs_per_token, 1 if recomputed else self.num_layers
+        on_way = 2 * ranks * self.hidden_bytes_per_token
+        return pairs * (kept * self.hidden_bytes_per_token + on_way + (ranks - 1) * self.pair_bytes)
+
 
 def model_size(model: "PreTrainedModel") -> ModelSize:
     """Its weights are not read, and may be on the meta device."""
@@ -52,13 +66,20 @@ def model_size(model: "PreTrainedModel") -> ModelSize:
     num_kv_heads = int(getattr(text, "num_key_value_heads", None) or num_heads)
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // num_heads)
     mlp_size = int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+    expert_size = int(getattr(text, "moe_intermediate_size", None) or mlp_size)
+    num_pairs = int(getattr(text, "num_experts_per_tok", None) or 0)
+    # Counted in the graph of an expert: 3 rows of the hidden size, 4 of its own.
+    pair_bytes = FLOAT_BYTES * (3 * int(text.hidden_size) + 4 * expert_size) if num_pairs else 0
     return ModelSize(
         num_parameters=model.num_parameters(),
         weight_bytes=model.num_parameters() * model.dtype.itemsize,
         kv_bytes_per_token=2 * int(text.num_hidden_layers) * num_kv_heads * head_dim * model.dtype.itemsize,
         logit_bytes_per_token=FLOAT_BYTES * int(text.vocab_size),
         # Counted in the graph of a decoder layer with a gated MLP: 11 rows of the hidden size, 4 of the MLP's.
-        layer_bytes_per_token=FLOAT_BYTES * (11 * text.hidden_size + 4 * mlp_size),
+        layer_bytes_per_token=FLOAT_BYTES * 11 * text.hidden_size
+        + (num_pairs * pair_bytes or FLOAT_BYTES * 4 * mlp_size),
+        pair_bytes=pair_bytes,
+        pairs_per_token=num_pairs,
         hidden_bytes_per_token=FLOAT_BYTES * int(text.hidden_size),
         num_layers=int(text.num_hidden_layers),
         context=context_length(model.config),

@@ -57,7 +57,8 @@ def profile_of_run(folder: RunFolder) -> tuple[Recipe, Profile]:
         )
     trace, devices = read_trace(folder.timeline), back_end(recipe.cluster).find_devices(recipe.cluster)
     size = model_size(empty_model(recipe.model))
-    state = {"state_bytes": OPTIMIZER_BYTES * size.num_parameters}
+    trained_bytes = OPTIMIZER_BYTES * size.num_parameters
+    state = {"state_bytes": trained_bytes, "moment_bytes": trained_bytes // 2}
     actor = _training(trace, "actor", run).model_copy(update=state)
     profile = Profile(
         device=device_name(devices[0]),

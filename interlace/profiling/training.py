@@ -7,6 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from interlace.core.profile import InferenceCosts, TrainCosts
+from interlace.core.state_parts import OPTIMIZER
 from interlace.core.types import FloatArray, Sample
 from interlace.profiling.fit import Call, fit, medians
 from interlace.recipes.config import Recipe
@@ -71,6 +72,7 @@ async def measure_training(
     await group.step_metrics()
     return TrainCosts(
         state_bytes=group.loaded_bytes(),
+        moment_bytes=group.part_bytes.get(OPTIMIZER, 0),
         onload_s=onload_s,
         offload_s=offload_s,
         call_s=float(call_s),

@@ -1,12 +1,13 @@
 """Forecast of the memory that the workers of a recipe need on their devices, made before they start."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
+from interlace.core.state_parts import peak_bytes
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
@@ -53,7 +54,12 @@ class WorkerMemory:
     @property
     def peak_bytes(self) -> int:
         """Returns the least bytes that a device must have."""
-        return max(self.num_bytes, self.num_bytes - self.idle_bytes + self.transient_bytes)
+        return peak_bytes(self.num_bytes, self.idle_bytes, self.transient_bytes)
+
+
+def no_exchange(ranks: int) -> int:  # noqa: ARG001
+    """Returns 0: of a role without experts."""
+    return 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +73,8 @@ class _Role:
     """The same of activations. Ranks that share layers have all rows of the hidden size, so theirs is a bound."""
     gathered_bytes: int = 0
     """On top of that, where it has several ranks."""
+    exchange: Callable[[int], int] = no_exchange
+    """Number of ranks that experts are dealt out to -> bytes, on top of all, of tokens that come to their experts."""
     moment_bytes: int = 0
     """The part of `num_bytes` that is the optimizer's moments."""
 
@@ -90,7 +98,7 @@ def forecast_memory(
                     how=(role.how if parts == 1 else f"1/{parts} of {role.how}")
                     + _unused(recipe, role.name, instance[::ranks]),
                     transient_bytes=role.logit_bytes // shape.copies
-                    + role.activation_bytes // shape.context
+                    + (role.activation_bytes + role.exchange(shape.expert)) // shape.context
                     + (role.gathered_bytes // shape.tensor if shape.replicate * shape.shard * shape.context > 1 else 0),
                 )
             )
@@ -176,6 +184,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
                 logit_bytes=logits if needs.process_reward else 0,
                 activation_bytes=passing,
                 gathered_bytes=_gathered_bytes(recipe.critic, size),
+                exchange=_exchange(recipe.critic, size, tokens),
                 moment_bytes=2 * size.trained_bytes,
             )
         )
@@ -192,6 +201,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         logit_bytes=logits,
         activation_bytes=size.activation_bytes(tokens, recomputed=recipe.actor.gradient_checkpointing),
         gathered_bytes=_gathered_bytes(recipe.actor, size),
+        exchange=_exchange(recipe.actor, size, tokens),
         moment_bytes=moments,
     )
     return [*roles, actor]
@@ -200,3 +210,9 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
 def _gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:
     """Counts the bytes of whole weights and a whole gradient, where ranks keep them for a minibatch."""
     return 0 if trained.reshard else 2 * size.trained_bytes
+
+
+def _exchange(trained: TrainedConfig, size: ModelSize, tokens: int) -> Callable[[int], int]:
+    """Returns what tokens take that travel to their experts, by the number of ranks that these are dealt out to."""
+    is_recomputed = trained.gradient_checkpointing
+    return lambda ranks: size.exchange_bytes(tokens, ranks, recomputed=is_recomputed) if ranks > 1 else 0

@@ -1,6 +1,6 @@
 """Worker group as its callers see it. Roles' own protocols add their operations, each giving a Handle."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, Self, TypeVar, TypeVarTuple
 
@@ -80,4 +80,9 @@ class TypedGroup(Protocol):
 
     def loaded_bytes(self) -> int:
         """Returns the bytes that the state needs on each device, as last measured."""
+        ...
+
+    @property
+    def part_bytes(self) -> Mapping[str, int]:
+        """Returns the same of each part of the state."""
         ...

@@ -70,7 +70,7 @@ def misfit(schedule: Schedule, profile: Profile, workload: Workload, devices: tu
     for role in workload.roles:
         for instance in _one_a_kind(schedule.instances(role, devices)):
             costs = profile.on(role, _pools(instance))
-            needed = costs.memory_bytes(len(instance)) + costs.working_bytes
+            needed = costs.peak_bytes(len(instance))
             there = min(device.memory_bytes for device in instance)
             if needed > there:
                 found.append(Misfit(role=role, needed_bytes=needed, there_bytes=there, num_devices=len(instance)))

@@ -84,6 +84,7 @@ def roofline_profile(device: str, shape: ModelShape, sizes: RunSizes, *, micro_b
             optimizer_s=3 * state_bytes / (BANDWIDTH_SHARE * sheet.bytes_per_s),
             export_s=2 * bf16_bytes / sheet.host_bytes_per_s,
             state_bytes=state_bytes,
+            moment_bytes=state_bytes // 2,
             working_bytes=micro_batch_tokens
             * (2 * shape.logit_bytes_per_token + shape.num_layers * shape.hidden_bytes_per_token),
             onload_s=state_bytes / sheet.host_bytes_per_s,

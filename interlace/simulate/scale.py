@@ -38,6 +38,7 @@ def _trained(costs: TrainCosts, factor: int, num_devices: int) -> TrainCosts:
             "optimizer_s": costs.optimizer_s * slower,
             # Sharded over fewer devices, the state of each stays what it was.
             "state_bytes": math.ceil(costs.state_bytes / factor),
+            "moment_bytes": costs.moment_bytes // factor,
             "onload_s": costs.onload_s / factor,
             "offload_s": costs.offload_s / factor,
         }

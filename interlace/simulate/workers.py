@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import cast
 
@@ -13,6 +13,7 @@ from interlace.core.profile import InferenceCosts, RewardCosts, TrainCosts
 from interlace.core.random import keyed_random
 from interlace.core.row import RowName
 from interlace.core.runs import endless
+from interlace.core.state_parts import OPTIMIZER, WEIGHTS
 from interlace.core.types import FloatArray, Metrics, RewardResult, Sample
 from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
@@ -145,23 +146,23 @@ class SimulatedTrainer(SimulatedInference):
         self._train_costs, self._controller_step_s = costs, controller_step_s
         self._prepared: deque[Sequence[Sample]] = deque()
 
-    @operation(bin="inference")
+    @operation(bin="inference", parts=(WEIGHTS,))
     async def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns [L] of each sample."""
         await self._compute(samples, self._train_costs.inference_token_s)
         return zeros(samples)
 
-    @operation(bin="inference", phase="values")
+    @operation(bin="inference", phase="values", parts=(WEIGHTS,))
     async def values(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns [L] of each sample."""
         return await self.logprobs(samples)
 
-    @operation(bin="inference", phase="values")
+    @operation(bin="inference", phase="values", parts=(WEIGHTS,))
     async def process_rewards(self, samples: Sequence[Sample]) -> list[FloatArray]:
         """Returns [L] of each sample."""
         return await self.logprobs(samples)
 
-    @operation(bin="train")
+    @operation(bin="train", parts=(WEIGHTS,))
     async def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
         """Takes the time of forward and backward."""
         taken = self._prepared.popleft() if prepared else cast("Sequence[Sample]", samples)
@@ -172,7 +173,7 @@ class SimulatedTrainer(SimulatedInference):
         """Takes samples in and no time."""
         self._prepared.append(samples)
 
-    @operation(bin="train")
+    @operation(bin="train", makes_activations=False)
     async def optimizer_step(self) -> None:
         """Closes the minibatch."""
         await self._work(self._train_costs.optimizer_s / self._speed)
@@ -184,9 +185,29 @@ class SimulatedTrainer(SimulatedInference):
             await virtual_loop().alarm(self._controller_step_s)
         return {}
 
-    @operation(bin="weight_sync", collect="all")
+    @operation(bin="weight_sync", collect="all", parts=(WEIGHTS,), makes_activations=False)
     async def export_weights(self, version: int, *, copy: bool) -> WeightPart:
         """Returns a part without content."""
         del copy
         await self._work(self._train_costs.export_s)
         return WeightPart.simulated(version)
+
+    async def onload(self, parts: Sequence[str] | None = None) -> None:
+        await self._work(self._costs.onload_s * self._share(parts) / self._num_devices)
+
+    async def offload(self, parts: Sequence[str] | None = None) -> None:
+        await self._work(self._costs.offload_s * self._share(parts) / self._num_devices)
+
+    def _share(self, parts: Sequence[str] | None) -> float:
+        """Returns the share of the state that parts of it are."""
+        if parts is None:
+            return 1.0
+        moments = self._costs.moment_bytes / self._costs.state_bytes
+        return sum(moments if part == OPTIMIZER else 1 - moments for part in parts)
+
+    @operation(on_device=False)
+    def memory_parts(self) -> Mapping[str, int]:
+        if not self._costs.moment_bytes:
+            return super().memory_parts()
+        moments = self._costs.moment_bytes // self._num_devices
+        return {OPTIMIZER: moments, WEIGHTS: self.memory_bytes() - moments}

@@ -19,10 +19,30 @@ from interlace.schedule.bounds import Workload, misfit
 from interlace.schedule.candidates import Candidate, neighbours, plain
 from interlace.schedule.plans import Fidelity, Score, differing
 from interlace.schedule.presets import load_schedule, preset_names
+from interlace.schedule.schedule import Schedule
 from interlace.simulate.profiles import load_profile
 from interlace.simulate.scale import scale_model
 
 GIB = 2**30
+
+
+def test_a_plan_and_its_simulation_let_moments_leave_a_device_that_computes() -> None:
+    profile = load_profile("qwen2.5-7b-h800")
+    [devices, recipe] = [4, load_recipe("quickstart", ["prompts_per_step=8", "steps=1"])]
+    for moment_bytes, fits in ((0, False), (profile.actor.state_bytes // 2, True)):
+        actor = profile.actor.model_copy(update={"moment_bytes": moment_bytes})
+        small = profile.model_copy(update={"actor": actor, "device_memory_bytes": 40 * 10**9})
+        costs = small.rollout.model_copy(update={"device_bytes": 10**9})
+        small = small.model_copy(update={"rollout": costs})
+        simulation = Simulation(profile=small, num_devices=devices, num_prompts=64)
+        workload = Workload(num_devices=devices, prompts_per_step=8, samples_per_prompt=8, max_new_tokens=64)
+        schedule = Schedule.parse({"placement": {"actor": {"devices": "all", "devices_per_instance": "all"}}})
+        assert (misfit(schedule, small, workload, simulation.devices) is None) == fits
+        if fits:
+            assert simulate(under(recipe, schedule), simulation).results
+        else:
+            with pytest.raises(UserError, match="GiB on"):
+                simulate(under(recipe, schedule), simulation)
 
 
 def random_profile(random: Random) -> Profile:
@@ -52,6 +72,7 @@ def random_profile(random: Random) -> Profile:
             optimizer_s=0.3,
             export_s=random.choice([0.0, 2.0]),
             state_bytes=random.choice([20, 100, 300]) * GIB,
+            moment_bytes=random.choice([0, 10]) * GIB,
             working_bytes=14 * GIB,
             onload_s=1.0,
             offload_s=1.0,

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
@@ -13,8 +15,10 @@ from interlace.core.types import Prompt, Sample, SampleKey, SamplingParams, Segm
 from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import ActorConfig, LogprobEngine, OptimizerConfig, TrainConfig, TrainEngine, sft_loss
 from interlace.models.config import ModelConfig
+from interlace.models.expert_parallel import share_experts
 from interlace.models.loading import empty_model, load_model
 from interlace.models.size import context_length, model_size
+from interlace.weights.shards import local_part
 from tests.unit.engines.train.models import tiny_model
 
 TINY = ModelConfig(path="tiny:micro")
@@ -23,7 +27,7 @@ TINY = ModelConfig(path="tiny:micro")
 @contextmanager
 def kept_for_the_backward(model: torch.nn.Module) -> Iterator[dict[int, int]]:
     """Bytes by storage, the model's own weights left out."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    own = {local_part(parameter.detach()).untyped_storage().data_ptr() for parameter in model.parameters()}
     found: dict[int, int] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,6 +59,48 @@ def test_activations_are_about_what_a_forward_keeps(recomputed: bool) -> None:
     if recomputed:  # one layer's are made anew in the backward
         expected -= 8 * 32 * size.layer_bytes_per_token
     assert sum(kept.values()) == pytest.approx(expected, rel=0.15)
+
+
+def expert_model(num_layers: int) -> PreTrainedModel:
+    wide = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+    experts = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "max_position_embeddings": 512}
+    return tiny_model("qwen3_moe", num_hidden_layers=num_layers, **wide, **experts)
+
+
+@pytest.fixture
+def alone() -> Iterator[DeviceMesh]:
+    """One rank that deals experts out to itself."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield DeviceMesh("cpu", [0])
+    distributed.destroy_process_group()
+
+
+def test_experts_keep_rows_of_their_own_and_an_exchange_keeps_what_came_back(alone: DeviceMesh) -> None:
+    ids = torch.arange(512)[None] % 20
+
+    def kept_by_a_layer(experts: int, *, dealt: bool) -> int:
+        """Bytes, by the difference of two layers and one."""
+        found = []
+        for num_layers in (1, 2):
+            model = expert_model(num_layers)
+            for layer in model.model.layers:
+                layer.mlp.gate.top_k = experts
+            if dealt:
+                share_experts(model, alone)
+            with kept_for_the_backward(model) as kept:
+                model(ids, use_cache=False)
+            found.append(sum(kept.values()))
+        return found[1] - found[0]
+
+    size = model_size(expert_model(1))
+    assert size.pairs_per_token == 2
+    of_a_pair = (kept_by_a_layer(2, dealt=False) - kept_by_a_layer(1, dealt=False)) / ids.numel()
+    assert 0.8 * size.pair_bytes < of_a_pair < size.pair_bytes
+    exchanged = kept_by_a_layer(2, dealt=True) - kept_by_a_layer(2, dealt=False)
+    more = [size.exchange_bytes(ids.numel(), 1, recomputed=recomputed) for recomputed in (False, True)]
+    assert more[0] == more[1], "of one layer"
+    print(exchanged, more)
+    assert 0 < exchanged <= more[0]
 
 
 def test_the_context_ends_where_one_sequence_would_change_its_company() -> None:

@@ -314,4 +314,8 @@ def test_experts_are_dealt_out_where_there_are_some(check: Check, tmp_path: Path
     ):
         with pytest.raises(UserError, match=message):
             check("warmup=null", *overrides)
-    assert check(mixture, "warmup=null", "actor.expert_parallel=2", "actor.ranks=4", "cluster.devices=cpu:4")
+    dealt, whole = (
+        check(mixture, "warmup=null", f"actor.expert_parallel={ranks}", "actor.ranks=4", "cluster.devices=cpu:4")
+        for ranks in (2, 1)
+    )
+    assert dealt.memory[-1].transient_bytes > 1.2 * whole.memory[-1].transient_bytes, "tokens travel to their experts"
