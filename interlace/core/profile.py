@@ -57,7 +57,7 @@ class StateCosts(Config):
     device_bytes: int = Field(default=0, ge=0)
     """On each of its devices beside that: KV cache, buffers."""
     moment_bytes: int = Field(default=0, ge=0)
-    """Of `state_bytes`, the optimizer's moments: an update alone needs them, else they may be off the devices."""
+    """Part of `state_bytes` that is the optimizer's moments: an update alone needs them on the devices."""
     working_bytes: int = Field(default=0, ge=0)
     """On each of its devices while it computes: activations, logits, gathered layers of one micro-batch."""
     onload_s: float = Field(default=0.0, ge=0)

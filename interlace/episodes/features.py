@@ -1,4 +1,4 @@
-"""What a policy sees of a simulator's state vector."""
+"""Features: the numbers that a policy sees of a simulator's state vector."""
 
 from collections.abc import Callable, Sequence
 from typing import Self

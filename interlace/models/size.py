@@ -24,7 +24,7 @@ class ModelSize:
     layer_bytes_per_token: int
     """Bytes that one layer keeps of a token for its backward, about."""
     pair_bytes: int
-    """Of these, what a layer of experts keeps of a token for each of its experts; 0 of a model without."""
+    """Bytes that a layer of experts keeps of a token for each of its experts, part of these; 0 of a model without."""
     pairs_per_token: int
     """Experts that each token has in a layer."""
     hidden_bytes_per_token: int
