@@ -95,7 +95,7 @@ def test_without_a_reward_role_an_episodes_own_reward_is_trained_on() -> None:
 
 
 def test_a_greedy_baseline_needs_a_reward_role() -> None:
-    with pytest.raises(UserError, match="scored by the recipe's `reward`, and the recipe has none"):
+    with pytest.raises(ValueError, match="scored by the reward role; here are SingleTurn and no reward role"):
         simulate(Schedule(), replace(WORK, costs=EpisodesWithRewards(), needs=Needs(greedy_baseline=True)))
 
 
