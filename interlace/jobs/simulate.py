@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from interlace.core.errors import UserError
 from interlace.core.profile import Profile
-from interlace.core.types import JSON, Prompt, Request
+from interlace.core.types import JSON, Prompt, Request, SampleKey
 from interlace.episodes.base import Episode
 from interlace.episodes.by_row import simulators_of
 from interlace.flows.run import SINGLE_TURN
@@ -55,6 +55,8 @@ class Simulation:
     faults: Faults = ()
     engine_changes: tuple[EngineChange, ...] = ()
     """Engines that leave and join on the way."""
+    lengths: Mapping[SampleKey, int] = field(default_factory=dict)
+    """Tokens of samples' only responses, where they are known; others are drawn by the profile."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -124,7 +126,8 @@ class Simulation:
         lengths = kept_lengths(profile.lengths, recipe.seed)
 
         def length(request: Request) -> float:
-            return lengths(request.uid, request.attempt, request.owner.index, request.turn)
+            known = self.lengths.get(request.owner)
+            return known or lengths(request.uid, request.attempt, request.owner.index, request.turn)
 
         moves = Moves.of(profile, recipe.schedule.resolved, self.devices)
 

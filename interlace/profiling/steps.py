@@ -2,16 +2,17 @@
 
 Calls are measured one by one, at sizes of a grid. In a step they come as they come, with the controller between them.
 So the flow itself is run for some steps on the profile's own cluster, and the costs are scaled until a simulation of
-the same schedule spends as long generating, training and in all.
+the same schedule spends as long generating, training and in all. The simulation's responses are as long as the real
+ones were: the longest of a step decides how long it takes, and of few steps no two draws of lengths say the same.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from interlace.core.profile import Profile, RolloutCosts, TrainCosts
-from interlace.core.types import Metrics
+from interlace.core.types import Metrics, SampleKey
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups, StepResult
 from interlace.jobs.host import host
@@ -36,6 +37,9 @@ class StepTimes:
     train_s: float
     waiting_s: float = 0.0
     """In which engines and trainer wait for the controller: see `waiting_s`."""
+    num_steps: int = MOST
+    lengths: Mapping[SampleKey, int] = field(default_factory=dict)
+    """Tokens of the responses, of those samples that are known."""
 
     @classmethod
     def of(cls, values: Callable[[str], Sequence[float]], waiting: Sequence[float] = ()) -> "StepTimes":
@@ -74,30 +78,35 @@ async def measure_steps(
     num_steps = min(MOST, int(budget_s / forecast.step_s))
     if num_steps < FEWEST:
         return None
-    rows: list[Metrics] = []
     shortened = recipe.model_copy(update={"steps": num_steps})
     hosted = await host(cluster, shortened, groups, prompts)
     recorder = KeepAll()
     with cluster.timeline.recorded_by(recorder):
-        await hosted.train(_Collector(rows))
+        collector = _Collector()
+        await hosted.train(collector)
         hosted.run.finish()
     waiting = [waiting_s(step, recorder.spans) for step in recorder.steps]
-    return StepTimes.of(lambda metric: [row[metric] for row in rows], waiting)
+    found = StepTimes.of(lambda metric: [row[metric] for row in collector.rows], waiting)
+    return replace(found, num_steps=num_steps, lengths=collector.lengths if recipe.episode.is_single_turn else {})
 
 
 class _Collector:
-    def __init__(self, rows: list[Metrics]) -> None:
-        self._rows = rows
+    def __init__(self) -> None:
+        self.rows: list[Metrics] = []
+        self.lengths: dict[SampleKey, int] = {}
 
     async def on_step(self, result: StepResult) -> bool:
-        self._rows.append(result.metrics)
+        self.rows.append(result.metrics)
+        self.lengths |= {ended.sample.key: ended.sample.num_tokens for ended in result.ended}
         return True
 
 
-def simulated(profile: Profile, recipe: Recipe, num_devices: int) -> StepTimes:
-    """Returns the times that a profile predicts for a recipe's steps."""
-    shortened = recipe.model_copy(update={"steps": MOST})
-    return StepTimes.of(simulate(shortened, Simulation(profile=profile, num_devices=num_devices)).run.values)
+def simulated(profile: Profile, recipe: Recipe, num_devices: int, like: StepTimes | None = None) -> StepTimes:
+    """Returns the times that a profile predicts for a recipe's steps. like: for steps that were run, as they were."""
+    shortened = recipe.model_copy(update={"steps": like.num_steps if like else MOST})
+    lengths = like.lengths if like else {}
+    simulation = Simulation(profile=profile, num_devices=num_devices, lengths=lengths)
+    return StepTimes.of(simulate(shortened, simulation).run.values)
 
 
 def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
@@ -106,7 +115,7 @@ def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) 
     What is left of a step beside engines and trainer is the controller's work: what they waited for it, once a step,
     and of the rest a share for each sample.
     """
-    said = simulated(profile, recipe, num_devices)
+    said = simulated(profile, recipe, num_devices, real)
     scaled = profile.model_copy(
         update={
             "rollout": _scaled_rollout(profile.rollout, real.rollout_s / said.rollout_s),
@@ -119,7 +128,7 @@ def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) 
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         tried = scaled.model_copy(update={"controller_sample_s": middle})
-        if simulated(tried, recipe, num_devices).step_s < real.step_s:
+        if simulated(tried, recipe, num_devices, real).step_s < real.step_s:
             low = middle
         else:
             high = middle

@@ -77,9 +77,8 @@ def check_recipe(recipe: Recipe) -> Derived:
     check_placement(recipe, devices)
     check_model(recipe.model)
     model = empty_model(recipe.model)
-    check_engine(recipe, devices, model.config)
-    for episode in (recipe.episode, *recipe.episode.others.values()):
-        create_episode_kind(episode).check_policy(action_tokens(model.config))
+    check_engine(recipe, devices, model)
+    _check_policy(recipe, algorithm.needs, model)
     if algorithm.needs.critic:
         check_value_head(model)
     _check_layouts(recipe, model, devices)
@@ -118,6 +117,17 @@ def check_recipe(recipe: Recipe) -> Derived:
         steps_ahead=recipe.schedule.resolved.steps_ahead,
         memory=memory,
     )
+
+
+def _check_policy(recipe: Recipe, needs: Needs, model: "PreTrainedModel") -> None:
+    tokens = action_tokens(model.config)
+    for episode in (recipe.episode, *recipe.episode.others.values()):
+        create_episode_kind(episode).check_policy(tokens)
+    if needs.process_reward and tokens is not None and tokens.is_gaussian:
+        raise UserError(
+            f"algorithm {recipe.algorithm.name!r} trains a process reward model on the probabilities of tokens, and "
+            "the policy answers with numbers (model.robot.head=gaussian). Take ppo, or model.robot.head=tokens."
+        )
 
 
 def _check_layouts(recipe: Recipe, model: "PreTrainedModel", devices: tuple[Device, ...]) -> None:

@@ -10,10 +10,10 @@ from interlace.recipes.layout import num_spanned, num_used
 from interlace.schedule.placement import Device
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PreTrainedModel
 
 
-def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PretrainedConfig") -> None:
+def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrainedModel") -> None:
     """Raises UserError where the engine is not installed, its instances span other numbers of devices than it computes
     on, or settings ask for what it lacks.
     """

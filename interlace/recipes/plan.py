@@ -36,7 +36,7 @@ def accepts_here(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: in
     def reason(schedule: Schedule) -> str | None:
         candidate = recipe.model_copy(update={"schedule": ScheduleChoice(preset="planned", resolved=schedule)})
         try:
-            check_engine(candidate, devices, model.config)
+            check_engine(candidate, devices, model)
             check_memory(forecast_memory(candidate, needs, loads, devices))
         except UserError as error:
             return str(error)

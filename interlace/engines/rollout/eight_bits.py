@@ -3,9 +3,11 @@
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.engines.rollout import kernels
@@ -47,6 +49,15 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     blocks = codes.view(-1, OUTPUTS, codes.shape[1] // DEPTH, DEPTH).transpose(1, 2).contiguous()
     scale = torch.nn.functional.pad(scale, (0, -width % OUTPUTS))
     return blocks, scale.contiguous(), codes.sum(1, dtype=torch.int32) * 128
+
+
+def refuse_eight_bits(model: PreTrainedModel) -> NoReturn:
+    """Raises UserError: what serves a model here has no weights in eight bits."""
+    raise UserError(
+        "rollout.weights=int8 is for the C++ decoder: float32 models of the Llama shape, on CPU cores with a compiler "
+        f"(rollout.compile_kernels, rollout.compile_decoder), whole in one process. {type(model).__name__} in "
+        f"{str(model.dtype).removeprefix('torch.')} is served otherwise here: set rollout.weights=model."
+    )
 
 
 def check_processor() -> None:

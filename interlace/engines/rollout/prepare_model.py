@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from interlace.core.errors import UserError
 from interlace.engines.compiled import KernelsUnavailable
 from interlace.engines.rollout.attention import AttentionBackend, KernelAttention, TorchAttention
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.decoder import DecoderRunner, is_llama_shaped
+from interlace.engines.rollout.eight_bits import refuse_eight_bits
 from interlace.engines.rollout.fallback_runner import PlainRunner
 from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
 from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
@@ -136,10 +136,7 @@ def _serve_routed(
 def _check_eight_bits(model: PreTrainedModel, config: ServingConfig, runner: Runner) -> None:
     """Raises UserError where eight bits are asked for and the decoder that has them does not serve the model."""
     if config.engine.weights == "int8" and not isinstance(runner, DecoderRunner):
-        raise UserError(
-            "rollout.weights=int8 is for the C++ decoder: float32 models of the Llama shape, on a CPU with a compiler, "
-            f"whole in one process. {type(model).__name__} is served otherwise here: set rollout.weights=model."
-        )
+        refuse_eight_bits(model)
 
 
 def _variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | None:

@@ -1,8 +1,11 @@
 """Costs scaled to whole steps: what a simulation then says is what was measured."""
 
+from dataclasses import replace
+
 import pytest
 
 from interlace.core.profile import Lengths, Profile, RewardCosts, RolloutCosts, TrainCosts
+from interlace.core.types import SampleKey
 from interlace.profiling.steps import StepTimes, fitted, simulated, waiting_s
 from interlace.recipes.load import load_recipe
 from interlace.runtime.timeline import Span, StepRecord
@@ -36,6 +39,16 @@ def test_a_step_that_is_no_longer_than_its_parts_leaves_nothing_to_the_controlle
     assert found.controller_sample_s * 128 < 0.02 * said.step_s
     assert found.rollout.step_s(64) == pytest.approx(PROFILE.rollout.step_s(64), rel=0.02)
     assert found.actor.token_s == pytest.approx(PROFILE.actor.token_s, rel=0.02)
+
+
+def test_costs_are_fitted_to_responses_as_long_as_the_real_ones_were() -> None:
+    lengths = {SampleKey(gid, index): 24 for gid in range(8 * 16) for index in range(8)}
+    like = StepTimes(step_s=1.0, rollout_s=1.0, train_s=1.0, num_steps=8, lengths=lengths)
+    real = replace(simulated(PROFILE, RECIPE, 2, like), num_steps=8, lengths=lengths)
+    assert real.rollout_s > 1.3 * simulated(PROFILE, RECIPE, 2).rollout_s
+    found = fitted(PROFILE, real, RECIPE, 2)
+    assert found.rollout.step_s(64) == pytest.approx(PROFILE.rollout.step_s(64), rel=0.001)
+    assert found.controller_sample_s * 128 < 0.01 * real.step_s
 
 
 def test_what_engines_and_trainer_wait_for_is_found_between_their_calls() -> None:

@@ -293,6 +293,8 @@ def test_eight_bits_need_a_correction(check: Check, monkeypatch: pytest.MonkeyPa
     check("rollout.weights=int8", *corrected)
     with pytest.raises(UserError, match=r"weights=int8 is for the C\+\+ decoder"):
         check("rollout.weights=int8", "rollout.compile_decoder=false", *corrected)
+    with pytest.raises(UserError, match=r"LlamaForCausalLM in bfloat16 is served otherwise here"):
+        check("rollout.weights=int8", "model.dtype=bfloat16", *corrected)
 
 
 def test_ranks_that_share_rows_need_heads_to_share(check: Check) -> None:

@@ -35,6 +35,10 @@ def robot(state_size: int = 2, action_size: int = 1, chunk: int = 2) -> str:
             (robot(), "actor.context_parallel=2", "cluster.devices=cpu:2"),
             r"reads arrays beside them",
         ),
+        (
+            (robot(), "model.robot.head=gaussian", "algorithm=prime", "samples_per_prompt=2"),
+            r"'prime' trains a process reward model .* model.robot.head=tokens",
+        ),
         (("model={path: tiny:micro}",), r"needs a policy that answers in action tokens"),
         ((robot(), "task.starts.instructions=[' ']"), r"an instruction is missing"),
         ((robot(), "task.starts.instructions=[a, b, c]"), r"instruction 'c' .* is of task 2, .* has 2: near, far"),

@@ -14,7 +14,7 @@ from interlace.engines.rollout.config import EngineConfig
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from transformers import PretrainedConfig
+    from transformers import PreTrainedModel
 
     from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.models.config import ModelConfig
@@ -73,8 +73,8 @@ class EngineKind(ABC):
         """Returns the tokens of the longest sequence that a KV cache of `max_tokens` tokens holds."""
         return max_tokens
 
-    def check_model(self, model: "PretrainedConfig", pool: str) -> None:  # noqa: B027 - most take any model
-        """Refuses (UserError) a model that it cannot serve."""
+    def check_model(self, model: "PreTrainedModel", pool: str) -> None:  # noqa: B027 - most take any model
+        """Refuses (UserError) a model that it cannot serve; of the model only shapes and types are there."""
 
     @abstractmethod
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":

@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from interlace.core.errors import UserError
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.kinds import EngineKind, EngineSite
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PreTrainedModel
 
     from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.models.loading import LoadedModel
@@ -28,16 +27,16 @@ class NativeKind(EngineKind):
     def num_ranks(self) -> int:
         return self.config.tensor_parallel_size
 
-    def check_model(self, model: "PretrainedConfig", pool: str) -> None:
-        from interlace.engines.rollout.eight_bits import check_processor
-
+    def check_model(self, model: "PreTrainedModel", pool: str) -> None:
         if self.config.weights != "int8":
             return
-        if pool != "cpu" or self.num_ranks > 1 or not self.config.compile_decoder:
-            raise UserError(
-                f"rollout.weights=int8 is for the C++ decoder, which serves {model.model_type} whole on CPU cores: "
-                "set rollout.weights=model, or place rollout on CPU cores with rollout.tensor_parallel_size=1."
-            )
+        from interlace.engines.rollout.decoder import is_llama_shaped
+        from interlace.engines.rollout.eight_bits import check_processor, refuse_eight_bits
+
+        is_compiled = self.config.compile_decoder and self.config.compile_kernels
+        is_float = str(model.dtype) == "torch.float32"
+        if pool != "cpu" or self.num_ranks > 1 or not is_compiled or not is_float or not is_llama_shaped(model):
+            refuse_eight_bits(model)
         check_processor()
 
     def longest_in(self, max_tokens: int) -> int:

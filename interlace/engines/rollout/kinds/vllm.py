@@ -11,7 +11,7 @@ from interlace.engines.rollout.kinds import EngineSite, Feature
 from interlace.engines.rollout.kinds.base import ServedKind, saved_model
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PreTrainedModel
 
     from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.models.loading import LoadedModel
@@ -43,13 +43,13 @@ class VLLMKind(ServedKind):
             return f"vLLM is installed as a build for GPUs, and the run's devices are CPU cores. {INSTALL}"
         return None
 
-    def check_model(self, model: "PretrainedConfig", pool: str) -> None:
+    def check_model(self, model: "PreTrainedModel", pool: str) -> None:
         """Checks the size of attention heads: a CPU build notices a size that it lacks only at the first step."""
         if pool != "cpu":
             return
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-        text = model.get_text_config()
+        text = model.config.get_text_config()
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         known = CPUAttentionBackend.get_supported_head_sizes()
         if size not in known:
