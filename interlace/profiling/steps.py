@@ -26,28 +26,40 @@ FEWEST, MOST = 5, 16
 FILLING = 2
 """Number of first steps, which are slower and left out."""
 BISECTIONS = 12
+MOST_CALLS = 2
+"""Calls of the reward that a sample takes of the controller's time, at most: it is a few such turns of its loop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """Median seconds of a step, and of the parts in which engines and trainer work."""
+    """Seconds of steps behind the first few, and of the parts of each in which engines and trainer work."""
 
-    step_s: float
-    rollout_s: float
-    train_s: float
+    steps_s: Sequence[float]
+    rollouts_s: Sequence[float]
+    trains_s: Sequence[float]
     waiting_s: float = 0.0
-    """In which engines and trainer wait for the controller: see `waiting_s`."""
-    num_steps: int = MOST
+    """In which engines and trainer wait for the controller, a step: see `waiting_s`."""
     lengths: Mapping[SampleKey, int] = field(default_factory=dict)
-    """Tokens of the responses, of those samples that are known."""
+    """Tokens of the samples' responses; empty: not known."""
+
+    @property
+    def step_s(self) -> float:
+        """Returns the median of the steps."""
+        return median(self.steps_s)
+
+    @property
+    def rest_s(self) -> float:
+        """Returns the median of what a step takes beside generation and training."""
+        return median(
+            step_s - rollout_s - train_s
+            for step_s, rollout_s, train_s in zip(self.steps_s, self.rollouts_s, self.trains_s, strict=True)
+        )
 
     @classmethod
     def of(cls, values: Callable[[str], Sequence[float]], waiting: Sequence[float] = ()) -> "StepTimes":
         """values: of a metric, step after step. waiting: seconds of each."""
-        step_s, rollout_s, train_s = (
-            median(values(f"timing_s/{name}")[FILLING:]) for name in ("step", "rollout", "train")
-        )
-        return cls(step_s=step_s, rollout_s=rollout_s, train_s=train_s, waiting_s=median(waiting[FILLING:] or [0.0]))
+        steps, rollouts, trains = (values(f"timing_s/{name}")[FILLING:] for name in ("step", "rollout", "train"))
+        return cls(steps_s=steps, rollouts_s=rollouts, trains_s=trains, waiting_s=median(waiting[FILLING:] or [0.0]))
 
 
 def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
@@ -87,7 +99,7 @@ async def measure_steps(
         hosted.run.finish()
     waiting = [waiting_s(step, recorder.spans) for step in recorder.steps]
     found = StepTimes.of(lambda metric: [row[metric] for row in collector.rows], waiting)
-    return replace(found, num_steps=num_steps, lengths=collector.lengths if recipe.episode.is_single_turn else {})
+    return replace(found, lengths=collector.lengths if recipe.episode.is_single_turn else {})
 
 
 class _Collector:
@@ -102,9 +114,13 @@ class _Collector:
 
 
 def simulated(profile: Profile, recipe: Recipe, num_devices: int, like: StepTimes | None = None) -> StepTimes:
-    """Returns the times that a profile predicts for a recipe's steps. like: for steps that were run, as they were."""
-    shortened = recipe.model_copy(update={"steps": like.num_steps if like else MOST})
+    """Returns the times that a profile predicts for a recipe's steps.
+
+    like: steps that were run; where their responses' lengths are known, as many steps of just these.
+    """
     lengths = like.lengths if like else {}
+    num_steps = FILLING + len(like.steps_s) if like and lengths else MOST
+    shortened = recipe.model_copy(update={"steps": num_steps})
     simulation = Simulation(profile=profile, num_devices=num_devices, lengths=lengths)
     return StepTimes.of(simulate(shortened, simulation).run.values)
 
@@ -118,21 +134,32 @@ def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) 
     said = simulated(profile, recipe, num_devices, real)
     scaled = profile.model_copy(
         update={
-            "rollout": _scaled_rollout(profile.rollout, real.rollout_s / said.rollout_s),
-            "actor": _scaled_training(profile.actor, real.train_s / said.train_s),
+            "rollout": _scaled_rollout(profile.rollout, _ratio(real, real.rollouts_s, said.rollouts_s)),
+            "actor": _scaled_training(profile.actor, _ratio(real, real.trains_s, said.trains_s)),
             "controller_step_s": real.waiting_s,
         }
     )
+
+    def rest_s(sample_s: float) -> float:
+        tried = scaled.model_copy(update={"controller_sample_s": sample_s})
+        return simulated(tried, recipe, num_devices, real).rest_s
+
     # The controller's share hides behind generation where that takes longer, so it is searched for.
-    low, high = 0.0, real.step_s / (recipe.prompts_per_step * recipe.samples_per_prompt)
+    most = real.step_s / (recipe.prompts_per_step * recipe.samples_per_prompt)
+    low, high = 0.0, min(most, MOST_CALLS * profile.reward.call_s) if profile.reward.call_s else most
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        tried = scaled.model_copy(update={"controller_sample_s": middle})
-        if simulated(tried, recipe, num_devices, real).step_s < real.step_s:
-            low = middle
-        else:
-            high = middle
-    return scaled.model_copy(update={"controller_sample_s": low})
+        low, high = (middle, high) if rest_s(middle) < real.rest_s else (low, middle)
+    # Few samples come last in a long tail: what these do not explain comes once a step.
+    left_s = max(0.0, real.rest_s - rest_s(low))
+    return scaled.model_copy(update={"controller_sample_s": low, "controller_step_s": real.waiting_s + left_s})
+
+
+def _ratio(real: StepTimes, measured_s: Sequence[float], said_s: Sequence[float]) -> float:
+    """Returns how many times as long a part takes as was said: step by step where they are the same steps."""
+    if real.lengths:
+        return median(each_s / its_s for each_s, its_s in zip(measured_s, said_s, strict=True) if its_s)
+    return median(measured_s) / median(said_s)
 
 
 def _scaled_rollout(costs: RolloutCosts, factor: float) -> RolloutCosts:
