@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,9 @@ from interlace.rewards.base import RewardConfig, RewardFn, ScoreRequest, evaluat
 from interlace.rewards.pool import ScoringPool
 from interlace.rewards.shaping import shaped
 from interlace.runtime.local.own_thread import OwnThread
+
+SOON_S = 0.01
+"""Seconds after which the results so far are handed out."""
 
 
 class Scorer:
@@ -22,8 +26,9 @@ class Scorer:
         self._is_async = is_async(self._function)
         self._pool: ScoringPool | None = None
         self._thread: OwnThread | None = None
-        self._turn = asyncio.Lock()
-        """Turn of callers that want the thread."""
+        self._asked: deque[_Asked] = deque()
+        """What the thread is to score, in turn."""
+        self._server: asyncio.Task[None] | None = None
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result a sample, in their order. A function that raises or is too slow fails its sample alone."""
@@ -45,6 +50,8 @@ class Scorer:
         """Ends the processes, with what they are doing. Called twice, it does nothing the second time."""
         if self._pool is not None:
             self._pool.close()
+        if self._server is not None:
+            self._server.cancel()
         if self._thread is not None:
             self._thread.end()
         self._pool = self._thread = None
@@ -58,24 +65,71 @@ class Scorer:
         return list(await asyncio.gather(*futures))
 
     async def _on_thread(self, requests: Sequence[ScoreRequest]) -> list[RewardResult]:
-        results: list[RewardResult] = []
-        async with self._turn:
-            while len(results) < len(requests):
-                thread = self._thread = self._thread or OwnThread("reward")
-                work = _Work(self._function, self._config, requests[len(results) :])
-                done = asyncio.wrap_future(thread.submit(work.run))
-                num_scored = 0
-                while not done.done() and work.left_s() > 0:
-                    await asyncio.wait({done}, timeout=work.left_s())
-                    num_scored = len(work.results)
-                work.is_over = True
-                results += work.results
-                if not done.done():
-                    self._thread = None
-                    thread.abandon()
-                    # Unless it was done with the late one just now.
-                    results += [timed_out(self._config)] * (len(work.results) == num_scored)
-        return results
+        loop = asyncio.get_running_loop()
+        mine = [_Asked(request, loop.create_future()) for request in requests]
+        self._asked.extend(mine)
+        if self._server is None or self._server.done():
+            self._server = asyncio.create_task(self._serve(), name="scorer")
+        return list(await asyncio.gather(*(each.result for each in mine)))
+
+    async def _serve(self) -> None:
+        """Has the thread score until nothing is asked for: one trip to it for all calls that wait, since each costs
+        more than a quick answer does.
+        """
+        while self._asked:
+            asked = [each for each in self._asked if not each.result.done()]  # else its caller has gone
+            self._asked.clear()
+            try:
+                while asked:
+                    asked = asked[await self._score(asked) :]
+            except BaseException as error:
+                for each in asked:
+                    each.fail(error)
+                if not isinstance(error, Exception):
+                    raise
+
+    async def _score(self, asked: "Sequence[_Asked]") -> int:
+        """Scores on the thread up to the first that is too slow. Returns how many have their results."""
+        thread = self._thread = self._thread or OwnThread("reward")
+        work = _Work(self._function, self._config, [each.request for each in asked])
+        done = asyncio.wrap_future(thread.submit(work.run))
+        num_scored = 0
+        while not done.done() and work.left_s() > 0:
+            await asyncio.wait({done}, timeout=min(work.left_s(), SOON_S))
+            num_scored = _deliver(asked, work.results, num_scored)
+        work.is_over = True
+        if done.done():
+            done.result()  # raises what the thread raised
+            return _deliver(asked, work.results, num_scored)
+        self._thread = None
+        thread.abandon()
+        if len(work.results) == num_scored:  # else it was done with the late one just now
+            work.results.append(timed_out(self._config))
+        return _deliver(asked, work.results, num_scored)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request and its result to come."""
+
+    request: ScoreRequest
+    result: "asyncio.Future[RewardResult]"
+
+    def fail(self, error: BaseException) -> None:
+        """Raises an error where the result is awaited."""
+        if isinstance(error, asyncio.CancelledError):
+            self.result.cancel()
+        elif not self.result.done():
+            self.result.set_exception(error)
+
+
+def _deliver(asked: Sequence[_Asked], results: Sequence[RewardResult], num_delivered: int) -> int:
+    """Hands out further results. Returns how many are out."""
+    found = results[num_delivered:]  # a copy: the thread goes on
+    for each, result in zip(asked[num_delivered:], found, strict=False):
+        if not each.result.done():
+            each.result.set_result(result)
+    return num_delivered + len(found)
 
 
 @dataclass(slots=True)

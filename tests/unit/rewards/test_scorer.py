@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from interlace.core.errors import UserError
 from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
 from interlace.rewards.base import RewardConfig
 from interlace.rewards.scorer import Scorer
+from interlace.runtime.local.own_thread import OwnThread
 
 FUNCTIONS = "tests.support.reward_functions"
 
@@ -222,3 +224,32 @@ def test_a_process_ends_with_a_run_that_was_killed_whatever_it_does() -> None:
         signal.pidfd_send_signal(worker, signal.SIGKILL)
     os.close(worker)
     assert ended, "it outlived its run"
+
+
+def test_calls_that_wait_share_a_trip_to_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, trips = OwnThread.submit, list[object]()
+
+    def counted(thread: OwnThread, function: Callable[[], object]) -> Future[object]:
+        trips.append(function)
+        return submit(thread, function)
+
+    monkeypatch.setattr(OwnThread, "submit", counted)
+
+    async def at_once(made: Scorer) -> list[list[RewardResult]]:
+        return await asyncio.gather(*(made.score(samples("x" * number)) for number in range(40)))
+
+    with scorer(f"{FUNCTIONS}:length", workers=0) as made:
+        results = asyncio.run(at_once(made))
+    assert [result.reward for [result] in results] == [float(number) for number in range(40)]
+    assert len(trips) == 1
+
+
+def test_a_quick_result_does_not_wait_for_a_slow_one_of_the_same_trip() -> None:
+    async def both(made: Scorer) -> tuple[bool, list[RewardResult]]:
+        quick, slow = (asyncio.ensure_future(made.score(samples(text))) for text in ("a", "hang"))
+        await quick
+        return slow.done(), await slow
+
+    with scorer(f"{FUNCTIONS}:moody", workers=0, timeout_s=0.5) as made:
+        was_done, [result] = asyncio.run(both(made))
+    assert not was_done and result.failure == "timed out after 0.5 s"
