@@ -178,16 +178,6 @@ async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:
     return cast(ActorGroup, await cluster.launch(replace(spec, name="warmup")))
 
 
-async def launch_second_actor(cluster: Cluster, sources: ModelSources, devices: tuple[Device, ...]) -> ActorGroup:
-    """Starts another instance of the actor, on these devices: to measure what it makes of them."""
-    from interlace.workers.actor import ActorWorker
-
-    source = EngineSource(recipe=sources.recipe, model=sources.policy)
-    worker = _around(ActorWorker, partial(make_actor_engine, source))
-    spec = _spec(sources.recipe, role_named("actor"), 1, devices, worker)
-    return cast(ActorGroup, await cluster.launch(spec))
-
-
 async def _launch_all(
     cluster: Cluster, recipe: Recipe, role: Role, worker: RoleWorker, working_bytes: int
 ) -> list[WorkerGroup[Any]]:

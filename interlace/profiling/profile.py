@@ -10,24 +10,17 @@ from interlace.core.types import Prompt, Sample, SamplingParams
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.jobs.host import sampling_of
-from interlace.jobs.launch import ModelSources, launch_roles, launch_second_actor
+from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.jobs.warmup import warmed_model
 from interlace.jobs.weights import join_weights
 from interlace.observe.progress import ProgressView
 from interlace.profiling.episodes import draw_episodes
-from interlace.profiling.fit import medians
+from interlace.profiling.layouts import LAYOUTS
 from interlace.profiling.pairs import measure_interference
 from interlace.profiling.rollout import measure_rollout
 from interlace.profiling.samples import draw_samples, measure_lengths, measure_reward
 from interlace.profiling.steps import StepTimes, fitted, measure_steps
-from interlace.profiling.training import (
-    NOTHING_KEPT,
-    efficiency,
-    measure_export,
-    measure_inference,
-    measure_training,
-    train_call,
-)
+from interlace.profiling.training import measure_export, measure_inference, measure_training
 from interlace.recipes.clusters.base import back_end, run_on
 from interlace.recipes.config import Recipe, ScheduleChoice, algorithm_of
 from interlace.recipes.prompts import recipe_prompts
@@ -37,12 +30,14 @@ from interlace.schedule.roles import ROLES
 from interlace.schedule.schedule import Schedule
 from interlace.stages.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RolloutGroup
 
-PARTS = ("samples", "rollout", "reward", "two devices", "reference", "critic", "actor", "side by side", "whole steps")
-"""In the order in which they are measured."""
+PARTS = ("samples", "rollout", "reward", "reference", "critic", "actor", "side by side", "whole steps")
+"""Parts of the first cluster, in the order in which they are measured."""
 NO_STEP = 1e-12
 """Learning rate."""
-SHARES = {"rollout": 0.25, "side by side": 0.2, "whole steps": 0.25, "reward": 0.05, "two devices": 0.05}
-"""Share of the budget for each part; the others get a tenth. Parts that an algorithm does not need are not measured."""
+SHARES = {"samples": 0.1, "rollout": 0.2, "reward": 0.05, "whole steps": 0.15}
+"""Share of the budget for each part; the others get a tenth. Parts that an algorithm does not need are not measured.
+"Whole steps" are run on three clusters, where there are several devices.
+"""
 
 
 def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", budget_s: float) -> Profile:
@@ -52,21 +47,48 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     finished, and one of each is always made.
     """
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
-    recipe = with_zero_lr(recipe, spread_placement(devices))
+    spread = with_zero_lr(recipe, spread_placement(devices))
 
     async def measure(cluster: Cluster) -> tuple[Profile, StepTimes | None]:
-        prompts = recipe_prompts(recipe)
-        model = await warmed_model(cluster, recipe, prompts.train, progress)
-        longest = len(prompts.longest.token_ids)
-        sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)
-        groups = await launch_roles(cluster, sources)
-        await join_weights(groups, recipe)
-        sampling = await sampling_of(recipe, groups.rollout[0])
-        measurement = _Measurement(cluster, sources, groups, sampling, progress, budget_s)
-        return await measurement.measure(prompts.train, source)
+        groups, prompts = await _launched(cluster, spread, progress)
+        sampling = await sampling_of(spread, groups.rollout[0])
+        measurement = _Measurement(cluster, spread, groups, sampling, progress, budget_s)
+        return await measurement.measure(prompts, source)
 
-    profile, steps = asyncio.run(run_on(recipe.cluster, recipe.schedule.resolved, measure))
-    return fitted(profile, steps, recipe, len(devices)) if steps else profile
+    profile, steps = asyncio.run(run_on(recipe.cluster, spread.schedule.resolved, measure))
+    if steps is None:
+        return profile
+    profile = fitted(profile, steps, spread, len(devices))
+    if len({device.pool for device in devices}) > 1 or len(devices) == 1:
+        return profile  # nothing to share work with
+    for layout in LAYOUTS:
+        laid_out = with_zero_lr(recipe, layout.schedule(len(devices)))
+        progress.say(f"whole steps: {layout.name}")
+        whole = _whole_steps(profile, laid_out, progress, budget_s=SHARES["whole steps"] * budget_s)
+        profile = layout.refined(profile, whole, laid_out, len(devices)) if whole else profile
+    return profile
+
+
+async def _launched(cluster: Cluster, recipe: Recipe, progress: ProgressView) -> tuple[RoleGroups, Sequence[Prompt]]:
+    """Starts the recipe's workers. Returns the prompts to train on too."""
+    prompts = recipe_prompts(recipe)
+    model = await warmed_model(cluster, recipe, prompts.train, progress)
+    longest = len(prompts.longest.token_ids)
+    sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)
+    groups = await launch_roles(cluster, sources)
+    await join_weights(groups, recipe)
+    return groups, prompts.train
+
+
+def _whole_steps(profile: Profile, recipe: Recipe, progress: ProgressView, *, budget_s: float) -> StepTimes | None:
+    """Runs steps of a recipe under its schedule on a cluster of their own."""
+
+    async def measure(cluster: Cluster) -> StepTimes | None:
+        groups, prompts = await _launched(cluster, recipe, progress)
+        stream = PromptStream(prompts, recipe.seed)
+        return await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
+
+    return asyncio.run(run_on(recipe.cluster, recipe.schedule.resolved, measure))
 
 
 def spread_placement(devices: Sequence[Device]) -> Schedule:
@@ -95,14 +117,14 @@ class _Measurement:
     def __init__(
         self,
         cluster: Cluster,
-        sources: ModelSources,
+        recipe: Recipe,
         groups: RoleGroups,
         sampling: SamplingParams,
         progress: ProgressView,
         budget_s: float,
     ) -> None:
-        self._cluster, self._sources, self._groups, self._sampling = cluster, sources, groups, sampling
-        self._recipe, self._progress, self._budget_s = sources.recipe, progress, budget_s
+        self._cluster, self._groups, self._sampling = cluster, groups, sampling
+        self._recipe, self._progress, self._budget_s = recipe, progress, budget_s
 
     async def measure(self, prompts: Sequence[Prompt], source: str) -> tuple[Profile, StepTimes | None]:
         recipe, cluster, groups = self._recipe, self._cluster, self._groups
@@ -111,7 +133,6 @@ class _Measurement:
         rollout = await measure_rollout(engine, groups.actor, recipe, drawn, budget_s=self._begin("rollout"))
         reward = await self._reward(drawn)
         samples = [*drawn][: recipe.prompts_per_step * recipe.samples_per_prompt]
-        kept = await self._efficiency(samples)
         profile = Profile(
             device=device_name(cluster.devices[0]),
             model=recipe.model.path,
@@ -127,8 +148,8 @@ class _Measurement:
             lengths=measure_lengths(responses),
             turns=turns,
             reference=await self._reference(samples),
-            critic=await self._critic(samples, kept),
-            actor=(await self._actor(samples)).model_copy(update={"efficiency": kept}),
+            critic=await self._critic(samples),
+            actor=await self._actor(samples),
             interference=await self._interference(samples),
         )
         budget_s, stream = self._begin("whole steps"), PromptStream(prompts, recipe.seed)
@@ -157,33 +178,19 @@ class _Measurement:
         budget_s = self._begin("reference")
         return await measure_inference(self._groups.reference[0], ReferenceGroup.logprobs, samples, budget_s=budget_s)
 
-    async def _critic(self, samples: Sequence[Sample], kept: float) -> TrainCosts | None:
+    async def _critic(self, samples: Sequence[Sample]) -> TrainCosts | None:
         if not self._groups.critic:
             return None
         budget_s = self._begin("critic")
         needs = algorithm_of(self._recipe).needs
         operation = CriticGroup.process_rewards if needs.process_reward else CriticGroup.values
-        costs = await measure_training(self._groups.critic, operation, samples, self._recipe, budget_s=budget_s)
-        return costs.model_copy(update={"efficiency": kept})
+        return await measure_training(self._groups.critic, operation, samples, self._recipe, budget_s=budget_s)
 
     async def _actor(self, samples: Sequence[Sample]) -> TrainCosts:
         budget_s = self._begin("actor")
         actor = self._groups.actor
         costs = await measure_training(actor, ActorGroup.logprobs, samples, self._recipe, budget_s=budget_s)
         return costs.model_copy(update={"export_s": await measure_export(actor)})
-
-    async def _efficiency(self, samples: Sequence[Sample]) -> float:
-        """Measures the speed that training keeps on a second device; on one device there is nothing to keep."""
-        devices = [device for device in self._cluster.devices if device.pool == self._cluster.devices[0].pool]
-        if len(devices) < 2:
-            return NOTHING_KEPT
-        budget_s = self._begin("two devices")
-        alone, recipe = self._groups.actor, self._recipe
-        both = await launch_second_actor(self._cluster, self._sources, tuple(devices[:2]))
-        calls = [train_call(group, samples, recipe) for group in (alone, both)]
-        alone_s, both_s = await medians(calls, rounds=7, budget_s=budget_s)
-        await self._cluster.dismiss(both)
-        return efficiency(alone_s, both_s)
 
     async def _interference(self, samples: Sequence[Sample]) -> tuple[Interference, ...]:
         budget_s = self._begin("side by side")

@@ -134,8 +134,8 @@ def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) 
     said = simulated(profile, recipe, num_devices, real)
     scaled = profile.model_copy(
         update={
-            "rollout": _scaled_rollout(profile.rollout, _ratio(real, real.rollouts_s, said.rollouts_s)),
-            "actor": _scaled_training(profile.actor, _ratio(real, real.trains_s, said.trains_s)),
+            "rollout": _scaled_rollout(profile.rollout, ratio(real, real.rollouts_s, said.rollouts_s)),
+            "actor": _scaled_training(profile.actor, ratio(real, real.trains_s, said.trains_s)),
             "controller_step_s": real.waiting_s,
         }
     )
@@ -155,7 +155,7 @@ def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) 
     return scaled.model_copy(update={"controller_sample_s": low, "controller_step_s": real.waiting_s + left_s})
 
 
-def _ratio(real: StepTimes, measured_s: Sequence[float], said_s: Sequence[float]) -> float:
+def ratio(real: StepTimes, measured_s: Sequence[float], said_s: Sequence[float]) -> float:
     """Returns how many times as long a part takes as was said: step by step where they are the same steps."""
     if real.lengths:
         return median(each_s / its_s for each_s, its_s in zip(measured_s, said_s, strict=True) if its_s)

@@ -18,8 +18,6 @@ from interlace.stages.role_groups import ActorGroup, TrainedGroup
 Trained = TypeVar("Trained", bound=TrainedGroup)
 SHARES = (0.25, 0.5, 1.0)
 """Shares of a minibatch that are timed: they separate the cost of a call from the cost of a token."""
-NOTHING_KEPT = 0.5
-"""Efficiency of an instance that is as fast on two devices as on one."""
 
 
 def trainable(samples: Sequence[Sample]) -> list[Sample]:
@@ -87,11 +85,6 @@ async def measure_export(group: ActorGroup) -> float:
     """Measures the seconds in which an actor gives all its weights."""
     [export_s] = await medians([lambda: group.export_weights(0, copy=True)], rounds=5, budget_s=5.0)
     return export_s
-
-
-def efficiency(alone_s: float, on_two_s: float) -> float:
-    """Returns the share of speed that a second device keeps, from times of the same work on one device and on two."""
-    return min(1.0, max(NOTHING_KEPT, alone_s / on_two_s / 2))
 
 
 def train_call(group: TrainedGroup, samples: Sequence[Sample], recipe: Recipe) -> Call:
