@@ -191,8 +191,8 @@ def regret(rows: Sequence[Row]) -> float:
 
 def summary(rows: Sequence[Row]) -> str:
     """Returns the table as Markdown: a line a workload and cluster, and one of all."""
-    lines = ["| workload | cluster | schedules | median error, 95th percentile | at equal speed | Kendall's tau | regret "
-             "| chosen |", "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines = ["| workload | cluster | runs | median error, 95th percentile | at equal speed | Kendall's tau | regret | "
+             "chosen |", "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     keys = dict.fromkeys((row.workload, row.cluster) for row in rows)
     for workload, cluster in keys:
         mine = [row for row in rows if (row.workload, row.cluster) == (workload, cluster)]
