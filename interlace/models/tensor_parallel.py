@@ -265,10 +265,10 @@ def cut(module: nn.Module, mesh: DeviceMesh, dims: Mapping[str, int]) -> None:
 
 def compute_with_parts(module: nn.Module, names: tuple[str, ...] | list[str]) -> None:
     """Has the module see this rank's part of each parameter as a plain tensor, while it computes."""
-    _replace_while_computing(module, dict.fromkeys(names, _own_part))
+    _replace_while_computing(module, dict.fromkeys(names, _part_with_gradient))
 
 
-def _own_part(tensor: Tensor) -> Tensor:
+def _part_with_gradient(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):

@@ -35,7 +35,7 @@ def box_of(tensor: Tensor) -> Box:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Returns this rank's block, without a gradient."""
+    """Returns this rank's block, without a gradient; all of a tensor that is not shared out."""
     from torch.distributed.tensor import DTensor
 
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

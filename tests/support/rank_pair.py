@@ -17,7 +17,7 @@ from interlace.core.types import FloatArray, Metrics, Sample
 from interlace.engines.train import ActorConfig, Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.engines.train.aggregation import Aggregator
 from interlace.engines.train.config import MeshShape
-from interlace.engines.train.ranks import Ranks, own_part, whole_tensor
+from interlace.engines.train.ranks import Ranks, whole_tensor
 from interlace.runtime.cluster import WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.local.cluster import LocalCluster
@@ -25,6 +25,7 @@ from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.weights.saved import PartReader, SavedWeights, watched_load
+from interlace.weights.shards import local_part
 from tests.support.listening import listening_addresses
 from tests.support.relocation import poisoned
 from tests.unit.engines.train.models import tiny_model
@@ -195,8 +196,8 @@ class EngineWorker(Worker):
     @operation(on_device=False, collect="all")
     def resident_bytes(self) -> tuple[int, int]:
         """(parameters, optimizer's moments) on this rank."""
-        parameters = (own_part(parameter) for parameter in self._engine.model.parameters())
-        moments = (own_part(tensor) for tensor in self._engine._optimizer.tensors() if tensor.ndim)
+        parameters = (local_part(parameter) for parameter in self._engine.model.parameters())
+        moments = (local_part(tensor) for tensor in self._engine._optimizer.tensors() if tensor.ndim)
         return sum(t.nbytes for t in parameters), sum(t.nbytes for t in moments)
 
 

@@ -21,7 +21,7 @@ class LiveWeights:
 
     def __init__(self, model: nn.Module) -> None:
         whole: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
-        self._tensors = {name: local_tensor(tensor) for name, tensor in whole.items()}
+        self._tensors = {name: replaceable_part(tensor) for name, tensor in whole.items()}
         """This rank's part of each, where ranks share layers."""
         canonical: dict[int, str] = {}
         self._same_as = {name: canonical.setdefault(id(tensor), name) for name, tensor in whole.items()}
@@ -177,7 +177,7 @@ class LiveWeights:
             raise UserError(f"weight update: missing {some}. {_KEPT} Send every parameter of the model.")
 
 
-def local_tensor(tensor: Tensor) -> Tensor:
+def replaceable_part(tensor: Tensor) -> Tensor:
     """Returns the tensor that this rank holds of a shared one, whose memory can be replaced; another as it is."""
     from torch.distributed.tensor import DTensor
 

@@ -74,12 +74,11 @@ class HostShards:
 
 def host_shards(state: OptimizerState, ranks: Ranks) -> HostShards:
     """Copies what one rank writes of an optimizer's state."""
-    from interlace.engines.train.ranks import own_part
-    from interlace.weights.shards import box_of
+    from interlace.weights.shards import box_of, local_part
 
     own = {name: tensor for name, tensor in state.items() if ranks.is_first_holder(tensor)}
     return HostShards(
-        tensors={name: host_copy(own_part(tensor)).contiguous() for name, tensor in own.items()},
+        tensors={name: host_copy(local_part(tensor)).contiguous() for name, tensor in own.items()},
         places={name: (box_of(tensor).start, tuple(tensor.shape)) for name, tensor in own.items()},
     )
 
@@ -113,10 +112,9 @@ class _SavedState:
 
     def read_into(self, name: str, tensor: Tensor) -> None:
         """Fills this rank's part of a tensor. Raises ValueError where the saved one is of another shape."""
-        from interlace.engines.train.ranks import own_part
-        from interlace.weights.shards import box_of
+        from interlace.weights.shards import box_of, local_part
 
-        part, wanted, found = own_part(tensor), box_of(tensor), 0
+        part, wanted, found = local_part(tensor), box_of(tensor), 0
         for file, box, shape in self._shards(name):
             if shape != tuple(tensor.shape):
                 raise ValueError(f"{name} has shape {shape} in place of {tuple(tensor.shape)}")

@@ -26,9 +26,10 @@ from interlace.engines.train.packing import (
     split_samples,
 )
 from interlace.engines.train.prefetch import ahead
-from interlace.engines.train.ranks import Ranks, own_part
+from interlace.engines.train.ranks import Ranks
 from interlace.engines.train.row_share import share_row
 from interlace.models.residence import Residence
+from interlace.weights.shards import local_part
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -319,8 +320,8 @@ class TrainedEngine(PackedEngine, ABC):
     @property
     def resident_bytes(self) -> Mapping[str, int]:
         """Returns the bytes of this rank's gradients, two moments and weights. Activations come on top."""
-        weights = sum(own_part(tensor).nbytes for tensor in named_weights(self.model).values())
-        trained = sum(own_part(parameter).nbytes for parameter in self._optimizer.parameters)
+        weights = sum(local_part(tensor).nbytes for tensor in named_weights(self.model).values())
+        trained = sum(local_part(parameter).nbytes for parameter in self._optimizer.parameters)
         return {GRADIENTS: trained, OPTIMIZER: 2 * trained, WEIGHTS: weights}
 
     def copy_to_host(self, tokenizer: PreTrainedTokenizerBase | None) -> HostCopy:

@@ -24,6 +24,7 @@ from interlace.engines.train.config import MeshShape
 from interlace.models.expert_parallel import expert_modules
 from interlace.models.loading import LoadedModel, load_model
 from interlace.weights.saved import load_without_content
+from interlace.weights.shards import local_part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -232,7 +233,7 @@ class Ranks:
             return [(name, torch.clone(whole).cpu()) for name, whole in wholes] if self.rank == 0 else []
         # Rows are dealt as torch.chunk does: with each rank's part as large as the first, what is missing comes last.
         sizes = [-(-len(tensor) // self.num_ranks) * (tensor.numel() // len(tensor)) for _, tensor in bucket]
-        parts = [own_part(tensor.detach()).flatten() for _, tensor in bucket]
+        parts = [local_part(tensor).flatten() for _, tensor in bucket]
         flat = torch.cat(
             [nn.functional.pad(part, (0, size - len(part))) for part, size in zip(parts, sizes, strict=True)]
         )
@@ -330,10 +331,3 @@ def sharded_axes(tensor: Tensor) -> frozenset[str]:
         return frozenset()
     names = tensor.device_mesh.mesh_dim_names or ()
     return frozenset(name for name, place in zip(names, tensor.placements, strict=True) if not place.is_replicate())
-
-
-def own_part(tensor: Tensor) -> Tensor:
-    """This rank's shard; all of a tensor that is not sharded."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
