@@ -13,7 +13,6 @@ ON_RAY = pytest.mark.ray
 SMALLEST = {
     "agent_recipes": ("--recipes", "react", "--seeds", "0", "--runs", "runs", "--set", "steps=1", "warmup.steps=2"),
     "agents": ("--only", "crowd", "--rounds", "1"),
-    "calibration": ("--clusters", "local", "--schedules", "one-step-off", "--steps", "6", "--budget", "2"),
     "channel": ("--lengths", "64", "--batches", "64"),
     "control": ("--task", "cartpole", "--seeds", "0", "--steps", "300"),
     "checkpoint": ("--hidden", "32", "--layers", "1", "--rounds", "1"),
@@ -24,6 +23,7 @@ SMALLEST = {
     "end_to_end": ("--case", "one-core", "--lengths", "uniform", "--rounds", "1"),
     "planner": ("--clusters", "local", "--workloads", "quickstart", "--schedules", "verl-colocated", "--steps", "1"),
     "published": ("presets", "--devices", "16", "--steps", "1", "--presets", "areal,rollpacker"),
+    "records": ("--schedules", "one-step-off", "--steps", "6"),
     "rollout": ("--median", "8", "--rounds", "1", "--rows", "4"),
     "server": (),
     "simulate": ("--presets", "areal", "--devices", "16", "--steps", "1", "--rounds", "1"),

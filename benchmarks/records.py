@@ -1,0 +1,90 @@
+"""A profile that was measured beside one from a run's records: how well each predicts schedules.
+
+    python benchmarks/records.py [--recipe quickstart] [--schedules one-step-off,areal,...] [--steps 30] [--write]
+
+One run under `verl-colocated` is recorded, and the recipe profiled behind it. Then each schedule is simulated with both
+profiles, and really trained. --write puts the table into docs/profiling.md.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from statistics import fmean
+
+from _page import write_table
+
+from interlace.core.profile import Profile
+from interlace.jobs.plan import under
+from interlace.jobs.scoring import Workplace
+from interlace.jobs.simulate import Simulation
+from interlace.jobs.train import train
+from interlace.observe.progress import QuietProgress
+from interlace.observe.run_folder import RunFolder
+from interlace.observe.stop import StopSignal
+from interlace.profiling.from_run import profile_of_run
+from interlace.profiling.probe import measure, num_devices
+from interlace.profiling.profile import profile_recipe, with_zero_lr
+from interlace.recipes.check import check_recipe
+from interlace.recipes.config import Recipe
+from interlace.recipes.load import load_recipe
+from interlace.schedule.plans import Fidelity, Score
+from interlace.schedule.presets import load_schedule
+
+RECORDED = "verl-colocated"
+SCHEDULES = (RECORDED, "one-step-off", "areal", "pipelinerl", "async-colocated")
+
+
+def recorded(recipe: Recipe, steps: int) -> Profile:
+    """Trains for some steps and returns the profile of the records."""
+    settings = under(recipe, load_schedule(RECORDED), RECORDED).model_copy(
+        update={"steps": steps, "eval_every": 0, "checkpoint_every": 0}
+    )
+    with tempfile.TemporaryDirectory() as root:
+        folder = RunFolder.create(Path(root), "recorded")
+        folder.write_config(settings)
+        train(settings, folder, resume=False, progress=QuietProgress(), stop=StopSignal(lambda: None))
+        return profile_of_run(folder)[1]
+
+
+def predicted_s(recipe: Recipe, profile: Profile, name: str, steps: int) -> float:
+    """Returns the simulated seconds of a step."""
+    place = Workplace(recipe=recipe, simulation=Simulation(profile=profile, num_devices=num_devices(recipe)))
+    score = place.score(load_schedule(name), Fidelity(steps=steps))
+    if not isinstance(score, Score):
+        raise ValueError(f"{name} cannot run: {score.reason}")
+    return score.step_s
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="quickstart")
+    parser.add_argument("--schedules", default=",".join(SCHEDULES))
+    parser.add_argument("--steps", type=int, default=30, help="of the recorded run, and measured of each schedule")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of the profile")
+    parser.add_argument("--write", action="store_true", help="into docs/profiling.md")
+    args = parser.parse_args()
+    recipe = load_recipe(args.recipe, [f"schedule={RECORDED}"])
+    check_recipe(recipe)
+    recipe = with_zero_lr(recipe, recipe.schedule.resolved)
+    of_run = recorded(recipe, args.steps)
+    measured = profile_recipe(recipe, QuietProgress(), source="benchmarks/records.py", budget_s=args.budget)
+    lines = ["| schedule | measured s | profile measured: s | error | profile of the run: s | error |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    errors: list[tuple[float, float]] = []
+    for name in args.schedules.split(","):
+        found = [predicted_s(recipe, profile, name, args.steps) for profile in (measured, of_run)]
+        real_s, _ = measure(recipe, load_schedule(name), num_steps=args.steps)
+        one, two = (each / real_s - 1 for each in found)
+        errors.append((abs(one), abs(two)))
+        lines.append(f"| `{name}` | {real_s:.3f} | {found[0]:.3f} | {one:+.0%} | {found[1]:.3f} | {two:+.0%} |")
+        print(lines[-1], flush=True)
+    means = [fmean(each) for each in zip(*errors, strict=True)]
+    lines.append(f"| mean error | | | {means[0]:.0%} | | {means[1]:.0%} |")
+    print(lines[-1])
+    if args.write:
+        write_table(Path(__file__).parent.parent / "docs" / "profiling.md", "records", "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
