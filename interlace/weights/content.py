@@ -15,7 +15,7 @@ from interlace.weights.plan import ITEM_BYTES
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 21
 """Bytes that are written and then hashed: they are still in the cache of the processor."""
 ALIGNMENT = 64
 """Bytes; matrix products round differently at odd addresses."""
@@ -29,7 +29,11 @@ class ContentHash:
 
     def update(self, tensor: Tensor) -> None:
         """Adds a tensor; one that is not contiguous on the host is copied."""
-        self._hash.update(bytes_of(tensor.detach().cpu().contiguous()))
+        self.add(bytes_of(tensor.detach().cpu().contiguous()))
+
+    def add(self, content: memoryview) -> None:
+        """Adds bytes."""
+        self._hash.update(content)
 
     def __str__(self) -> str:
         return str(self._hash.hexdigest())
@@ -69,11 +73,11 @@ def view_of(memory: Tensor, offset: int, entry: TensorEntry) -> Tensor:
 def fill(target: Tensor, given: Tensor, found: ContentHash) -> None:
     """Copies a tensor into another's contiguous memory, in its type, and hashes what was written."""
     source, flat = given.detach().reshape(-1), target.view(-1)
-    step = max(1, CHUNK_BYTES // target.element_size())
+    written, width = bytes_of(flat), target.element_size()
+    step = max(1, CHUNK_BYTES // width)
     for start in range(0, len(flat), step):
-        part = flat[start : start + step]
-        part.copy_(source[start : start + step])
-        found.update(part)
+        flat[start : start + step].copy_(source[start : start + step])
+        found.add(written[start * width : (start + step) * width])
 
 
 def own_tensors(parcel: Parcel, *, copy: bool) -> Iterator[tuple[str, Tensor]]:

@@ -7,7 +7,7 @@ import pytest
 
 from interlace.core.errors import UserError
 from interlace.recipes.load import load_recipe
-from tests.e2e.test_robot import DOT, played, run
+from tests.support.robots import DOT, played, run
 from tests.support.training import equal_weights, final_weights, metrics, samples
 
 pytest.importorskip("gymnasium")

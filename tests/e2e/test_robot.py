@@ -11,32 +11,16 @@ import pytest
 from interlace.cli.eval import _settings
 from interlace.core.errors import UserError
 from interlace.jobs.evaluate_model import evaluate_model
-from interlace.jobs.train import TrainReport
 from interlace.observe.films import read_films
 from interlace.observe.progress import QuietProgress
 from interlace.observe.report.page import write_report
 from interlace.observe.run_folder import RunFolder
 from interlace.recipes.check import check_recipe
 from interlace.recipes.load import load_recipe
+from tests.support.robots import DOT, SMALL, run
 from tests.support.training import equal_weights, final_weights, metrics, run_recipe, samples
 
 pytest.importorskip("gymnasium")
-SMALL = (
-    "steps=3",
-    "prompts_per_step=4",
-    "minibatches=2",
-    "episode.env.settings.horizon=40",
-    "task.starts.train_size=64",
-    "task.starts.heldout_size=3",
-    "logging.loggers=[]",
-    "cluster.devices=cpu:2",
-    "cluster.threads_per_worker=1",
-)
-
-
-def run(root: Path, name: str, overrides: Sequence[str] = (), **kwargs) -> TrainReport:
-    settings = [*SMALL, f"model.cache_dir={root / 'cache'}", *overrides]
-    return run_recipe("robot-cartpole", root, name, settings, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +29,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     report = run(root, "whole")
     assert report.before is not None and report.before.num_prompts == 3
     return root
-
-
-def played(root: Path, name: str) -> list[dict[str, float]]:
-    """Metrics of each step without what simulators' clocks say."""
-    return [{key: v for key, v in line.items() if "second" not in key} for line in metrics(root, name)]
 
 
 def test_a_run_says_what_its_episodes_did(whole: Path) -> None:
@@ -126,29 +105,6 @@ def test_stale_episodes_are_trained_too(tmp_path: Path, preset: str) -> None:
     assert report.done_steps == 3
     assert max(line["sched/staleness_max"] for line in metrics(tmp_path, "stale")) >= 1
     assert all(np.isfinite(line["actor/loss"]) for line in metrics(tmp_path, "stale"))
-
-
-DOT = (
-    "model.robot.state_size=2",
-    "model.robot.state_tokens=2",
-    "model.robot.chunk=2",
-    "model.robot.bins=16",
-    "model.robot.low=[-1.0]",
-    "model.robot.high=[1.0]",
-    "model.robot.layers=1",
-    "episode.features=[]",
-    "episode.env.family=tests.support.dot_simulator:Dot",
-    "episode.env.settings={tasks: [near, far], horizon: 12}",
-    "episode.reward=success",
-    "episode.bootstrap=false",
-    "task.starts={instructions: [push the puck down, push the puck up], train_size: 64, heldout_size: 16}",
-    "sampling.max_new_tokens=2",
-    "warmup={steps: 120, batch_size: 32, optimizer: {lr: 3.0e-3}, experts: {episodes: 12, noise: [0.3]}}",
-    "algorithm={name: grpo, drop_zero_variance: false}",
-    "prompts_per_step=4",
-    "samples_per_prompt=4",
-    "steps=2",
-)
 
 
 def test_episodes_whose_simulator_broke_begin_again_and_end_once(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from interlace.core.errors import UserError
 from interlace.models.published import newest_model
 from interlace.recipes.check_settings import check_settings
 from interlace.recipes.load import load_recipe
-from tests.e2e.test_robot import DOT, played, run
+from tests.support.robots import DOT, played, run
 from tests.support.training import equal_weights, final_weights, metrics, samples
 
 pytest.importorskip("gymnasium")

@@ -1,0 +1,51 @@
+"""Real training runs of a robot at toy size."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from interlace.jobs.train import TrainReport
+from tests.support.training import metrics, run_recipe
+
+SMALL = (
+    "steps=3",
+    "prompts_per_step=4",
+    "minibatches=2",
+    "episode.env.settings.horizon=40",
+    "task.starts.train_size=64",
+    "task.starts.heldout_size=3",
+    "logging.loggers=[]",
+    "cluster.devices=cpu:2",
+    "cluster.threads_per_worker=1",
+)
+DOT = (
+    "model.robot.state_size=2",
+    "model.robot.state_tokens=2",
+    "model.robot.chunk=2",
+    "model.robot.bins=16",
+    "model.robot.low=[-1.0]",
+    "model.robot.high=[1.0]",
+    "model.robot.layers=1",
+    "episode.features=[]",
+    "episode.env.family=tests.support.dot_simulator:Dot",
+    "episode.env.settings={tasks: [near, far], horizon: 12}",
+    "episode.reward=success",
+    "episode.bootstrap=false",
+    "task.starts={instructions: [push the puck down, push the puck up], train_size: 64, heldout_size: 16}",
+    "sampling.max_new_tokens=2",
+    "warmup={steps: 120, batch_size: 32, optimizer: {lr: 3.0e-3}, experts: {episodes: 12, noise: [0.3]}}",
+    "algorithm={name: grpo, drop_zero_variance: false}",
+    "prompts_per_step=4",
+    "samples_per_prompt=4",
+    "steps=2",
+)
+"""A simulator of one moving dot."""
+
+
+def run(root: Path, name: str, overrides: Sequence[str] = (), **kwargs) -> TrainReport:
+    settings = [*SMALL, f"model.cache_dir={root / 'cache'}", *overrides]
+    return run_recipe("robot-cartpole", root, name, settings, **kwargs)
+
+
+def played(root: Path, name: str) -> list[dict[str, float]]:
+    """Metrics of each step without what simulators' clocks say."""
+    return [{key: v for key, v in line.items() if "second" not in key} for line in metrics(root, name)]
