@@ -19,7 +19,7 @@ Refine: TypeAlias = Callable[[Profile, StepTimes, Recipe, int], Profile]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class MeasuredLayout:
     """A way of placing roles, and what its steps say of a profile."""
 
     name: str
@@ -90,6 +90,6 @@ def _searched(fast: float, slow: float, is_too_fast: Callable[[float], bool]) ->
 
 
 LAYOUTS = (
-    Layout(name="roles share all devices", schedule=_shared, refined=_efficiency),
-    Layout(name="training beside generation", schedule=_apart, refined=_interference),
+    MeasuredLayout(name="roles share all devices", schedule=_shared, refined=_efficiency),
+    MeasuredLayout(name="training beside generation", schedule=_apart, refined=_interference),
 )
