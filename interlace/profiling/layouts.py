@@ -24,7 +24,7 @@ class MeasuredLayout:
 
     name: str
     schedule: Callable[[int], Schedule]
-    """Of a number of devices, 2 or more."""
+    """Makes the schedule for a number of devices, 2 or more."""
     refined: Refine
     """Makes costs with which a simulation of the layout takes as long as its real steps, of which this many devices."""
 

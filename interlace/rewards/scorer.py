@@ -27,7 +27,7 @@ class Scorer:
         self._pool: ScoringPool | None = None
         self._thread: OwnThread | None = None
         self._asked: deque[_Asked] = deque()
-        """What the thread is to score, in turn."""
+        """Requests that the thread is to score, in turn."""
         self._server: asyncio.Task[None] | None = None
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
