@@ -96,6 +96,11 @@ class Cluster(ABC):
     def _make_clock(self) -> Clock:
         return LoopClock(asyncio.get_running_loop())
 
+    @property
+    def groups(self) -> Sequence[WorkerGroup[Worker]]:
+        """Workers that were started and are still there."""
+        return self._groups
+
     def place(self, role: str) -> tuple[tuple[Device, ...], ...]:
         """Returns the devices of each instance of a role. Raises UserError where the placement names a missing one."""
         return self._schedule.placement.instances(role, self.devices)
