@@ -5,6 +5,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
+from interlace.core.errors import UserError
 from interlace.core.profile import InferenceCosts, Interference, Profile, RewardCosts, RunSizes, TrainCosts, Turns
 from interlace.core.types import Prompt, Sample, SamplingParams
 from interlace.data.stream import PromptStream
@@ -21,6 +22,7 @@ from interlace.profiling.rollout import measure_rollout
 from interlace.profiling.samples import draw_samples, measure_lengths, measure_reward
 from interlace.profiling.steps import StepTimes, fitted, measure_steps
 from interlace.profiling.training import measure_export, measure_inference, measure_training
+from interlace.recipes.check import check_recipe
 from interlace.recipes.clusters.base import back_end, run_on
 from interlace.recipes.config import Recipe, ScheduleChoice, algorithm_of
 from interlace.recipes.prompts import recipe_prompts
@@ -63,7 +65,12 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
         return profile  # nothing to share work with
     for layout in LAYOUTS:
         laid_out = with_zero_lr(recipe, layout.schedule(len(devices)))
-        progress.say(f"whole steps: {layout.name}")
+        try:
+            check_recipe(laid_out)
+        except UserError as refusal:
+            progress.say(f"left out, {layout.name}: {refusal}")
+            continue
+        progress.say(f"whole steps, {layout.name}")
         whole = _whole_steps(profile, laid_out, progress, budget_s=SHARES["whole steps"] * budget_s)
         profile = layout.refined(profile, whole, laid_out, len(devices)) if whole else profile
     return profile

@@ -35,8 +35,6 @@ class Pace:
         self._profile, self._loop = profile, virtual_loop()
         self._roles = {pair.role for pair in profile.interference} | {pair.beside for pair in profile.interference}
         self._jobs: dict[PacedWork, None] = {}
-        self._standing: dict[str, PacedWork] = {}
-        """Work of roles that is lengthened while it goes on."""
 
     def begin(self, role: str, seconds: float) -> PacedWork:
         """Starts work that takes `seconds` alone; finish() must be awaited."""
@@ -66,33 +64,6 @@ class Pace:
         if seconds > 0:
             await self.finish(self.begin(role, seconds))
 
-    def occupy(self, role: str, seconds: float) -> None:
-        """Begins a role's work or lengthens what it does already; nobody waits for it, but others are slower."""
-        if role not in self._roles or seconds <= 0:
-            return
-        job = self._standing.get(role)
-        if job is None:
-            ended = self._loop.create_future()
-            job = PacedWork(role=role, seconds=seconds, left_s=seconds, since_s=self._loop.now_s, ended=ended)
-            ended.add_done_callback(lambda _: self._leave(role))
-            self._standing[role] = job
-            self._jobs[job] = None
-            self._settle()
-        else:
-            job.left_s += seconds
-            self._time(job)
-
-    def _leave(self, role: str) -> None:
-        del self._jobs[self._standing.pop(role)]
-        self._settle()
-
-    def _time(self, job: PacedWork) -> None:
-        """Sets the timer of a job's end at its present speed."""
-        if job.timer:
-            job.timer.cancel()
-        end_s = job.since_s + max(0.0, job.left_s) * job.slowdown
-        job.timer = self._loop.call_later(max(0.0, end_s - self._loop.now_s), job.stop)
-
     def _settle(self) -> None:
         """Settles every job's progress and sets its new speed, after another job began or ended."""
         now = self._loop.now_s
@@ -101,4 +72,6 @@ class Pace:
             job.since_s = now
             others = [other.role for other in self._jobs if other is not job]
             job.slowdown = self._profile.slowdown(job.role, others)
-            self._time(job)
+            if job.timer:
+                job.timer.cancel()
+            job.timer = self._loop.call_later(max(0.0, job.left_s) * job.slowdown, job.stop)

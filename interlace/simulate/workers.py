@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from interlace.core.profile import CONTROLLER, InferenceCosts, RewardCosts, TrainCosts
+from interlace.core.profile import InferenceCosts, RewardCosts, TrainCosts
 from interlace.core.random import keyed_random
 from interlace.core.row import RowName
 from interlace.core.runs import endless
@@ -33,20 +33,10 @@ def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
 class SimulatedReward(Worker):
     """Pool of scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        costs: RewardCosts,
-        seed: int,
-        controller_sample_s: float = 0.0,
-        pace: Pace | None = None,
-    ) -> None:
-        """controller_sample_s: what the controller does for each sample is charged here, where all of them pass.
-
-        pace: what the controller's work makes slower; None: nothing.
-        """
+    def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
+        """controller_sample_s: what the controller does for each sample is charged here, where all of them pass."""
         super().__init__(context)
-        self._costs, self._controller_sample_s, self._pace = costs, controller_sample_s, pace
+        self._costs, self._controller_sample_s = costs, controller_sample_s
         self._loop = virtual_loop()
         self._controller_free_s = 0.0
         self._free_s = [0.0] * costs.workers
@@ -58,8 +48,6 @@ class SimulatedReward(Worker):
         now = end_s = self._loop.now_s
         # One controller makes all calls and passes all samples on.
         self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
-        if self._pace is not None:
-            self._pace.occupy(CONTROLLER, self._costs.call_s + len(samples) * self._controller_sample_s)
         results = []
         for sample in samples:
             prompt = sample.prompt

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from interlace.runtime.cluster import Cluster
+from interlace.schedule.roles import ROLES
 from interlace.schedule.tail import Migrate
 from interlace.stages.driver import EngineDriver
 
@@ -88,8 +89,12 @@ class Gathering:
 
 
 def _shared_devices(cluster: Cluster, drivers: Sequence[EngineDriver]) -> frozenset[int]:
-    """Returns all devices of the engines, if another worker of the run is on one of them; else none."""
-    engines = {driver.group.name for driver in drivers}
-    others = {index for group in cluster.groups if group.name not in engines for index in group.device_indices}
+    """Returns all devices of the engines, if another role may run on one of them; else none.
+
+    Simulators' places count in runs that have some: a schedule for robots serves others too, on fewer devices.
+    """
+    started = {group.name.partition("/")[0] for group in cluster.groups}
+    roles = [role.name for role in ROLES if role.name != "rollout" and (not role.counts_envs or role.name in started)]
+    others = {device.index for role in roles for devices in cluster.place(role) for device in devices}
     mine = frozenset(index for driver in drivers for index in driver.group.device_indices)
     return frozenset() if mine.isdisjoint(others) else mine

@@ -61,7 +61,8 @@ def test_every_preset_trains_every_step_and_accounts_for_every_device_second(pre
 def test_a_schedule_for_robots_serves_text_on_fewer_devices_than_its_simulators_need() -> None:
     """A quarter of two devices for simulators is none, and there are none here, whatever else looks for shared ones."""
     recipe = recipe_of("embodied-async", "schedule.tail={kind: migrate}")
-    ended = simulate(recipe, Simulation(profile=PROFILE, num_devices=2, num_prompts=256)).events
+    roomy = PROFILE.model_copy(update={"device_memory_bytes": 1000})
+    ended = simulate(recipe, Simulation(profile=roomy, num_devices=2, num_prompts=256)).events
     assert Counter(each.event for each in ended)[TerminalEvent.TRAINED] == 4 * 8 * 4
 
 

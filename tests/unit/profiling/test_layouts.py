@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from interlace.core.profile import Interference, Profile
+from interlace.core.profile import Interference
 from interlace.profiling.layouts import LAYOUTS
 from interlace.profiling.profile import with_zero_lr
 from interlace.profiling.steps import simulated
 from tests.unit.profiling.test_profile_steps import PROFILE, RECIPE
 
-SHARED, APART, STREAMED = LAYOUTS
+SHARED, APART = LAYOUTS
 
 
 def test_the_speed_of_two_devices_is_found_in_steps_that_share_them() -> None:
@@ -40,29 +40,6 @@ def test_what_training_and_generation_cost_each_other_is_found_in_steps_that_do_
 
 def replace_slowdown(pair: Interference) -> Interference:
     return pair if pair.role == pair.beside else pair.model_copy(update={"slowdown": 1.0})
-
-
-def test_calls_are_told_from_samples_where_a_step_is_scored_in_one() -> None:
-    recipe = with_zero_lr(RECIPE, SHARED.schedule(2))
-    start = PROFILE.model_copy(update={"controller_sample_s": 3e-4})
-    found = SHARED.refined(start, simulated(with_controller(1e-4, 2e-4), recipe, 2), recipe, 2)
-    assert found.controller_sample_s == pytest.approx(1e-4, abs=1e-5)
-    assert found.reward.call_s == pytest.approx(PROFILE.reward.call_s + 2e-4, abs=1e-5)
-
-
-def test_what_scoring_costs_training_is_found_in_steps_that_do_both() -> None:
-    recipe = with_zero_lr(RECIPE, STREAMED.schedule(2))
-    pair = Interference(role="actor", beside="controller", slowdown=2.0)
-    start = with_controller(1e-4, 2e-4)
-    real = simulated(start.model_copy(update={"interference": (pair,)}), recipe, 2)
-    assert real.step_s > 1.05 * simulated(start, recipe, 2).step_s
-    found = STREAMED.refined(start, real, recipe, 2)
-    assert found.slowdown("actor", ["controller"]) == pytest.approx(2.0, rel=0.05)
-
-
-def with_controller(sample_s: float, call_s: float) -> Profile:
-    reward = PROFILE.reward.model_copy(update={"call_s": PROFILE.reward.call_s + call_s})
-    return PROFILE.model_copy(update={"controller_sample_s": sample_s, "reward": reward})
 
 
 def test_work_that_never_meets_teaches_nothing() -> None:
