@@ -9,24 +9,19 @@
 Each recipe is profiled on each cluster, once; then every schedule is simulated and really trained for some steps with a
 learning rate next to nothing, so that lengths stay what they were. Profiles and points are kept in --store, and what is
 there is not measured again: --points N measures N more and ends, so that a table may come of several sittings, the
-profile from another hour than most of its points. A shared machine is not as fast in every minute: a fixed piece of
-work on all cores is timed before and after each profile and run, and `at equal speed` is an error with the prediction
-multiplied by how much longer that work took around the run. `tau` is Kendall's, over the schedules of one recipe on one
-cluster; `regret` is the measured time a trained token of the schedule with the best prediction against the best
-measured one; both at equal speed. --write puts the table into docs/planner.md and the picture beside the page.
+profile from another hour than most of its points. `tau` is Kendall's, over the
+schedules of one recipe on one cluster; `regret` is the measured time a trained token of the schedule with the best
+prediction against the best measured one. --write puts the table into docs/planner.md and the picture beside the page.
 """
 
 import argparse
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median
 
-from _pace import Pace
 from _page import write_table
 from _planner_drift import drift_table
 from _planner_lending import lending_table
@@ -73,23 +68,11 @@ class Row:
     predicted_rate: float
     """Trained tokens a second."""
     measured_rate: float
-    pace: float
-    """Seconds of a fixed piece of work around the run, against those around the profile."""
 
     @property
     def error(self) -> float:
         """Predicted against measured seconds, less 1."""
         return self.predicted_s / self.measured_s - 1
-
-    @property
-    def equal_error(self) -> float:
-        """The same at the speed that the machine had in the run."""
-        return self.predicted_s * self.pace / self.measured_s - 1
-
-    @property
-    def equal_rate(self) -> float:
-        """Measured trained tokens a second at the speed that the machine had in the profile."""
-        return self.measured_rate * self.pace
 
 
 class Store:
@@ -98,12 +81,9 @@ class Store:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         kept = (
-            json.loads(path.read_text(encoding="utf-8"))
-            if path and path.exists()
-            else {"profiles": {}, "paces": {}, "points": []}
+            json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {"profiles": {}, "points": []}
         )
         self.profiles = {key: Profile.parse(value, where=str(path)) for key, value in kept["profiles"].items()}
-        self.paces: dict[str, float] = kept["paces"]
         self.rows = [Row(**point) for point in kept["points"]]
 
     def has(self, workload: str, cluster: str, name: str) -> bool:
@@ -114,9 +94,7 @@ class Store:
         """Writes all that is here."""
         if self._path:
             profiles = {key: profile.model_dump(mode="json") for key, profile in self.profiles.items()}
-            text = json.dumps(
-                {"profiles": profiles, "paces": self.paces, "points": [asdict(row) for row in self.rows]}, indent=1
-            )
+            text = json.dumps({"profiles": profiles, "points": [asdict(row) for row in self.rows]}, indent=1)
             self._path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -129,7 +107,7 @@ def recipe_of(workload: str, cluster: str, devices: int) -> Recipe:
 
 def measure_points(store: Store, wanted: Sequence[tuple[str, str, str]], args: argparse.Namespace) -> None:
     """Predicts and measures points that are not there, at most args.points of them; each is kept as it is found."""
-    left, pace = args.points, Pace(os.cpu_count() or 1)
+    left = args.points
     for workload, cluster, name in wanted:
         if store.has(workload, cluster, name):
             continue
@@ -140,20 +118,13 @@ def measure_points(store: Store, wanted: Sequence[tuple[str, str, str]], args: a
         check_recipe(recipe)
         key = f"{workload} {cluster}"
         if key not in store.profiles:
-            measuring = partial(
-                profile_recipe, recipe, QuietProgress(), source="benchmarks/planner.py", budget_s=args.budget
+            store.profiles[key] = profile_recipe(
+                recipe, QuietProgress(), source="benchmarks/planner.py", budget_s=args.budget
             )
-            store.profiles[key], store.paces[key] = pace.around(measuring)
             store.save()
-        measuring_run = partial(_measured, recipe, store.profiles[key], (workload, cluster, name), args.steps)
-        row, pace_s = pace.around(measuring_run)
-        if row:
-            row = replace(row, pace=pace_s / store.paces[key])
-            print(f"{workload:18s}{cluster:7s}{name:22s}{row.predicted_s:8.3f}{row.measured_s:8.3f}{row.error:+7.0%}"
-                  f"{row.equal_error:+7.0%}", flush=True)  # fmt: skip
+        if row := _measured(recipe, store.profiles[key], (workload, cluster, name), args.steps):
             store.rows.append(row)
             store.save()
-    pace.close()
 
 
 def _measured(recipe: Recipe, profile: Profile, point: tuple[str, str, str], steps: int) -> Row | None:
@@ -167,17 +138,22 @@ def _measured(recipe: Recipe, profile: Profile, point: tuple[str, str, str], ste
         return None
     check_recipe(under(still, schedule, name))
     measured_s, rate = measure(still, schedule, num_steps=steps)
-    return Row(
+    row = Row(
         workload=workload, cluster=cluster, schedule=name, predicted_s=predicted.step_s, measured_s=measured_s,
-        predicted_rate=predicted.tokens_per_s, measured_rate=rate, pace=1.0,
+        predicted_rate=predicted.tokens_per_s, measured_rate=rate,
     )  # fmt: skip
+    print(
+        f"{workload:18s}{cluster:7s}{name:22s}{row.predicted_s:8.3f}{row.measured_s:8.3f}{row.error:+7.0%}",
+        flush=True,
+    )
+    return row
 
 
 def tau(rows: Sequence[Row]) -> float:
     """Returns Kendall's tau of predicted and measured trained tokens a second."""
     pairs = list(combinations(rows, 2))
     agree = sum(
-        1 if (one.predicted_rate - two.predicted_rate) * (one.equal_rate - two.equal_rate) > 0 else -1
+        1 if (one.predicted_rate - two.predicted_rate) * (one.measured_rate - two.measured_rate) > 0 else -1
         for one, two in pairs
     )
     return agree / len(pairs) if pairs else 1.0
@@ -186,13 +162,13 @@ def tau(rows: Sequence[Row]) -> float:
 def regret(rows: Sequence[Row]) -> float:
     """Returns how much longer a trained token takes under the schedule of best prediction than under the best."""
     chosen = max(rows, key=lambda row: row.predicted_rate)
-    return max(row.equal_rate for row in rows) / chosen.equal_rate - 1
+    return max(row.measured_rate for row in rows) / chosen.measured_rate - 1
 
 
 def summary(rows: Sequence[Row]) -> str:
     """Returns the table as Markdown: a line a workload and cluster, and one of all."""
-    lines = ["| workload | cluster | runs | median error, 95th percentile | at equal speed | Kendall's tau | regret | "
-             "chosen |", "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines = ["| workload | cluster | schedules | median error | 95th percentile | Kendall's tau | regret | chosen |",
+             "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     keys = dict.fromkeys((row.workload, row.cluster) for row in rows)
     for workload, cluster in keys:
         mine = [row for row in rows if (row.workload, row.cluster) == (workload, cluster)]
@@ -208,25 +184,25 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def _errors(rows: Sequence[Row]) -> str:
-    raw, equal = (sorted(abs(error) for error in errors) for errors in zip(*((r.error, r.equal_error) for r in rows)))
-    return " | ".join(f"{median(errors):.0%}, {errors[round(0.95 * (len(errors) - 1))]:.0%}" for errors in (raw, equal))
+    errors = sorted(abs(row.error) for row in rows)
+    return f"{median(errors):.0%} | {errors[min(len(errors) - 1, round(0.95 * (len(errors) - 1)))]:.0%}"
 
 
 def scatter(rows: Sequence[Row]) -> str:
     """Draws measured over predicted seconds, a colour a workload; the line is where both are equal."""
     plot = Plot(width=520.0, height=420.0)
-    most = max(max(row.predicted_s * row.pace, row.measured_s) for row in rows)
+    most = max(max(row.predicted_s, row.measured_s) for row in rows)
     ticks = nice_ticks(0.0, most, 5)
     x, y = plot.x_scale(0.0, ticks[-1]), plot.y_scale(0.0, ticks[-1])
     plot.grid(x, y, ticks, ticks)
     plot.path([(x(0.0), y(0.0)), (x(ticks[-1]), y(ticks[-1]))], "#9ca3af")
     for place, workload in enumerate(dict.fromkeys(row.workload for row in rows)):
         for row in (row for row in rows if row.workload == workload):
-            tip = f"{row.workload}, {row.cluster}, {row.schedule}: {row.equal_error:+.0%}"
-            plot.dot(x(row.predicted_s * row.pace), y(row.measured_s), COLOURS[place % len(COLOURS)], tip)
+            tip = f"{row.workload}, {row.cluster}, {row.schedule}: {row.error:+.0%}"
+            plot.dot(x(row.predicted_s), y(row.measured_s), COLOURS[place % len(COLOURS)], tip)
         plot.text(70, 30 + 15 * place, workload, "start")
         plot.dot(62, 26 + 15 * place, COLOURS[place % len(COLOURS)], workload)
-    plot.x_title("predicted seconds a step, at equal speed; upwards: measured")
+    plot.x_title("predicted seconds a step; upwards: measured")
     figure = plot.render("measured over predicted seconds of a step")
     rules = "text{font:11px sans-serif;fill:#667085}.rule{stroke:#e6e9f0}.axis{stroke:#667085}.curve{fill:none}"
     style = f"<style>{rules}</style>"
