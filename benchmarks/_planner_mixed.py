@@ -107,7 +107,8 @@ def _best_of(row: Row, mixed: Sequence[Row]) -> Row:
         ]
         looks = [(workplace.score(schedule, LOOK), schedule) for schedule in tried]
         fits = [(score.tokens_per_s, schedule) for score, schedule in looks if isinstance(score, Score)]
-        found.append(max(fits, key=lambda pair: pair[0])[1])
+        if fits:
+            found.append(max(fits, key=lambda pair: pair[0])[1])
     for schedule in dict.fromkeys(found):
         score = workplace.score(schedule, Fidelity(steps=5))
         if (
