@@ -1,12 +1,13 @@
 """A profile that was measured beside one from a run's records: how well each predicts schedules.
 
-    python benchmarks/records.py [--recipe quickstart] [--schedules one-step-off,areal,...] [--steps 30] [--write]
+    python benchmarks/records.py [--recipe quickstart] [--schedules one-step-off,areal,...] [--steps 30] [--json F] [--write]
 
 One run under `verl-colocated` is recorded, and the recipe profiled behind it. Then each schedule is simulated with both
 profiles, and really trained. --write puts the table into docs/profiling.md.
 """
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 from statistics import fmean
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--steps", type=int, default=30, help="of the recorded run, and measured of each schedule")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of the profile")
+    parser.add_argument("--json", type=Path, help="also write the errors there, by schedule: measured profile, run's")
     parser.add_argument("--write", action="store_true", help="into docs/profiling.md")
     args = parser.parse_args()
     recipe = load_recipe(args.recipe, [f"schedule={RECORDED}"])
@@ -82,6 +84,8 @@ def main() -> None:
     means = [fmean(each) for each in zip(*errors, strict=True)]
     lines.append(f"| mean error | | | {means[0]:.0%} | | {means[1]:.0%} |")
     print(lines[-1])
+    if args.json:
+        args.json.write_text(json.dumps(dict(zip(args.schedules.split(","), errors, strict=True))) + "\n")
     if args.write:
         write_table(Path(__file__).parent.parent / "docs" / "profiling.md", "records", "\n".join(lines))
 
