@@ -1,6 +1,6 @@
 """A profile that was measured beside one from a run's records: how well each predicts schedules.
 
-    python benchmarks/records.py [--recipe quickstart] [--schedules one-step-off,areal,...] [--steps 30] [--json F] [--write]
+    python benchmarks/records.py [--recipe quickstart] [--schedules areal,...] [--steps 30] [--json F] [--write]
 
 One run under `verl-colocated` is recorded, and the recipe profiled behind it. Then each schedule is simulated with both
 profiles, and really trained. --write puts the table into docs/profiling.md.
