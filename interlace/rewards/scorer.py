@@ -83,9 +83,10 @@ class Scorer:
                 while asked:
                     asked = asked[await self._score(asked) :]
             except BaseException as error:
-                for each in asked:
+                is_end = not isinstance(error, Exception)
+                for each in (*asked, *self._asked) if is_end else asked:
                     each.fail(error)
-                if not isinstance(error, Exception):
+                if is_end:
                     raise
 
     async def _score(self, asked: "Sequence[_Asked]") -> int:
