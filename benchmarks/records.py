@@ -8,7 +8,6 @@ profiles, and really trained. --write puts the table into docs/profiling.md.
 
 import argparse
 import json
-import tempfile
 from pathlib import Path
 from statistics import fmean
 
@@ -18,12 +17,9 @@ from interlace.core.profile import Profile
 from interlace.jobs.plan import under
 from interlace.jobs.scoring import Workplace
 from interlace.jobs.simulate import Simulation
-from interlace.jobs.train import train
 from interlace.observe.progress import QuietProgress
-from interlace.observe.run_folder import RunFolder
-from interlace.observe.stop import StopSignal
 from interlace.profiling.from_run import profile_of_run
-from interlace.profiling.probe import measure, num_devices
+from interlace.profiling.probe import measure, num_devices, trained
 from interlace.profiling.profile import profile_recipe, with_zero_lr
 from interlace.recipes.check import check_recipe
 from interlace.recipes.config import Recipe
@@ -40,10 +36,7 @@ def recorded(recipe: Recipe, steps: int) -> Profile:
     settings = under(recipe, load_schedule(RECORDED), RECORDED).model_copy(
         update={"steps": steps, "eval_every": 0, "checkpoint_every": 0}
     )
-    with tempfile.TemporaryDirectory() as root:
-        folder = RunFolder.create(Path(root), "recorded")
-        folder.write_config(settings)
-        train(settings, folder, resume=False, progress=QuietProgress(), stop=StopSignal(lambda: None))
+    with trained(settings) as folder:
         return profile_of_run(folder)[1]
 
 

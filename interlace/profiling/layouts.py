@@ -4,11 +4,13 @@ training, and what one worker costs another, are found in steps as they are, not
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TypeAlias
 
 from interlace.core.profile import Interference, Profile
-from interlace.profiling.steps import StepTimes, ratio, simulated
+from interlace.profiling.steps import StepTimes, halved, ratio, simulated
 from interlace.recipes.config import Recipe
+from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES
 from interlace.schedule.schedule import Schedule
 
@@ -29,19 +31,27 @@ class MeasuredLayout:
     """Makes costs with which a simulation of the layout takes as long as its real steps, of which this many devices."""
 
 
-def _placed(places: Callable[[str], str], **others: int) -> Schedule:
-    placement = {role.name: places(role.name) for role in ROLES if role.is_common}
-    return Schedule.parse({"placement": placement, **others}, where="the layout of a profile")
+def _placed(rollout: str, others: str, **fields: int) -> Schedule:
+    placement = {role.name: rollout if role.name == "rollout" else others for role in ROLES if role.is_common}
+    return Schedule.parse({"placement": placement, **fields}, where="the placement of a profile")
+
+
+def spread_placement(devices: Sequence[Device]) -> Schedule:
+    """Engines on every device, whatever else there is on the last: any two roles that may work at once can do so here.
+
+    The recipe's own schedule decides who shares what, but not what an instance costs.
+    """
+    return _placed("all", str(len(devices) - 1))
 
 
 def _shared(num_devices: int) -> Schedule:
     del num_devices
-    return _placed(lambda _: "all")
+    return _placed("all", "all")
 
 
 def _apart(num_devices: int) -> Schedule:
     half = num_devices // 2
-    return _placed(lambda role: f"0-{half - 1}" if role == "rollout" else f"{half}-{num_devices - 1}", max_staleness=1)
+    return _placed(f"0-{half - 1}", f"{half}-{num_devices - 1}", max_staleness=1)
 
 
 def _efficiency(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) -> Profile:
@@ -82,11 +92,8 @@ def _interference(profile: Profile, real: StepTimes, recipe: Recipe, num_devices
 
 
 def _searched(fast: float, slow: float, is_too_fast: Callable[[float], bool]) -> float:
-    """Finds by halving the value between which a simulation is too fast and too slow."""
-    for _ in range(HALVINGS):
-        middle = (fast + slow) / 2
-        fast, slow = (middle, slow) if is_too_fast(middle) else (fast, middle)
-    return (fast + slow) / 2
+    """Finds the value between which a simulation is too fast and too slow."""
+    return fmean(halved(fast, slow, is_too_fast, times=HALVINGS))
 
 
 LAYOUTS = (

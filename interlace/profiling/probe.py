@@ -1,7 +1,8 @@
 """Plans that are really run for some steps: what decides among the best predictions."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -87,15 +88,22 @@ def measure(recipe: Recipe, schedule: Schedule, *, num_steps: int) -> tuple[floa
             "logging": LoggingConfig(loggers=(), timeline=False),
         }
     )
-    with tempfile.TemporaryDirectory() as root:
-        folder = RunFolder.create(Path(root), "probe")
-        folder.write_config(settings)
-        train(settings, folder, resume=False, progress=QuietProgress(), stop=StopSignal(lambda: None))
+    with trained(settings) as folder:
         rows = RunData.read(folder).rows[first:]
     seconds = [float(row["timing_s/step"]) for row in rows]  # type: ignore[arg-type]  # a metric is a number
     per_device = [float(row["goodput/trained_tokens_per_device_s"]) for row in rows]  # type: ignore[arg-type]
-    trained = sum(rate * step_s for rate, step_s in zip(per_device, seconds, strict=True)) / sum(seconds)
-    return fmean(seconds), trained * num_devices(recipe)
+    of_a_device = sum(rate * step_s for rate, step_s in zip(per_device, seconds, strict=True)) / sum(seconds)
+    return fmean(seconds), of_a_device * num_devices(recipe)
+
+
+@contextmanager
+def trained(recipe: Recipe) -> Iterator[RunFolder]:
+    """Trains a recipe in a folder that is there meanwhile."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = RunFolder.create(Path(root), "probe")
+        folder.write_config(recipe)
+        train(recipe, folder, resume=False, progress=QuietProgress(), stop=StopSignal(lambda: None))
+        yield folder
 
 
 def num_devices(recipe: Recipe) -> int:

@@ -5,9 +5,9 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlace.core.errors import UserError
 from interlace.core.profile import InferenceCosts, Interference, Profile, RewardCosts, RunSizes, TrainCosts, Turns
 from interlace.core.types import Prompt, Sample, SamplingParams
+from interlace.data.loading import PromptSet
 from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups
 from interlace.jobs.host import sampling_of
@@ -16,19 +16,18 @@ from interlace.jobs.warmup import warmed_model
 from interlace.jobs.weights import join_weights
 from interlace.observe.progress import ProgressView
 from interlace.profiling.episodes import draw_episodes
-from interlace.profiling.layouts import LAYOUTS
+from interlace.profiling.layouts import LAYOUTS, spread_placement
 from interlace.profiling.pairs import measure_interference
 from interlace.profiling.rollout import measure_rollout
 from interlace.profiling.samples import draw_samples, measure_lengths, measure_reward
 from interlace.profiling.steps import StepTimes, fitted, measure_steps
 from interlace.profiling.training import measure_export, measure_inference, measure_training
-from interlace.recipes.check import check_recipe
 from interlace.recipes.clusters.base import back_end, run_on
 from interlace.recipes.config import Recipe, ScheduleChoice, algorithm_of
+from interlace.recipes.plan import accepts_here
 from interlace.recipes.prompts import recipe_prompts
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.placement import Device
-from interlace.schedule.roles import ROLES
 from interlace.schedule.schedule import Schedule
 from interlace.stages.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RolloutGroup
 
@@ -49,13 +48,13 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     finished, and one of each is always made.
     """
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
-    spread = with_zero_lr(recipe, spread_placement(devices))
+    prompts, spread = recipe_prompts(recipe), with_zero_lr(recipe, spread_placement(devices))
 
     async def measure(cluster: Cluster) -> tuple[Profile, StepTimes | None]:
-        groups, prompts = await _launched(cluster, spread, progress)
+        groups = await _launched(cluster, spread, prompts, progress)
         sampling = await sampling_of(spread, groups.rollout[0])
         measurement = _Measurement(cluster, spread, groups, sampling, progress, budget_s)
-        return await measurement.measure(prompts, source)
+        return await measurement.measure(prompts.train, source)
 
     profile, steps = asyncio.run(run_on(recipe.cluster, spread.schedule.resolved, measure))
     if steps is None:
@@ -63,49 +62,40 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     profile = fitted(profile, steps, spread, len(devices))
     if len({device.pool for device in devices}) > 1 or len(devices) == 1:
         return profile  # nothing to share work with
+    refusal_of = accepts_here(recipe, devices, len(prompts.longest.token_ids))
     for layout in LAYOUTS:
-        laid_out = with_zero_lr(recipe, layout.schedule(len(devices)))
-        try:
-            check_recipe(laid_out)
-        except UserError as refusal:
+        schedule = layout.schedule(len(devices))
+        if refusal := refusal_of(schedule):
             progress.say(f"left out, {layout.name}: {refusal}")
             continue
         progress.say(f"whole steps, {layout.name}")
-        whole = _whole_steps(profile, laid_out, progress, budget_s=SHARES["whole steps"] * budget_s)
+        laid_out = with_zero_lr(recipe, schedule)
+        whole = _whole_steps(profile, laid_out, prompts, progress, budget_s=SHARES["whole steps"] * budget_s)
         profile = layout.refined(profile, whole, laid_out, len(devices)) if whole else profile
     return profile
 
 
-async def _launched(cluster: Cluster, recipe: Recipe, progress: ProgressView) -> tuple[RoleGroups, Sequence[Prompt]]:
-    """Starts the recipe's workers. Returns the prompts to train on too."""
-    prompts = recipe_prompts(recipe)
+async def _launched(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:
+    """Starts the recipe's workers."""
     model = await warmed_model(cluster, recipe, prompts.train, progress)
     longest = len(prompts.longest.token_ids)
     sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)
     groups = await launch_roles(cluster, sources)
     await join_weights(groups, recipe)
-    return groups, prompts.train
+    return groups
 
 
-def _whole_steps(profile: Profile, recipe: Recipe, progress: ProgressView, *, budget_s: float) -> StepTimes | None:
+def _whole_steps(
+    profile: Profile, recipe: Recipe, prompts: PromptSet, progress: ProgressView, *, budget_s: float
+) -> StepTimes | None:
     """Runs steps of a recipe under its schedule on a cluster of their own."""
 
     async def measure(cluster: Cluster) -> StepTimes | None:
-        groups, prompts = await _launched(cluster, recipe, progress)
-        stream = PromptStream(prompts, recipe.seed)
+        groups = await _launched(cluster, recipe, prompts, progress)
+        stream = PromptStream(prompts.train, recipe.seed)
         return await measure_steps(profile, cluster, recipe, groups, stream, budget_s=budget_s)
 
     return asyncio.run(run_on(recipe.cluster, recipe.schedule.resolved, measure))
-
-
-def spread_placement(devices: Sequence[Device]) -> Schedule:
-    """Engines on every device, whatever else there is on the last: any two roles that may work at once can do so here.
-
-    The recipe's own schedule decides who shares what, but not what an instance costs.
-    """
-    last = str(len(devices) - 1)
-    roles = {role.name: "all" if role.name == "rollout" else last for role in ROLES if role.is_common}
-    return Schedule.parse({"placement": roles}, where="the placement of a profile")
 
 
 def with_zero_lr(recipe: Recipe, schedule: Schedule) -> Recipe:

@@ -8,7 +8,7 @@ ones were: the longest of a step decides how long it takes, and of few steps no 
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
 from interlace.core.profile import Profile, RolloutCosts, TrainCosts
@@ -56,10 +56,16 @@ class StepTimes:
         )
 
     @classmethod
-    def of(cls, values: Callable[[str], Sequence[float]], waiting: Sequence[float] = ()) -> "StepTimes":
-        """values: of a metric, step after step. waiting: seconds of each."""
+    def of(
+        cls,
+        values: Callable[[str], Sequence[float]],
+        waiting: Sequence[float] = (),
+        lengths: Mapping[SampleKey, int] | None = None,
+    ) -> "StepTimes":
+        """values: of a metric, step after step. waiting: seconds of each. lengths: see StepTimes."""
         steps, rollouts, trains = (values(f"timing_s/{name}")[FILLING:] for name in ("step", "rollout", "train"))
-        return cls(steps_s=steps, rollouts_s=rollouts, trains_s=trains, waiting_s=median(waiting[FILLING:] or [0.0]))
+        waiting_s = median(waiting[FILLING:] or [0.0])
+        return cls(steps_s=steps, rollouts_s=rollouts, trains_s=trains, waiting_s=waiting_s, lengths=lengths or {})
 
 
 def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
@@ -92,14 +98,13 @@ async def measure_steps(
         return None
     shortened = recipe.model_copy(update={"steps": num_steps})
     hosted = await host(cluster, shortened, groups, prompts)
-    recorder = KeepAll()
+    recorder, collector = KeepAll(), _Collector()
     with cluster.timeline.recorded_by(recorder):
-        collector = _Collector()
         await hosted.train(collector)
         hosted.run.finish()
     waiting = [waiting_s(step, recorder.spans) for step in recorder.steps]
-    found = StepTimes.of(lambda metric: [row[metric] for row in collector.rows], waiting)
-    return replace(found, lengths=collector.lengths if recipe.episode.is_single_turn else {})
+    lengths = collector.lengths if recipe.episode.is_single_turn else None
+    return StepTimes.of(lambda metric: [row[metric] for row in collector.rows], waiting, lengths)
 
 
 class _Collector:
@@ -140,19 +145,25 @@ def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) 
         }
     )
 
-    def rest_s(sample_s: float) -> float:
+    def missing_s(sample_s: float) -> float:
         tried = scaled.model_copy(update={"controller_sample_s": sample_s})
-        return simulated(tried, recipe, num_devices, real).rest_s
+        return real.rest_s - simulated(tried, recipe, num_devices, real).rest_s
 
     # The controller's share hides behind generation where that takes longer, so it is searched for.
     most = real.step_s / (recipe.prompts_per_step * recipe.samples_per_prompt)
-    low, high = 0.0, min(most, MOST_CALLS * profile.reward.call_s) if profile.reward.call_s else most
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rest_s(middle) < real.rest_s else (low, middle)
+    most = min(most, MOST_CALLS * profile.reward.call_s or most)
+    sample_s, _ = halved(0.0, most, lambda tried_s: missing_s(tried_s) > 0, times=BISECTIONS)
     # Few samples come last in a long tail: what these do not explain comes once a step.
-    left_s = max(0.0, real.rest_s - rest_s(low))
-    return scaled.model_copy(update={"controller_sample_s": low, "controller_step_s": real.waiting_s + left_s})
+    step_s = real.waiting_s + max(0.0, missing_s(sample_s))
+    return scaled.model_copy(update={"controller_sample_s": sample_s, "controller_step_s": step_s})
+
+
+def halved(fast: float, slow: float, is_too_fast: Callable[[float], bool], *, times: int) -> tuple[float, float]:
+    """Halves the span between a value with which a simulation is too fast and one with which it is too slow."""
+    for _ in range(times):
+        middle = (fast + slow) / 2
+        fast, slow = (middle, slow) if is_too_fast(middle) else (fast, middle)
+    return fast, slow
 
 
 def ratio(real: StepTimes, measured_s: Sequence[float], said_s: Sequence[float]) -> float:

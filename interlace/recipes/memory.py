@@ -57,11 +57,6 @@ class WorkerMemory:
         return peak_bytes(self.num_bytes, self.idle_bytes, self.transient_bytes)
 
 
-def no_exchange(ranks: int) -> int:  # noqa: ARG001
-    """Returns 0: of a role without experts."""
-    return 0
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Role:
     name: str
@@ -73,8 +68,9 @@ class _Role:
     """The same of activations. Ranks that share layers have all rows of the hidden size, so theirs is a bound."""
     gathered_bytes: int = 0
     """On top of that, where it has several ranks."""
-    exchange: Callable[[int], int] = no_exchange
-    """Number of ranks that experts are dealt out to -> bytes, on top of all, of tokens that come to their experts."""
+    exchange: Callable[[int], int] | None = None
+    """Number of ranks that experts are dealt out to -> bytes, on top of all, of tokens that come to their experts.
+    None: of a role that is not trained."""
     moment_bytes: int = 0
     """The part of `num_bytes` that is the optimizer's moments."""
 
@@ -98,7 +94,7 @@ def forecast_memory(
                     how=(role.how if parts == 1 else f"1/{parts} of {role.how}")
                     + _unused(recipe, role.name, instance[::ranks]),
                     transient_bytes=role.logit_bytes // shape.copies
-                    + (role.activation_bytes + role.exchange(shape.expert)) // shape.context
+                    + (role.activation_bytes + (role.exchange(shape.expert) if role.exchange else 0)) // shape.context
                     + (role.gathered_bytes // shape.tensor if shape.replicate * shape.shard * shape.context > 1 else 0),
                 )
             )

@@ -99,7 +99,6 @@ def test_experts_keep_rows_of_their_own_and_an_exchange_keeps_what_came_back(alo
     exchanged = kept_by_a_layer(2, dealt=True) - kept_by_a_layer(2, dealt=False)
     more = [size.exchange_bytes(ids.numel(), 1, recomputed=recomputed) for recomputed in (False, True)]
     assert more[0] == more[1], "of one layer"
-    print(exchanged, more)
     assert 0 < exchanged <= more[0]
 
 

@@ -30,12 +30,14 @@ class NativeKind(EngineKind):
     def check_model(self, model: "PreTrainedModel", pool: str) -> None:
         if self.config.weights != "int8":
             return
+        import torch
+
         from interlace.engines.rollout.decoder import is_llama_shaped
         from interlace.engines.rollout.eight_bits import check_processor, refuse_eight_bits
 
         is_compiled = self.config.compile_decoder and self.config.compile_kernels
-        is_float = str(model.dtype) == "torch.float32"
-        if pool != "cpu" or self.num_ranks > 1 or not is_compiled or not is_float or not is_llama_shaped(model):
+        is_whole = pool == "cpu" and self.num_ranks == 1
+        if not (is_whole and is_compiled and model.dtype == torch.float32 and is_llama_shaped(model)):
             refuse_eight_bits(model)
         check_processor()
 
