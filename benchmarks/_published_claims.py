@@ -22,6 +22,30 @@ RECOMPUTED = ("algorithm.off_policy.proximal=recomputed",)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Seconds of the stages of a colocated baseline's step, as its source publishes them. Costs are fitted to them."""
+
+    generate: float
+    train: float
+    """With log-probs, where these are not given."""
+    log_probs: float = 0.0
+    train_on: tuple[int, float] | None = None
+    """Another number of devices, and what the same training is published to take there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """A published split of the devices, taken for one at which training takes as long as generation.
+
+    Sources choose a split so, or recommend it. Costs of training are fitted to it, under the preset of the claim.
+    """
+
+    preset: str
+    split: int
+    """Share of the devices that generates, in percent."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Setup:
     """A size of run."""
 
@@ -37,6 +61,10 @@ class Setup:
     minibatches: int = 1
     settings: tuple[str, ...] = ()
     """Further overrides."""
+    fit: Stages | Balance | None = None
+    """What costs are fitted to before anything is compared; None: they are a roofline's."""
+    fitted_on: "Setup | None" = None
+    """The baseline's, whose costs this has too; None: its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,31 +96,41 @@ STREAM = Setup(devices=32, prompts=128, samples=16, max_tokens=20480, lengths=RE
 """StreamRL (2504.15930): 7B on 32 devices, 20k tokens; batch and mix assumed."""
 AREAL = Setup(
     devices=128, prompts=512, samples=16, max_tokens=27648, lengths=REASONING, splits=(75,), minibatches=4,
-    settings=RECOMPUTED,
+    settings=RECOMPUTED, fit=Balance(preset="areal", split=75),
 )  # fmt: skip
 """AReaL (2505.24298): 512 prompts of 16, 27,648 tokens, four minibatches, decoupled PPO, 75 % generate; number of
 devices and mix assumed."""
 VERL_MIX = Lengths(prompt_tokens=200, median=1250, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.03)
-"""With it the colocated baseline takes the 356 s a step that verl publishes."""
-VERL = Setup(
-    devices=128, prompts=128, samples=16, max_tokens=28672, lengths=VERL_MIX, profile=H20, splits=(50,), engine=4,
-    minibatches=4,
+"""With it, and a roofline's costs, the colocated baseline takes the 356 s a step that verl publishes."""
+VERL_COLOCATED = Setup(
+    devices=128, prompts=512, samples=16, max_tokens=28672, lengths=VERL_MIX, profile=H20, engine=4, minibatches=16,
+    settings=RECOMPUTED, fit=Stages(generate=177.85, log_probs=53.92, train=113.81, train_on=(64, 133.41)),
 )  # fmt: skip
-"""verl's fully asynchronous trainer (docs/advance/fully_async.md and its script of 64 and 64 devices): steps of four
-minibatches of 32 prompts, a version every four, engines of four devices, log-probs of the engines."""
-VERL_COLOCATED = replace(VERL, prompts=512, minibatches=16, settings=RECOMPUTED)
-"""The same page: steps of 512 prompts in minibatches of 32, log-probs computed again; engines as there (assumed)."""
+"""verl's page (docs/advance/fully_async.md): steps of 512 prompts in minibatches of 32, log-probs computed again,
+engines as in the asynchronous run (assumed). Its table has the stages of this baseline on 128 devices and on 64."""
+VERL = replace(VERL_COLOCATED, prompts=128, minibatches=4, settings=(), splits=(50,), fitted_on=VERL_COLOCATED)
+"""The same page and its script of 64 and 64 devices: steps of four minibatches of 32 prompts, a version every four,
+engines of four devices, log-probs of the engines."""
 ONE_STEP_MIX = Lengths(prompt_tokens=200, median=380, prompt_sigma=0.6, response_sigma=0.6, cap_share=0.03)
-"""With it the colocated baseline takes the 699 s a step that verl publishes."""
+"""With it, and a roofline's costs, the colocated baseline takes the 699 s a step that verl publishes."""
 ONE_STEP = Setup(
     devices=16, prompts=512, samples=16, max_tokens=8192, lengths=ONE_STEP_MIX, profile=H20, splits=(25,), engine=2,
-    minibatches=16, settings=RECOMPUTED,
+    minibatches=16, settings=RECOMPUTED, fit=Stages(generate=207, log_probs=119, train=344, train_on=(12, 347)),
 )  # fmt: skip
 """verl's one-step-off trainer (docs/advance/one_step_off.md and its Megatron scripts): 4 and 12 devices, 512 prompts of
-16 in minibatches of 32, engines of two devices; both compute log-probs again."""
+16 in minibatches of 32, engines of two devices; both compute log-probs again. The stages are of the baseline, but for
+training on 12 devices, which is of the run compared: the baseline has no row of it."""
 RLINF_MIX = Lengths(prompt_tokens=200, median=5000, prompt_sigma=0.5, response_sigma=0.5, cap_share=0.03)
 """With it generation on 40 of 64 devices takes 14 % longer than on all of them, as RLinf (2509.15965) reports."""
-RLINF = Setup(devices=64, prompts=512, samples=8, max_tokens=28672, lengths=RLINF_MIX, splits=(62,))
+RLINF = Setup(
+    devices=64,
+    prompts=512,
+    samples=8,
+    max_tokens=28672,
+    lengths=RLINF_MIX,
+    splits=(62,),
+    fit=Balance(preset="rlinf-disaggregated", split=62),
+)
 FUSED = Setup(
     devices=64, prompts=512, samples=1, max_tokens=1024, lengths=CHAT,
     settings=("algorithm=ppo", "algorithm.kl_coefficient=0.01"),
@@ -100,9 +138,16 @@ FUSED = Setup(
 """RLHFuse (2409.13221): PPO with a reference, 512 samples; model, devices and mix assumed."""
 
 
-def packed(devices: int, max_tokens: int) -> Setup:
-    """RollPacker's sizes (2509.21009): 128 prompts of 8 on H800."""
-    return Setup(devices=devices, prompts=128, samples=8, max_tokens=max_tokens, lengths=SHORT_TAIL)
+def packed(devices: int, max_tokens: int, generate_s: float) -> Setup:
+    """RollPacker's sizes (2509.21009): 128 prompts of 8 on H800. generate_s: of its baseline, 70 % of the step."""
+    return Setup(
+        devices=devices,
+        prompts=128,
+        samples=8,
+        max_tokens=max_tokens,
+        lengths=SHORT_TAIL,
+        fit=Stages(generate=generate_s, train=generate_s * 0.3 / 0.7),
+    )
 
 
 def claim(name: str, preset: str, baseline: str, published: tuple[float, float], setup: Setup, **rest: object) -> Claim:
@@ -117,10 +162,10 @@ CLAIMS = (
           reason="no assumed parameter alone brings it there"),
     claim("StreamRL, asynchronous, against verl", "streamrl-async", "verl-colocated", (1.41, 2.66), STREAM,
           reason="no assumed parameter alone brings it there"),
-    claim("RollPacker against verl, 8k tokens", "rollpacker", "verl-colocated", (1.30, 2.03), packed(16, 8192)),
-    claim("RollPacker against verl, 16k tokens", "rollpacker", "verl-colocated", (1.48, 2.22), packed(32, 16384),
+    claim("RollPacker against verl, 8k tokens", "rollpacker", "verl-colocated", (1.30, 2.03), packed(16, 8192, 82)),
+    claim("RollPacker against verl, 16k tokens", "rollpacker", "verl-colocated", (1.48, 2.22), packed(32, 16384, 277),
           reason="the share of responses at the limit, which is assumed, decides"),
-    claim("RollPacker against verl, 32k tokens", "rollpacker", "verl-colocated", (2.21, 2.56), packed(64, 32768)),
+    claim("RollPacker against verl, 32k tokens", "rollpacker", "verl-colocated", (2.21, 2.56), packed(64, 32768, 673)),
     claim("RLHFuse against its base, generation and inference", "rlhfuse", "rlhfuse", (1.2, 1.6), FUSED,
           baseline_setup=replace(FUSED, settings=(*FUSED.settings, "schedule.tail=none", "schedule.granularity=step")),
           before_training=True, reason="no assumed parameter alone brings it there"),

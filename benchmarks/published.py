@@ -12,117 +12,34 @@ parameter after the other is halved and doubled: what moves the ratio, and wheth
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from _page import write_table
 from _published_claims import CLAIMS, REASONING, Claim, Setup
+from _published_runs import Measured, measure, of_actor, of_rollout
 
 from interlace.core.profile import Profile
-from interlace.jobs.scoring import score_of
-from interlace.jobs.simulate import Simulation
-from interlace.jobs.virtual import run_virtually
-from interlace.recipes.load import load_recipe
-from interlace.runtime.timeline import NoRecorder
-from interlace.schedule.candidates import warm_up_steps
-from interlace.schedule.plans import Fidelity, Score
 from interlace.schedule.presets import preset_names
-from interlace.simulate.profiles import load_profile
 
 BASELINE = "verl-colocated"
-SETTLING = 4
-"""Steps, at least, that are not counted: pipelines fill, and dispatch learns lengths and how fast engines decode."""
 Change = Callable[[Profile, float], Profile]
-
-
-def _of_rollout(profile: Profile, **fields: object) -> Profile:
-    return profile.model_copy(update={"rollout": profile.rollout.model_copy(update=fields)})
 
 
 def _of_lengths(profile: Profile, **fields: object) -> Profile:
     return profile.model_copy(update={"lengths": profile.lengths.model_copy(update=fields)})
 
 
-def _training(profile: Profile, factor: float) -> Profile:
-    actor = profile.actor
-    fields = {"token_s": factor * actor.token_s, "inference_token_s": factor * actor.inference_token_s}
-    return profile.model_copy(update={"actor": actor.model_copy(update=fields)})
-
-
 CHANGES: Mapping[str, Change] = {
     "median length": lambda profile, by: _of_lengths(profile, median=by * profile.lengths.median),
     "share at the limit": lambda profile, by: _of_lengths(profile, cap_share=by * profile.lengths.cap_share),
-    "seconds a trained token": _training,
-    "KV cache": lambda profile, by: _of_rollout(profile, kv_tokens=round(by * profile.rollout.kv_tokens)),
-    "seconds to read the cache": lambda profile, by: _of_rollout(
+    "seconds a trained token": lambda profile, by: of_actor(profile, by, by),
+    "KV cache": lambda profile, by: of_rollout(profile, kv_tokens=round(by * profile.rollout.kv_tokens)),
+    "seconds to read the cache": lambda profile, by: of_rollout(
         profile, context_token_s=by * profile.rollout.context_token_s
     ),
 }
 """Parameters that no source states."""
-
-
-def unchanged(profile: Profile) -> Profile:
-    """Returns the profile."""
-    return profile
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One simulation: means over the steps that are counted."""
-
-    preset: str
-    split: int | None
-    """Share of the devices that generates, where the preset splits them."""
-    score: Score
-
-    def rate(self, claim: Claim) -> float:
-        """Returns what the claim compares: trained tokens/s, or what of them is not training."""
-        score = self.score
-        if not claim.before_training:
-            return score.tokens_per_s
-        return score.tokens_per_s / (1 - score.bins["train"] - score.bins["weight_sync"])
-
-
-def is_split(preset: str) -> bool:
-    """Says whether a preset splits the devices."""
-    return "%" in load_recipe("quickstart", [f"schedule={preset}"]).schedule.resolved.placement.of("rollout").devices
-
-
-def measure(
-    preset: str, setup: Setup, steps: int, change: Callable[[Profile], Profile] = unchanged, split: int | None = None
-) -> Measured:
-    """Simulates a preset; one that splits the devices, at a given split or the best of the setup's."""
-    splits = [split] if split else setup.splits if is_split(preset) else [None]
-    tried = [Measured(preset=preset, split=each, score=_score(preset, setup, steps, change, each)) for each in splits]
-    return max(tried, key=lambda each: each.score.tokens_per_s)
-
-
-def _score(preset: str, setup: Setup, steps: int, change: Callable[[Profile], Profile], split: int | None) -> Score:
-    engine, roles = f"devices_per_instance: {setup.engine}", ("reference", "critic", "actor")
-    devices = f"0-{split}%" if split else "all"
-    where = [f"schedule.placement.rollout={{devices: '{devices}', {engine}}}"] if split or setup.engine > 1 else []
-    where += [f"schedule.placement.{role}={split}-100%" for role in roles] if split else []
-    recipe = load_recipe(
-        "quickstart",
-        [
-            f"schedule={preset}",
-            f"prompts_per_step={setup.prompts}",
-            f"samples_per_prompt={setup.samples}",
-            f"sampling.max_new_tokens={setup.max_tokens}",
-            f"minibatches={setup.minibatches}",
-            *where,
-            *setup.settings,
-        ],
-    )
-    costs = change(load_profile(setup.profile).model_copy(update={"lengths": setup.lengths}))
-    simulation = Simulation(profile=costs, num_devices=setup.devices)
-    schedule = recipe.schedule.resolved
-    counted = Fidelity(steps=steps).counted_steps(schedule)
-    total = max(SETTLING, warm_up_steps(schedule)) + counted
-    # A run's last steps have nothing to generate ahead for: it is stopped before them.
-    recipe = recipe.model_copy(update={"steps": 4 * total + 16})
-    run = run_virtually(recipe, simulation, name=preset, recorder=NoRecorder, on_step=lambda step: step.step < total)
-    return score_of(run, counted, simulation, recipe)
 
 
 def claims(steps: int) -> tuple[list[dict[str, object]], str]:

@@ -1,6 +1,6 @@
 """Runs the quick start under every preset and writes what came of it into the presets' pages.
 
-    python docs/presets/measure.py local [NAME ...]     # or ray; all presets, or some; then writes the pages
+    python docs/presets/measure.py local [NAME ...]     # or ray; all presets for text, or some; then writes the pages
     python docs/presets/measure.py longtail [NAME ...]  # the recipe whose answers are long-tailed, on local
     python docs/presets/measure.py pages                # writes the pages, and docs/schedules.md, from what there is
 
@@ -179,7 +179,7 @@ def block(name: str, cluster: str, told: Mapping[str, Any]) -> str:
     ledger = Ledger(seconds=run["goodput"])
     shown = {f"`{one}`": ledger.fraction(one) for one in BINS if ledger.fraction(one) >= SHOWN_SHARE}
     return "\n".join([
-        f"On the `{cluster}` cluster, two CPU cores that other work kept busy, so shares of time are rough:",
+        f"On the `{cluster}` cluster, two CPU cores:",
         "",
         f"    {told['command'].replace('NAME', name)}",
         "",
@@ -192,7 +192,7 @@ def block(name: str, cluster: str, told: Mapping[str, Any]) -> str:
     ])  # fmt: skip
 
 
-BUSY = "Counts are exact; other work kept the cores busy, so ratios of speed are rough, even among synchronous presets."
+ONE_RUN = "Counts are exact; ratios of speed are of one run each, on two cores that nothing else used."
 LONGTAIL_HEADS = (
     "tokens/s by verl-colocated's", "mixed versions", "interrupted", "suspended", "migrated", "re-prefill", "discarded",
     "surplus", "staleness mean / max", "greedy",
@@ -222,14 +222,14 @@ def longtail_block(name: str, found: Mapping[str, Any]) -> str:
         return f"With long-tailed answers: not measured; `python docs/presets/measure.py {LONGTAIL} {name}` does it."
     words = shlex.join(longtail_command(name))
     rows = table(LONGTAIL_HEADS, [longtail_row(name, found)])
-    about = f"With long-tailed answers, {LONGTAIL_STEPS} steps, four devices on two cores. {BUSY}"
+    about = f"With long-tailed answers, {LONGTAIL_STEPS} steps, four devices on two cores. {ONE_RUN}"
     return "\n".join([about, "", f"    {words}", "", *rows])
 
 
 def longtail_overview(found: Mapping[str, Any]) -> str:
     """Returns the table of all presets where answers are long-tailed."""
     rows = [[f"[`{name}`](presets/{name}.md)", *longtail_row(name, found)] for name in found["schedules"]]
-    return "\n".join([f"`{found['command']}`, seed 0. {BUSY}", "", *table(["preset", *LONGTAIL_HEADS], rows)])
+    return "\n".join([f"`{found['command']}`, seed 0. {ONE_RUN}", "", *table(["preset", *LONGTAIL_HEADS], rows)])
 
 
 def staleness(run: Mapping[str, Any]) -> str:
@@ -267,7 +267,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 if __name__ == "__main__":
     what, *chosen = sys.argv[1:] or ["pages"]
     if what in (*CLUSTERS, LONGTAIL):
-        measure(what, chosen or preset_names())
+        measure(what, chosen or [name for name in preset_names() if "embodied" not in name])
     elif what != "pages":
         sys.exit(__doc__)
     write_pages()

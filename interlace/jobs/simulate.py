@@ -141,8 +141,11 @@ class Simulation:
         def reference(context: WorkerContext) -> Worker:
             return SimulatedInference(context, costs(context, "reference"), pace)
 
+        sends_adapters = recipe.weights.adapter == "alone"
+
         def actor(context: WorkerContext) -> Worker:
-            return SimulatedTrainer(context, costs(context, "actor"), pace, profile.controller_step_s)
+            of_actor, step_s = costs(context, "actor"), profile.controller_step_s
+            return SimulatedTrainer(context, of_actor, pace, step_s, sends_adapters=sends_adapters)
 
         def critic(context: WorkerContext) -> Worker:
             return SimulatedTrainer(context, costs(context, "critic"), pace)
@@ -150,7 +153,11 @@ class Simulation:
         is_model = recipe.reward is not None and recipe.reward.model is not None
         scorer = SimulatedRewardModel if is_model else SimulatedReward
         reward = partial(
-            scorer, costs=profile.reward, seed=recipe.seed, controller_sample_s=profile.controller_sample_s
+            scorer,
+            costs=profile.reward,
+            seed=recipe.seed,
+            pace=pace,
+            controller_sample_s=profile.controller_sample_s,
         )
 
         def working(role: str) -> int:

@@ -191,7 +191,9 @@ class _Measurement:
 
     async def _interference(self, samples: Sequence[Sample]) -> tuple[Interference, ...]:
         budget_s = self._begin("side by side")
-        return await measure_interference(self._groups, samples, self._sampling, self._recipe, budget_s=budget_s)
+        return await measure_interference(
+            self._cluster, self._groups, samples, self._sampling, self._recipe, budget_s=budget_s
+        )
 
     def _begin(self, part: str) -> float:
         """Says what comes. Returns its seconds."""

@@ -2,9 +2,9 @@
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -15,6 +15,7 @@ from interlace.runtime.sim.loop import virtual_loop
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.simulate.kept import KeptContexts
 from interlace.simulate.pace import Pace, PacedWork
+from interlace.simulate.stretch import Stretch
 from interlace.weights.ref import UpdateMode, WeightRef
 
 Length = Callable[[Request], float]
@@ -41,34 +42,8 @@ class _Sequence:
     """Decode step of the engine at which its stint began, or at which its weights changed."""
     number: int = 0
     """Number of the stint; 0 for a sequence that does not run."""
-
-
-@dataclass(slots=True, eq=False)
-class _Stretch:
-    """Decode steps of the same sequences, one after another: k of them take prefill_s + k first_s + k^2 reading_s."""
-
-    steps: int
-    num_running: int
-    prefill_s: float
-    first_s: float
-    reading_s: float
-    seconds: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.seconds = self.prefill_s + self.steps * self.first_s + self.reading_s * self.steps**2
-
-    def cut(self, steps: int) -> "_Stretch":
-        """Returns the stretch with at most `steps` steps."""
-        return replace(self, steps=steps) if steps < self.steps else self
-
-    def steps_in(self, seconds: float) -> int:
-        """Returns the number of steps that begin within `seconds`."""
-        seconds -= self.prefill_s
-        if seconds <= 0:
-            return 0
-        first, reading = self.first_s, self.reading_s
-        steps = (math.sqrt(first**2 + 4 * reading * seconds) - first) / (2 * reading) if reading else seconds / first
-        return math.ceil(steps - 1e-9)
+    own: int | None = None
+    """Older version under which it ends (mode `own`); None: the engine's."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -96,6 +71,8 @@ class SimulatedEngine(Worker):
         self._reserve = int(HEADROOM * self._capacity)
         self._step_s = lru_cache(maxsize=costs.max_running)(costs.step_s)
         self._version = -1
+        self._older: Counter[int] = Counter()
+        """Older version -> running sequences that end under it. Each version's rows are decoded by themselves."""
         self._waiting: deque[_Sequence] = deque()
         self._running: dict[str, _Sequence] = {}
         self._ends: list[tuple[int, int, _Sequence]] = []
@@ -121,6 +98,7 @@ class SimulatedEngine(Worker):
 
         A call that is younger than `min_call_s` goes on, whatever finishes.
         """
+        await self._pace.controller.turn()
         loop = self._loop
         until_s = loop.now_s + self._costs.min_call_s
         responses = [
@@ -171,7 +149,7 @@ class SimulatedEngine(Worker):
 
     @operation(bin="weight_sync")
     async def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
-        """Swaps all weights; with `recompute`, what is cached is computed again."""
+        """Swaps all weights; with `recompute`, what is cached is computed again, with `own`, what began goes on."""
         seconds = self._costs.update_s
         if mode == "recompute":
             seconds += self._num_cached * self._costs.prefill_token_s / self._speed
@@ -179,6 +157,8 @@ class SimulatedEngine(Worker):
         await self._pace.work(ROLE, seconds)
         for sequence in self._running.values():
             self._book(sequence)
+        if mode == "own":
+            self._pin()
         self._version = ref.version
 
     @operation(on_device=False)
@@ -190,7 +170,11 @@ class SimulatedEngine(Worker):
     def engine_metrics(self) -> Metrics:
         """Counters since the last call."""
         count, self._num_preemptions = self._num_preemptions, 0
-        return {"num_preemptions": float(count), "num_running": float(len(self._running))}
+        return {
+            "num_preemptions": float(count),
+            "num_running": float(len(self._running)),
+            "older_versions": float(len(self._older)),
+        }
 
     async def onload(self) -> None:
         """The state, and the cache where offload() moved it; a dropped one is computed again with the next call."""
@@ -214,16 +198,25 @@ class SimulatedEngine(Worker):
     def memory_bytes(self) -> int:
         return self._costs.memory_bytes(self._num_devices)
 
+    def _pin(self) -> None:
+        """Has what began under the newest weights end under them."""
+        for sequence in [*self._running.values(), *self._waiting]:
+            if sequence.own is None and (sequence.number or sequence.done):
+                sequence.own = self._version
+                self._older[self._version] += bool(sequence.number)
+
     def _sequence(self, request: Request) -> _Sequence:
         natural = self._length(request)
         limit = min(natural, request.params.max_new_tokens)
+        versions = list(Runs.of(request.generated_versions).pieces) if request.generated_versions else []
         return _Sequence(
             request=request,
             limit=int(limit),
             reason=FinishReason.STOP if limit == natural else FinishReason.LENGTH,
             done=len(request.generated_ids),
             context=len(request.prompt_ids) + len(request.generated_ids),
-            versions=list(Runs.of(request.generated_versions).pieces) if request.generated_versions else [],
+            versions=versions,
+            own=versions[-1][0] if versions and versions[-1][0] in self._older else None,
         )
 
     def _admit(self) -> None:
@@ -247,6 +240,8 @@ class SimulatedEngine(Worker):
         self._num_stints += 1
         sequence.began, sequence.number = self._step, self._num_stints
         self._running[sequence.request.id] = sequence
+        if sequence.own is not None:
+            self._older[sequence.own] += 1
         uid = sequence.request.uid
         self._prompts[uid] = self._prompts.get(uid, 0) + 1
         self._num_cached += sequence.context
@@ -266,7 +261,7 @@ class SimulatedEngine(Worker):
             tally.num_preemptions += 1
             self._num_preemptions += 1
 
-    def _ahead(self) -> list["_Stretch"]:
+    def _ahead(self) -> list[Stretch]:
         """Returns the stretches until a sequence ends. Where the cache is full before, the youngest are preempted."""
         num_running, num_cached, step, ends = len(self._running), self._num_cached, self._step, self._ends
         while ends[0][1] != ends[0][2].number:
@@ -288,13 +283,21 @@ class SimulatedEngine(Worker):
             step += found[-1].steps
         return found
 
-    def _stretch(self, most: int, num_running: int, num_cached: int, prefill_s: float) -> "_Stretch":
+    def _stretch(self, most: int, num_running: int, num_cached: int, prefill_s: float) -> Stretch:
         """Returns a stretch of at most `most` steps: as many as the cache has room for, and one in any case."""
         room = (self._capacity - num_cached) // num_running
         steps = max(1, room if room < most and num_running > 1 else most)
         reading = self._context_token_s * num_running / 2
-        first = self._step_s(num_running) / self._speed + self._context_token_s * (num_cached - num_running / 2)
-        return _Stretch(steps, num_running, prefill_s, first, reading)
+        first = self._rows_s(num_running) / self._speed + self._context_token_s * (num_cached - num_running / 2)
+        return Stretch(steps, num_running, prefill_s, first, reading)
+
+    def _rows_s(self, num_running: int) -> float:
+        """Returns the seconds of a step without context: of the rows of each version, where several are served."""
+        if not self._older:
+            return self._step_s(num_running)
+        newest = num_running - self._older.total()
+        rows = [*self._older.values(), newest] if newest > 0 else self._older.values()
+        return sum(map(self._step_s, rows))
 
     async def _decode(self, tally: "_Tally", left_s: float) -> None:
         """Waits until the next sequence ends, left_s have passed or a caller interrupts. A step that was begun is
@@ -343,6 +346,9 @@ class SimulatedEngine(Worker):
     def _stop(self, sequence: _Sequence) -> _Sequence:
         """Ends a stint."""
         del self._running[sequence.request.id]
+        if sequence.own is not None:
+            self._older[sequence.own] -= 1
+            self._older += Counter()  # those that none runs under are gone
         uid, sequence.number = sequence.request.uid, 0
         left = self._prompts[uid] - 1
         if left:
@@ -354,10 +360,10 @@ class SimulatedEngine(Worker):
         return sequence
 
     def _book(self, sequence: _Sequence) -> None:
-        """Credits a sequence with its tokens since its stint began, under the version that serves."""
+        """Credits a sequence with its tokens since its stint began, under the version that serves it."""
         count = self._step - sequence.began
         if count:
-            sequence.versions.append((self._version, count))
+            sequence.versions.append((self._version if sequence.own is None else sequence.own, count))
             sequence.done += count
             sequence.context += count
             sequence.began = self._step

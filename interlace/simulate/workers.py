@@ -33,12 +33,18 @@ def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
 class SimulatedReward(Worker):
     """Pool of scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
 
-    def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        costs: RewardCosts,
+        seed: int,
+        pace: Pace,
+        controller_sample_s: float = 0.0,
+    ) -> None:
         """controller_sample_s: what the controller does for each sample is charged here, where all of them pass."""
         super().__init__(context)
-        self._costs, self._controller_sample_s = costs, controller_sample_s
+        self._costs, self._controller, self._controller_sample_s = costs, pace.controller, controller_sample_s
         self._loop = virtual_loop()
-        self._controller_free_s = 0.0
         self._free_s = [0.0] * costs.workers
         self._verdict = _kept_verdicts(costs, seed)
 
@@ -46,14 +52,12 @@ class SimulatedReward(Worker):
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result a sample, once the last is there."""
         now = end_s = self._loop.now_s
-        # One controller makes all calls and passes all samples on.
-        self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
+        self._controller.book(self._costs.call_s)
         results = []
         for sample in samples:
             prompt = sample.prompt
             latency_s, result = self._verdict(prompt.uid, prompt.attempt, sample.key.index)
-            self._controller_free_s += self._controller_sample_s
-            begin_s = max(self._controller_free_s, self._free_s[0])
+            begin_s = max(self._controller.book(self._controller_sample_s), self._free_s[0])
             heapq.heapreplace(self._free_s, begin_s + latency_s)
             end_s = max(end_s, begin_s + latency_s)
             results.append(result)
@@ -140,10 +144,19 @@ class SimulatedInference(Worker):
 class SimulatedTrainer(SimulatedInference):
     """A trained model: actor, critic or process reward model."""
 
-    def __init__(self, context: WorkerContext, costs: TrainCosts, pace: Pace, controller_step_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        costs: TrainCosts,
+        pace: Pace,
+        controller_step_s: float = 0.0,
+        *,
+        sends_adapters: bool = False,
+    ) -> None:
         """controller_step_s: what the controller does once a step is charged here, at the end of its training."""
         super().__init__(context, costs, pace)
         self._train_costs, self._controller_step_s = costs, controller_step_s
+        self._sends_adapters = sends_adapters
         self._prepared: deque[Sequence[Sample]] = deque()
 
     @operation(bin="inference", parts=(WEIGHTS,))
@@ -166,6 +179,7 @@ class SimulatedTrainer(SimulatedInference):
     async def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
         """Takes the time of forward and backward."""
         taken = self._prepared.popleft() if prepared else cast("Sequence[Sample]", samples)
+        await self._pace.controller.turn()
         await self._compute(taken, self._costs.token_s)
 
     @operation(on_device=False)
@@ -182,7 +196,7 @@ class SimulatedTrainer(SimulatedInference):
     async def step_metrics(self) -> Metrics:
         """Returns nothing: nothing is learned."""
         if self._controller_step_s:
-            await virtual_loop().alarm(self._controller_step_s)
+            await self._pace.controller.work(self._controller_step_s)
         return {}
 
     @operation(bin="weight_sync", collect="all", parts=(WEIGHTS,), makes_activations=False)
@@ -190,7 +204,7 @@ class SimulatedTrainer(SimulatedInference):
         """Returns a part without content."""
         del copy
         await self._work(self._train_costs.export_s)
-        return WeightPart.simulated(version)
+        return WeightPart.simulated(version, is_adapter=self._sends_adapters)
 
     async def onload(self, parts: Sequence[str] | None = None) -> None:
         await self._work(self._costs.onload_s * self._share(parts) / self._num_devices)

@@ -93,9 +93,10 @@ class WeightPart:
     """For an adapter that travels alone; None for whole weights."""
 
     @classmethod
-    def simulated(cls, version: int) -> "WeightPart":
+    def simulated(cls, version: int, *, is_adapter: bool = False) -> "WeightPart":
         """Returns a part without content, of a trainer that only takes time."""
-        return cls(version=version, rank=0, shards=(), transport="", codec="", source=None, checksum="")
+        base = AdapterBase(scale=1.0, is_turned=False, shards=(), checksum="") if is_adapter else None
+        return cls(version=version, rank=0, shards=(), transport="", codec="", source=None, checksum="", adapter=base)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

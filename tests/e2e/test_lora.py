@@ -7,6 +7,11 @@ import torch
 from safetensors.torch import load_file
 
 from interlace.engines.train.export import ADAPTER_FOLDER
+from interlace.jobs.simulate import Simulation, simulate
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder
+from interlace.recipes.load import load_recipe
+from interlace.simulate.profiles import load_profile
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
 pytest.importorskip("peft")
@@ -58,3 +63,33 @@ def test_an_adapter_that_travels_alone_brings_the_same_samples_and_weights(root:
     assert run(root, "alone", alone, resume=True).done_steps == 3
     assert samples(root, "alone") == samples(root, "whole")
     assert equal_weights(final_weights(root, "alone"), final_weights(root, "whole"))
+
+
+DORA = [
+    *LORA, "weights.adapter=alone", "schedule=dora", "cluster.devices=cpu:4", "schedule.placement.rollout=0",
+    "rollout.max_running=4", "rollout.compile_decoder=false", "steps=6",
+]  # fmt: skip
+
+
+def test_under_dora_one_engine_serves_adapters_side_by_side_and_each_sequence_ends_under_its_own(root: Path) -> None:
+    run(root, "dora", DORA)
+    rows = RunData.read(RunFolder.named(root, "dora")).rows
+    assert max(row["rollout/older_versions"] for row in rows) > 0
+    assert all(row["sched/mixed_versions"] == 0 for row in rows)
+    assert max(row["sched/staleness_max"] for row in rows) >= 1
+
+
+def test_the_simulator_serves_adapters_side_by_side_too() -> None:
+    """An engine of whole weights drains at each update: it has no older version then."""
+    profile = load_profile("qwen2.5-7b-h800")
+    fields = {
+        "actor": profile.actor.model_copy(update={"state_bytes": 0}),
+        "rollout": profile.rollout.model_copy(update={"max_running": 2, "update_s": 0.0}),
+        "lengths": profile.lengths.model_copy(update={"median": 20.0}),
+    }
+    profile = profile.model_copy(update=fields)
+    for adapter in ("alone", "merged"):
+        recipe = load_recipe("quickstart", [*DORA, f"weights.adapter={adapter}", "steps=12"])
+        simulated = simulate(recipe, Simulation(profile=profile, num_devices=4))
+        assert all(row["sched/mixed_versions"] == 0 for row in simulated.run.rows)
+        assert any(row["rollout/older_versions"] for row in simulated.run.rows) == (adapter == "alone")

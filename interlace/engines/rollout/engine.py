@@ -295,7 +295,11 @@ class NativeEngine:
         return EngineMemory(weights=self._weights.num_bytes, kv_cache=self._pool.num_bytes)
 
     def metrics(self) -> Metrics:
-        held = {"kv_use": self._kv_use(), "kv_free_tokens": float(self._store.num_free)}
+        held = {
+            "kv_use": self._kv_use(),
+            "kv_free_tokens": float(self._store.num_free),
+            "older_versions": float(len(self._weights.versions)),
+        }
         attention_s = self._attention.seconds if self._attention is not None else 0.0
         return self._decode_loop.counters.read(self._scheduler, self._prefixes.num_reused_tokens, attention_s) | held
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from interlace.core.profile import Profile, RolloutCosts, TrainCosts
 from interlace.core.types import FinishReason, Request, Response, SampleKey, SamplingParams
-from interlace.runtime.sim.loop import VirtualLoop
+from interlace.runtime.sim.loop import VirtualLoop, virtual_loop
 from interlace.runtime.worker import WorkerContext
 from interlace.simulate.pace import Pace
 from interlace.simulate.rollout import HEADROOM, SimulatedEngine
@@ -169,6 +169,26 @@ def test_each_token_carries_the_version_that_made_it_over_an_update_an_abort_and
     done = on_virtual_clock(main)[0].completion
     assert len(done.token_ids) == len(done.logprobs) == len(done.versions) == 100
     assert sorted(done.versions) == list(done.versions) and set(done.versions) == {3, 4, 5}
+
+
+def test_what_began_ends_under_its_own_version_beside_the_new_one_at_the_cost_of_two_batches() -> None:
+    async def main() -> tuple[list[Response], float, float]:
+        engine, loop = engine_of(COSTS.model_copy(update={"context_token_s": 0.0}), [100, 10]), virtual_loop()
+        await engine.update_weights(WeightRef(version=3), "own")
+        loop.call_later(0.2, engine.interrupt)
+        await engine.serve([request(0)], ())
+        await engine.update_weights(WeightRef(version=4), "own")
+        served, began_s = engine.engine_metrics()["older_versions"], loop.now_s
+        (short,) = (await engine.serve([request(1)], ())).responses
+        seconds = loop.now_s - began_s
+        (long,) = (await engine.serve((), ())).responses
+        await engine.update_weights(WeightRef(version=5), "own")
+        return [short, long], served - engine.engine_metrics()["older_versions"], seconds
+
+    ((short, long), fewer, seconds), _ = on_virtual_clock(main)
+    assert set(short.completion.versions) == {4} and set(long.completion.versions) == {3}
+    assert fewer == 1
+    assert seconds == pytest.approx(COSTS.call_s + 5 * COSTS.prefill_token_s + 10 * 2 * COSTS.step_s(1))
 
 
 @settings(max_examples=60, deadline=None)

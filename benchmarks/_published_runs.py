@@ -1,0 +1,153 @@
+"""One preset at one size on the virtual clock, with costs that are fitted to what its baseline's source publishes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from _published_claims import Balance, Claim, Setup, Stages
+
+from interlace.core.profile import Profile
+from interlace.jobs.scoring import score_of
+from interlace.jobs.simulate import Simulation
+from interlace.jobs.virtual import run_virtually
+from interlace.recipes.load import load_recipe
+from interlace.runtime.timeline import NoRecorder
+from interlace.schedule.candidates import warm_up_steps
+from interlace.schedule.plans import Fidelity, Score
+from interlace.simulate.profiles import load_profile
+
+COLOCATED = "verl-colocated"
+SETTLING = 4
+"""Steps, at least, that are not counted: pipelines fill, and dispatch learns lengths and how fast engines decode."""
+FITS = 3
+"""Simulations that costs are fitted by; each stage is within a per cent then."""
+
+
+def of_rollout(profile: Profile, **fields: object) -> Profile:
+    """Returns the profile with other costs of generation."""
+    return profile.model_copy(update={"rollout": profile.rollout.model_copy(update=fields)})
+
+
+def of_actor(profile: Profile, train: float, log_probs: float) -> Profile:
+    """Returns the profile with seconds a trained token, and a token of log-probs, times these factors."""
+    actor = profile.actor
+    fields = {"token_s": train * actor.token_s, "inference_token_s": log_probs * actor.inference_token_s}
+    return profile.model_copy(update={"actor": actor.model_copy(update=fields)})
+
+
+def slower_engines(profile: Profile, by: float) -> Profile:
+    """Returns the profile with a decode step and a prompt's token that take so many times as long."""
+    rollout = profile.rollout
+    return of_rollout(
+        profile,
+        steps=tuple((batch, by * seconds) for batch, seconds in rollout.steps),
+        context_token_s=by * rollout.context_token_s,
+        prefill_token_s=by * rollout.prefill_token_s,
+    )
+
+
+@cache
+def fitted(setup: Setup) -> Profile:
+    """Returns the setup's profile, with the costs at which its baseline has the published stages or split."""
+    profile = load_profile(setup.profile).model_copy(update={"lengths": setup.lengths})
+    match setup.fit:
+        case Stages() as stages:
+            return _of_stages(profile, setup, stages)
+        case Balance() as balance:
+            return _of_balance(profile, setup, balance)
+        case None:
+            return profile
+
+
+def _of_stages(profile: Profile, setup: Setup, stages: Stages) -> Profile:
+    if stages.train_on:
+        # How much longer the same training takes on the other number of devices; how fast one is, the fit finds.
+        number, seconds = stages.train_on
+        whole = setup.devices / 2
+        scaling = sorted([(setup.devices, whole), (number, whole * stages.train / seconds)])
+        profile = profile.model_copy(update={"actor": profile.actor.model_copy(update={"scaling": tuple(scaling)})})
+    for _ in range(FITS):
+        score = _score(COLOCATED, setup, 3, profile, None)
+        train, log_probs = (score.step_s * score.bins[name] for name in ("train", "inference"))
+        generate = score.step_s * (1 - score.bins["weight_sync"] - score.bins["switch"]) - train - log_probs
+        profile = slower_engines(profile, stages.generate / generate)
+        if stages.log_probs:
+            profile = of_actor(profile, stages.train / train, stages.log_probs / log_probs)
+        else:
+            factor = stages.train / (train + log_probs)
+            profile = of_actor(profile, factor, factor)
+    return profile
+
+
+def _of_balance(profile: Profile, setup: Setup, balance: Balance) -> Profile:
+    nearly_free = of_actor(profile, 0.01, 0.01)
+    wanted_s = _score(balance.preset, setup, 3, nearly_free, balance.split).step_s
+    for _ in range(FITS):
+        score = _score(balance.preset, setup, 3, profile, balance.split)
+        busy = (score.bins["train"] + score.bins["inference"]) / (1 - balance.split / 100)
+        profile = of_actor(profile, *2 * (wanted_s / (busy * score.step_s),))
+    return profile
+
+
+def unchanged(profile: Profile) -> Profile:
+    """Returns the profile."""
+    return profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One simulation: means over the steps that are counted."""
+
+    preset: str
+    split: int | None
+    """Share of the devices that generates, where the preset splits them."""
+    score: Score
+
+    def rate(self, claim: Claim) -> float:
+        """Returns what the claim compares: trained tokens/s, or what of them is not training."""
+        score = self.score
+        if not claim.before_training:
+            return score.tokens_per_s
+        return score.tokens_per_s / (1 - score.bins["train"] - score.bins["weight_sync"])
+
+
+def is_split(preset: str) -> bool:
+    """Says whether a preset splits the devices."""
+    return "%" in load_recipe("quickstart", [f"schedule={preset}"]).schedule.resolved.placement.of("rollout").devices
+
+
+def measure(
+    preset: str, setup: Setup, steps: int, change: Callable[[Profile], Profile] = unchanged, split: int | None = None
+) -> Measured:
+    """Simulates a preset; one that splits the devices, at a given split or the best of the setup's."""
+    costs = change(fitted(setup.fitted_on or setup))
+    splits = [split] if split else setup.splits if is_split(preset) else [None]
+    tried = [Measured(preset=preset, split=each, score=_score(preset, setup, steps, costs, each)) for each in splits]
+    return max(tried, key=lambda each: each.score.tokens_per_s)
+
+
+def _score(preset: str, setup: Setup, steps: int, costs: Profile, split: int | None) -> Score:
+    engine, roles = f"devices_per_instance: {setup.engine}", ("reference", "critic", "actor")
+    devices = f"0-{split}%" if split else "all"
+    where = [f"schedule.placement.rollout={{devices: '{devices}', {engine}}}"] if split or setup.engine > 1 else []
+    where += [f"schedule.placement.{role}={split}-100%" for role in roles] if split else []
+    recipe = load_recipe(
+        "quickstart",
+        [
+            f"schedule={preset}",
+            f"prompts_per_step={setup.prompts}",
+            f"samples_per_prompt={setup.samples}",
+            f"sampling.max_new_tokens={setup.max_tokens}",
+            f"minibatches={setup.minibatches}",
+            *where,
+            *setup.settings,
+        ],
+    )
+    simulation = Simulation(profile=costs, num_devices=setup.devices)
+    schedule = recipe.schedule.resolved
+    counted = Fidelity(steps=steps).counted_steps(schedule)
+    total = max(SETTLING, warm_up_steps(schedule)) + counted
+    # A run's last steps have nothing to generate ahead for: it is stopped before them.
+    recipe = recipe.model_copy(update={"steps": 4 * total + 16})
+    run = run_virtually(recipe, simulation, name=preset, recorder=NoRecorder, on_step=lambda step: step.step < total)
+    return score_of(run, counted, simulation, recipe)
