@@ -1,0 +1,135 @@
+"""A real run whose answers grow: `schedule=auto` beside schedules that stay, by phases of the run.
+
+    python benchmarks/drift.py [--steps 80] [--schedules one-step-off,...] [--write]
+
+The quick start is rewarded for the length of its answers, so that they grow from some tokens to the limit. Each run has
+the same seed, and a cluster of two devices of this machine. Seconds are those of the runs' steps; what starting again
+under another schedule took is told apart. --write puts the table into docs/planner.md.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from _page import write_table
+
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder
+
+LIMIT = 96
+PHASES = 4
+STATIC = ("verl-colocated", "one-step-off", "streamrl-async", "pipelinerl", "async-colocated", "areal")
+AUTO = "{preset: auto, max_staleness: 4}"
+CHANGE = re.compile(r"changing the schedule|starting again", re.IGNORECASE)
+
+
+def longer(prompt: str, response: str, answer: str, metadata: Mapping[str, object]) -> float:
+    """Returns the share of the limit that a response's characters, each a token, take."""
+    del prompt, answer, metadata
+    return min(1.0, len(response) / LIMIT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """One run, by phases."""
+
+    name: str
+    tokens: Sequence[float]
+    """Mean length of a response."""
+    rates: Sequence[float]
+    """Trained tokens a second."""
+    rate: float
+    wall_s: float
+    num_changes: int
+
+
+def ran(name: str, schedule: str, steps: int, root: Path) -> Ran:
+    """Trains under a schedule in a process of its own."""
+    settings = [
+        f"schedule={schedule}", f"steps={steps}", "reward=drift:longer", "reward.workers=0", "reward.correct=0",
+        f"sampling.max_new_tokens={LIMIT}", "eval_every=0", "checkpoint_every=0", "cluster.devices=cpu:2",
+        "evaluation={num_prompts: 1, samples_per_prompt: 0}", "logging.loggers=[]", "optimizer.lr=1e-3",
+    ]  # fmt: skip
+    words = ["train", "quickstart", *settings, "--name", name]
+    start_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", "from interlace.cli.main import app; app()", *words],
+        cwd=root, env=_environment(), check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    rows = RunData.read(RunFolder(path=root / "runs" / name)).rows
+    size = len(rows) // PHASES
+    phases = [rows[place * size : (place + 1) * size] for place in range(PHASES)]
+    return Ran(
+        name=name,
+        tokens=[_mean(phase, "response_length/mean") for phase in phases],
+        rates=[_rate(phase) for phase in phases],
+        rate=_rate(rows),
+        wall_s=time.monotonic() - start_s,
+        num_changes=len(CHANGE.findall(done.stdout)),
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Returns the environment in which the reward is found."""
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def _mean(rows: Sequence[Mapping[str, object]], name: str) -> float:
+    return sum(float(row[name]) for row in rows) / len(rows)  # type: ignore[arg-type]  # a metric is a number
+
+
+def _rate(rows: Sequence[Mapping[str, object]]) -> float:
+    """Trained tokens a second, on both devices."""
+    seconds = [float(row["timing_s/step"]) for row in rows]  # type: ignore[arg-type]
+    each = [float(row["goodput/trained_tokens_per_device_s"]) for row in rows]  # type: ignore[arg-type]
+    return 2 * sum(one * step_s for one, step_s in zip(each, seconds, strict=True)) / sum(seconds)
+
+
+def table(auto: Ran, static: Sequence[Ran]) -> str:
+    """Returns the comparison as Markdown."""
+    lines = [
+        "| phase | answers, tokens | `auto`, trained tokens/s | best that stays | its tokens/s | `auto` against it |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for place in range(PHASES):
+        best = max(static, key=lambda each: each.rates[place])
+        ratio = auto.rates[place] / best.rates[place]
+        lines.append(
+            f"| {place + 1} | {auto.tokens[place]:.0f} | {auto.rates[place]:,.0f} | `{best.name}` "
+            f"| {best.rates[place]:,.0f} | {ratio:.2f} |"
+        )
+    best = max(static, key=lambda each: each.rate)
+    lines.append(f"| all | | {auto.rate:,.0f} | `{best.name}` | {best.rate:,.0f} | {auto.rate / best.rate:.2f} |")
+    others = ", ".join(f"`{each.name}` {each.rate:,.0f}" for each in static)
+    text = f"{auto.num_changes} changes of the schedule. With start and profile `auto` took {auto.wall_s:.0f} s, `"
+    return "\n".join([*lines, "", f"{text}{best.name}` {best.wall_s:.0f}. Whole runs: {others}."])
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--schedules", default=",".join(STATIC))
+    parser.add_argument("--write", action="store_true", help="into docs/planner.md")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as root:
+        static = []
+        for name in args.schedules.split(","):
+            static.append(ran(name, name, args.steps, Path(root)))
+            print(static[-1], flush=True)
+        found = table(ran("auto", AUTO, args.steps, Path(root)), static)
+    print(found)
+    if args.write:
+        write_table(Path(__file__).parent.parent / "docs" / "planner.md", "drift here", found)
+
+
+if __name__ == "__main__":
+    main()
