@@ -34,18 +34,6 @@ class Stages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Balance:
-    """A published split of the devices, taken for one at which training takes as long as generation.
-
-    Sources choose a split so, or recommend it. Costs of training are fitted to it, under the preset of the claim.
-    """
-
-    preset: str
-    split: int
-    """Share of the devices that generates, in percent."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Setup:
     """A size of run."""
 
@@ -61,7 +49,7 @@ class Setup:
     minibatches: int = 1
     settings: tuple[str, ...] = ()
     """Further overrides."""
-    fit: Stages | Balance | None = None
+    fit: Stages | None = None
     """What costs are fitted to before anything is compared; None: they are a roofline's."""
     fitted_on: "Setup | None" = None
     """The baseline's, whose costs this has too; None: its own."""
@@ -82,6 +70,8 @@ class Claim:
     """Why it is outside, where it is."""
     before_training: bool = False
     """Whether generation and inference alone are compared."""
+    by_steps: bool = False
+    """Whether steps of as many samples are compared, not trained tokens: responses may be shorter in one."""
 
     def distance(self, ratio: float) -> float:
         """Returns how far a ratio is from the published range."""
@@ -96,7 +86,7 @@ STREAM = Setup(devices=32, prompts=128, samples=16, max_tokens=20480, lengths=RE
 """StreamRL (2504.15930): 7B on 32 devices, 20k tokens; batch and mix assumed."""
 AREAL = Setup(
     devices=128, prompts=512, samples=16, max_tokens=27648, lengths=REASONING, splits=(75,), minibatches=4,
-    settings=RECOMPUTED, fit=Balance(preset="areal", split=75),
+    settings=RECOMPUTED,
 )  # fmt: skip
 """AReaL (2505.24298): 512 prompts of 16, 27,648 tokens, four minibatches, decoupled PPO, 75 % generate; number of
 devices and mix assumed."""
@@ -122,15 +112,7 @@ ONE_STEP = Setup(
 training on 12 devices, which is of the run compared: the baseline has no row of it."""
 RLINF_MIX = Lengths(prompt_tokens=200, median=5000, prompt_sigma=0.5, response_sigma=0.5, cap_share=0.03)
 """With it generation on 40 of 64 devices takes 14 % longer than on all of them, as RLinf (2509.15965) reports."""
-RLINF = Setup(
-    devices=64,
-    prompts=512,
-    samples=8,
-    max_tokens=28672,
-    lengths=RLINF_MIX,
-    splits=(62,),
-    fit=Balance(preset="rlinf-disaggregated", split=62),
-)
+RLINF = Setup(devices=64, prompts=512, samples=8, max_tokens=28672, lengths=RLINF_MIX, splits=(62,))
 FUSED = Setup(
     devices=64, prompts=512, samples=1, max_tokens=1024, lengths=CHAT,
     settings=("algorithm=ppo", "algorithm.kl_coefficient=0.01"),
@@ -162,10 +144,12 @@ CLAIMS = (
           reason="no assumed parameter alone brings it there"),
     claim("StreamRL, asynchronous, against verl", "streamrl-async", "verl-colocated", (1.41, 2.66), STREAM,
           reason="no assumed parameter alone brings it there"),
-    claim("RollPacker against verl, 8k tokens", "rollpacker", "verl-colocated", (1.30, 2.03), packed(16, 8192, 82)),
+    claim("RollPacker against verl, 8k tokens", "rollpacker", "verl-colocated", (1.30, 2.03), packed(16, 8192, 82),
+          by_steps=True),
     claim("RollPacker against verl, 16k tokens", "rollpacker", "verl-colocated", (1.48, 2.22), packed(32, 16384, 277),
-          reason="the share of responses at the limit, which is assumed, decides"),
-    claim("RollPacker against verl, 32k tokens", "rollpacker", "verl-colocated", (2.21, 2.56), packed(64, 32768, 673)),
+          by_steps=True),
+    claim("RollPacker against verl, 32k tokens", "rollpacker", "verl-colocated", (2.21, 2.56), packed(64, 32768, 673),
+          by_steps=True),
     claim("RLHFuse against its base, generation and inference", "rlhfuse", "rlhfuse", (1.2, 1.6), FUSED,
           baseline_setup=replace(FUSED, settings=(*FUSED.settings, "schedule.tail=none", "schedule.granularity=step")),
           before_training=True, reason="no assumed parameter alone brings it there"),

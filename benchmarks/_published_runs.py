@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from _published_claims import Balance, Claim, Setup, Stages
+from _published_claims import Claim, Setup, Stages
 
 from interlace.core.profile import Profile
 from interlace.jobs.scoring import score_of
@@ -48,15 +48,9 @@ def slower_engines(profile: Profile, by: float) -> Profile:
 
 @cache
 def fitted(setup: Setup) -> Profile:
-    """Returns the setup's profile, with the costs at which its baseline has the published stages or split."""
+    """Returns the setup's profile, with the costs at which its baseline has the published stages."""
     profile = load_profile(setup.profile).model_copy(update={"lengths": setup.lengths})
-    match setup.fit:
-        case Stages() as stages:
-            return _of_stages(profile, setup, stages)
-        case Balance() as balance:
-            return _of_balance(profile, setup, balance)
-        case None:
-            return profile
+    return _of_stages(profile, setup, setup.fit) if setup.fit else profile
 
 
 def _of_stages(profile: Profile, setup: Setup, stages: Stages) -> Profile:
@@ -79,16 +73,6 @@ def _of_stages(profile: Profile, setup: Setup, stages: Stages) -> Profile:
     return profile
 
 
-def _of_balance(profile: Profile, setup: Setup, balance: Balance) -> Profile:
-    nearly_free = of_actor(profile, 0.01, 0.01)
-    wanted_s = _score(balance.preset, setup, 3, nearly_free, balance.split).step_s
-    for _ in range(FITS):
-        score = _score(balance.preset, setup, 3, profile, balance.split)
-        busy = (score.bins["train"] + score.bins["inference"]) / (1 - balance.split / 100)
-        profile = of_actor(profile, *2 * (wanted_s / (busy * score.step_s),))
-    return profile
-
-
 def unchanged(profile: Profile) -> Profile:
     """Returns the profile."""
     return profile
@@ -104,8 +88,10 @@ class Measured:
     score: Score
 
     def rate(self, claim: Claim) -> float:
-        """Returns what the claim compares: trained tokens/s, or what of them is not training."""
+        """Returns what the claim compares: trained tokens/s, what of them is not training, or steps/s."""
         score = self.score
+        if claim.by_steps:
+            return 1 / score.step_s
         if not claim.before_training:
             return score.tokens_per_s
         return score.tokens_per_s / (1 - score.bins["train"] - score.bins["weight_sync"])

@@ -29,7 +29,7 @@ from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import KeepAll, Span, StepRecord, busy_seconds
 
-FEWEST, MOST = 5, 16
+FEWEST, MOST = 5, 32
 """Steps: with fewer the costs stay as they are."""
 FILLING = 2
 """Number of first steps, which are slower and left out."""
