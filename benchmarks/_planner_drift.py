@@ -13,6 +13,7 @@ from interlace.observe.progress import QuietProgress
 from interlace.recipes.load import load_recipe
 from interlace.runtime.timeline import NoRecorder
 from interlace.schedule.candidates import lag_steps, leaves_out, warm_up_steps
+from interlace.schedule.plans import accept_all
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 from interlace.simulate.profiles import load_profile
@@ -123,7 +124,7 @@ def _online(phases: Sequence[Phase]) -> tuple[list[float], int]:
     first = replace(first, recipe=first.recipe.model_copy(update={"steps": PHASES * STEPS}))
     plan = make_plan(first).found.best
     schedule, found, changes = plan.schedule, [], 0
-    planner = OnlinePlanner(first, schedule, plan.score.step_s, accepts=lambda _schedule: None)
+    planner = OnlinePlanner(first, schedule, plan.score.step_s, accepts=accept_all)
     planner.started(SWITCH_S)
     for place, phase in enumerate(phases):
         seconds, results = 0.0, phase.steps(schedule)

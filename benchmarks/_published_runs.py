@@ -1,7 +1,7 @@
 """One preset at one size on the virtual clock, with costs that are fitted to what its baseline's source publishes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from _published_claims import Claim, Setup, Stages
@@ -71,6 +71,13 @@ def _of_stages(profile: Profile, setup: Setup, stages: Stages) -> Profile:
             factor = stages.train / (train + log_probs)
             profile = of_actor(profile, factor, factor)
     return profile
+
+
+def with_lengths(setup: Setup, field: str, by: float) -> Setup:
+    """Returns the setup with a parameter of its mix of lengths times a factor; costs are fitted under that mix."""
+    lengths = setup.lengths.model_copy(update={field: by * getattr(setup.lengths, field)})
+    base = with_lengths(setup.fitted_on, field, by) if setup.fitted_on else None
+    return replace(setup, lengths=lengths, fitted_on=base)
 
 
 def unchanged(profile: Profile) -> Profile:

@@ -71,7 +71,7 @@ def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, Onlin
     from interlace.profiling.profile import PARTS
     from interlace.recipes.check import check_recipe
     from interlace.recipes.config import AUTO
-    from interlace.recipes.plan import accepts_here
+    from interlace.recipes.plan import AcceptsHere
     from interlace.schedule.candidates import lag_steps
 
     plain, settings = (
@@ -90,7 +90,7 @@ def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, Onlin
         + f": {differences(best)}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
-    accepts = accepts_here(plain, made.request.simulation.devices, longest)
+    accepts = AcceptsHere(plain, made.request.simulation.devices, longest)
     return under(recipe, best.schedule, AUTO), OnlinePlanner(made.request, best.schedule, best.score.step_s, accepts)
 
 
@@ -110,7 +110,7 @@ def planned_for(
     from interlace.jobs.simulate import Simulation
     from interlace.profiling.store import check_profile, profile_of
     from interlace.recipes.clusters.base import back_end
-    from interlace.recipes.plan import accepts_here, spans_here
+    from interlace.recipes.plan import AcceptsHere, spans_here
 
     if given:
         check_profile(given, recipe)
@@ -128,6 +128,6 @@ def planned_for(
         settings=settings,
         spans=spans_here(recipe, devices),
     )
-    made = make_plan(request, accepts=accepts_here(recipe, devices, longest_prompt))
+    made = make_plan(request, accepts=AcceptsHere(recipe, devices, longest_prompt))
     progress.stage("planning", 1, 1)
     return made

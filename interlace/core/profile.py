@@ -259,17 +259,13 @@ class Turns(Config):
     """Share of episodes that are right, where the episode brings the reward."""
 
 
-CONTROLLER = "controller"
-"""Stands for the controller's own work where work beside work is named."""
-
-
 class Interference(Config):
     """Cost of one worker's work to another that computes at the same time on another device: cores, memory, the GIL."""
 
     role: str
     """Role whose work takes longer."""
     beside: str
-    """While an instance of this role works; `controller` while the controller does."""
+    """While an instance of this role works."""
     slowdown: float = Field(ge=1)
     """How many times as long."""
 

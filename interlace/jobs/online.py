@@ -1,8 +1,10 @@
 """`schedule=auto` in training: predicted against measured at each step, and a new plan where the run has drifted."""
 
+import multiprocessing
+import os
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 
 from interlace.core.errors import InterlaceError
@@ -15,6 +17,10 @@ from interlace.schedule.plans import Accepts, Planned, differing
 from interlace.schedule.replanner import Replanner
 from interlace.schedule.schedule import Schedule
 
+LOWEST = 19
+"""Niceness of a search. Beside a search that wants the cores as much as it does,
+training of several threads comes to a tenth of its speed, since its threads wait for one another.
+"""
 SEARCH_S = 6.0
 """Seconds of a search beside training."""
 KEPT_STEPS = 4
@@ -24,20 +30,24 @@ POINTS = 33
 
 
 class OnlinePlanner:
-    """Planner of one run. Plans beside training, in processes of its own; changes are made at publications only.
+    """Planner of one run. Plans beside training, in a process of its own that lets all others go first.
 
-    A change starts the run again from a checkpoint of that boundary, in the same process: anything of a schedule may
-    change, its places and instances too, and nothing that was trained on is lost. What that took the last time is what
-    the next change must pay back.
+    Changes are made at publications only. A change starts the run again from a checkpoint of that boundary, in the same
+    process: anything of a schedule may change, its places and instances too, and nothing that was trained on is lost.
+    What that took the last time is what the next change must pay back.
     """
 
     def __init__(self, request: PlanRequest, schedule: Schedule, predicted_s: float, accepts: Accepts) -> None:
-        """request: with the bounds that the user set. schedule: the one to start with. predicted_s: of its step."""
-        self._request, self._accepts = request, accepts
+        """request: with the bounds that the user set. schedule: the one to start with. predicted_s: of its step.
+        accepts: travels to the process.
+        """
+        self._request = request
         self._schedule, self._rule = schedule, Replanner(predicted_s)
         self._lengths: deque[list[int]] = deque(maxlen=KEPT_STEPS)
         self._version = -1
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="planner")
+        self._process = ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(accepts,)
+        )
         self._search: Future[RecipePlan] | None = None
         self._next: Planned | None = None
 
@@ -77,13 +87,13 @@ class OnlinePlanner:
 
     def close(self) -> None:
         """Ends the search that goes on."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._process.shutdown(wait=False, cancel_futures=True)
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
             if self._rule.is_due and steps_left > 1:
                 request = self._refitted()
-                self._search = self._pool.submit(make_plan, request, accepts=self._accepts, current=self._schedule)
+                self._search = self._process.submit(_plan, request, self._schedule)
             return
         if not self._search.done():
             return
@@ -111,9 +121,23 @@ class OnlinePlanner:
         simulation = self._request.simulation
         profile = with_lengths(simulation.profile, [length for step in self._lengths for length in step])
         settings = self._request.settings.model_copy(
-            update={"search_s": min(SEARCH_S, self._request.settings.search_s)}
+            update={"search_s": min(SEARCH_S, self._request.settings.search_s), "search_processes": 1}
         )
         return replace(self._request, simulation=replace(simulation, profile=profile), settings=settings)
+
+
+_accepts: Accepts
+
+
+def _begin(accepts: Accepts) -> None:
+    """Begins the process of searches: it takes the time that nobody else wants."""
+    global _accepts  # noqa: PLW0603 - all searches of the process share it
+    _accepts = accepts
+    os.nice(LOWEST)
+
+
+def _plan(request: PlanRequest, current: Schedule) -> RecipePlan:
+    return make_plan(request, accepts=_accepts, current=current)
 
 
 def with_lengths(profile: Profile, lengths: Sequence[int]) -> Profile:

@@ -21,7 +21,7 @@ from interlace.recipes.layout import needed_roles
 from interlace.recipes.load import load_recipe, override_key
 from interlace.schedule.bounds import Workload
 from interlace.schedule.planner import search
-from interlace.schedule.plans import Accepts, PlanLimits, Planned, SearchResult, WhyNot
+from interlace.schedule.plans import Accepts, PlanLimits, Planned, SearchResult, WhyNot, accept_all
 from interlace.schedule.schedule import Schedule
 
 SPANS = (1, 2, 4, 8)
@@ -190,9 +190,7 @@ def recipe_for(spec: str, overrides: Sequence[str], profile: Profile) -> tuple[R
     return load_recipe(spec, [*overrides, *taken]), note if taken else ""
 
 
-def make_plan(
-    request: PlanRequest, *, accepts: Accepts = lambda _schedule: None, current: Schedule | None = None
-) -> RecipePlan:
+def make_plan(request: PlanRequest, *, accepts: Accepts = accept_all, current: Schedule | None = None) -> RecipePlan:
     """Searches, on fewer devices too where there is a deadline to hold.
 
     accepts: says why a schedule cannot run, beside what the profile and the settings say. current: the schedule that is

@@ -3,39 +3,30 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 
-from interlace.core.profile import CONTROLLER, Interference
+from interlace.core.profile import Interference
 from interlace.core.types import Request, Sample, SampleKey, SamplingParams
 from interlace.flows.run import RoleGroups
 from interlace.profiling.fit import Call, timed
 from interlace.profiling.rollout import serve_all
-from interlace.profiling.samples import score_each
 from interlace.profiling.training import train_call
 from interlace.recipes.config import Recipe
-from interlace.runtime.cluster import Cluster
-from interlace.runtime.timeline import KeepAll
 from interlace.runtime.typed_group import TypedGroup
 from interlace.stages.role_groups import RolloutGroup
 
 ROUNDS = 5
-IN_TURN = 2.0
-"""Slowdown beside the controller, at most: threads that share a lock are served in turn. The one that never pauses here
-holds it for longer than a run's, whose pieces of work are short.
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BusyWorker:
-    """An instance and what it does over and over; or the controller."""
+    """An instance and what it does over and over."""
 
     role: str
     group: TypedGroup
-    """For the controller, that of the workers which it calls without end."""
     call: Call
 
     def may_work_beside(self, other: "BusyWorker") -> bool:
@@ -44,16 +35,9 @@ class BusyWorker:
 
 
 async def measure_interference(
-    cluster: Cluster,
-    groups: RoleGroups,
-    samples: Sequence[Sample],
-    sampling: SamplingParams,
-    recipe: Recipe,
-    *,
-    budget_s: float,
+    groups: RoleGroups, samples: Sequence[Sample], sampling: SamplingParams, recipe: Recipe, *, budget_s: float
 ) -> tuple[Interference, ...]:
-    """Slowdowns of each role beside each other that can work at the same time on the cluster's devices, and beside the
-    controller.
+    """Slowdowns of each role beside each other that can work at the same time on the cluster's devices.
 
     samples: of a step. Where a role has many instances all of them work, and each is charged its share.
     """
@@ -62,34 +46,18 @@ async def measure_interference(
         (worker, beside)
         for worker in _one_a_role(workers)
         for role in dict.fromkeys(other.role for other in workers)
-        if worker.role != CONTROLLER
-        and {"rollout", CONTROLLER} & {worker.role, role}
+        if "rollout" in (worker.role, role)
         and (beside := [other for other in workers if other.role == role and other.may_work_beside(worker)])
     ]
     found = []
     for worker, beside in pairs:
-        calls, measured = [other.call for other in beside], partial(busy, cluster, worker.group)
-        ratio = await slowdown(worker.call, calls, measured, budget_s=budget_s / len(pairs))
-        if beside[0].role == CONTROLLER:
-            ratio = min(ratio, IN_TURN)
+        ratio = await slowdown(worker.call, [other.call for other in beside], budget_s=budget_s / len(pairs))
         each = 1 + max(0.0, ratio - 1) / len(beside)
         found.append(Interference(role=worker.role, beside=beside[0].role, slowdown=each))
     return tuple(found)
 
 
-async def busy(cluster: Cluster, group: TypedGroup, call: Call) -> float:
-    """Makes a call. Returns the seconds in which the group's workers computed for it: what waits for the controller to
-    pass it on is not among them.
-    """
-    recorder = KeepAll()
-    with cluster.timeline.recorded_by(recorder):
-        await call()
-    return sum(span.end_s - span.start_s for span in recorder.spans if span.group == group.name)
-
-
-async def slowdown(
-    call: Call, others: Sequence[Call], measured: Callable[[Call], Awaitable[float]] = timed, *, budget_s: float
-) -> float:
+async def slowdown(call: Call, others: Sequence[Call], *, budget_s: float) -> float:
     """How many times as long a call takes while the others are made over and over; measured in turns with it alone."""
     for each in (call, *others):
         await each()  # the first time is slower
@@ -97,9 +65,9 @@ async def slowdown(
     beside: list[float] = []
     start_s = time.perf_counter()
     while len(beside) < ROUNDS or time.perf_counter() - start_s < budget_s / 2:
-        alone.append(await measured(call))
+        alone.append(await timed(call))
         async with _over_and_over(others):
-            beside.append(await measured(call))
+            beside.append(await timed(call))
         if time.perf_counter() - start_s > budget_s:
             break
     return median(beside) / median(alone)
@@ -139,8 +107,6 @@ def _workers(
     if groups.critic:
         yield BusyWorker(role="critic", group=groups.critic, call=train_call(groups.critic, samples, recipe))
     yield BusyWorker(role="actor", group=groups.actor, call=train_call(groups.actor, samples, recipe))
-    if groups.reward:
-        yield BusyWorker(role=CONTROLLER, group=groups.reward, call=partial(score_each, groups.reward, samples))
 
 
 def _generate(engine: RolloutGroup, samples: Sequence[Sample], sampling: SamplingParams) -> Call:

@@ -24,7 +24,7 @@ from interlace.profiling.steps import StepTimes, fitted, measure_steps
 from interlace.profiling.training import measure_export, measure_inference, measure_training
 from interlace.recipes.clusters.base import back_end, run_on
 from interlace.recipes.config import Recipe, ScheduleChoice, algorithm_of
-from interlace.recipes.plan import accepts_here
+from interlace.recipes.plan import AcceptsHere
 from interlace.recipes.prompts import recipe_prompts
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.placement import Device
@@ -62,7 +62,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
     profile = fitted(profile, steps, spread, len(devices))
     if len({device.pool for device in devices}) > 1 or len(devices) == 1:
         return profile  # nothing to share work with
-    refusal_of = accepts_here(recipe, devices, len(prompts.longest.token_ids))
+    refusal_of = AcceptsHere(recipe, devices, len(prompts.longest.token_ids))
     for layout in LAYOUTS:
         schedule = layout.schedule(len(devices))
         if refusal := refusal_of(schedule):
@@ -191,9 +191,7 @@ class _Measurement:
 
     async def _interference(self, samples: Sequence[Sample]) -> tuple[Interference, ...]:
         budget_s = self._begin("side by side")
-        return await measure_interference(
-            self._cluster, self._groups, samples, self._sampling, self._recipe, budget_s=budget_s
-        )
+        return await measure_interference(self._groups, samples, self._sampling, self._recipe, budget_s=budget_s)
 
     def _begin(self, part: str) -> float:
         """Says what comes. Returns its seconds."""

@@ -89,7 +89,7 @@ async def measure_reward(
     results = await group.score(samples)
     alone = [await timed(_score(group, samples[place : place + 1])) for place in _spread_out(len(samples))]
     some, count = samples[: max(1, len(samples) // 4)], len(samples)
-    calls = [_score(group, some), _score(group, samples), lambda: score_each(group, samples)]
+    calls = [_score(group, some), _score(group, samples), lambda: _score_each(group, samples)]
     times = await medians(calls, rounds=5, budget_s=budget_s)
     call_s, answer_s = fit([[1.0, float(len(some))], [1.0, float(count)], [float(count), float(count)]], times)
     workers = max(1, reward.workers)
@@ -117,8 +117,8 @@ def by_prompt(samples: Sequence[Sample], values: Sequence[Value]) -> list[list[V
     return list(found.values())
 
 
-async def score_each(group: RewardGroup, samples: Sequence[Sample]) -> None:
-    """Scores in calls that are under way at once, as a run makes them: what each takes of the way, not its length."""
+async def _score_each(group: RewardGroup, samples: Sequence[Sample]) -> None:
+    """In calls that are under way at once, as a run makes them: what each takes of the way, not how long the way is."""
     await asyncio.gather(*(group.score([sample]) for sample in samples))
 
 

@@ -7,12 +7,8 @@ ones were: the longest of a step decides how long it takes, and of few steps no 
 """
 
 import asyncio
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from pathlib import Path
 from statistics import median
 
 from interlace.core.profile import Profile, RolloutCosts, TrainCosts
@@ -21,15 +17,11 @@ from interlace.data.stream import PromptStream
 from interlace.flows.run import RoleGroups, StepResult
 from interlace.jobs.host import host
 from interlace.jobs.simulate import Simulation, simulate
-from interlace.observe.loggers import MetricsLoggers, open_loggers
-from interlace.observe.loggers.base import RunInfo
-from interlace.observe.run_folder import RunFolder
-from interlace.observe.transcripts import write_transcripts
 from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import KeepAll, Span, StepRecord, busy_seconds
 
-FEWEST, MOST = 5, 32
+FEWEST, MOST = 5, 16
 """Steps: with fewer the costs stay as they are."""
 FILLING = 2
 """Number of first steps, which are slower and left out."""
@@ -47,8 +39,6 @@ class StepTimes:
     trains_s: Sequence[float]
     waiting_s: float = 0.0
     """In which engines and trainer wait for the controller, a step: see `waiting_s`."""
-    controller_s: float | None = None
-    """CPU time of the controller's thread, a step; None where it was not measured."""
     lengths: Mapping[SampleKey, int] = field(default_factory=dict)
     """Tokens of the samples' responses; empty: not known."""
 
@@ -71,18 +61,11 @@ class StepTimes:
         values: Callable[[str], Sequence[float]],
         waiting: Sequence[float] = (),
         lengths: Mapping[SampleKey, int] | None = None,
-        controller: Sequence[float] = (),
     ) -> "StepTimes":
-        """values: of a metric, step after step. waiting, controller: seconds of each. lengths: see StepTimes."""
+        """values: of a metric, step after step. waiting: seconds of each. lengths: see StepTimes."""
         steps, rollouts, trains = (values(f"timing_s/{name}")[FILLING:] for name in ("step", "rollout", "train"))
-        return cls(
-            steps_s=steps,
-            rollouts_s=rollouts,
-            trains_s=trains,
-            waiting_s=median(waiting[FILLING:] or [0.0]),
-            controller_s=median(controller[FILLING:]) if controller[FILLING:] else None,
-            lengths=lengths or {},
-        )
+        waiting_s = median(waiting[FILLING:] or [0.0])
+        return cls(steps_s=steps, rollouts_s=rollouts, trains_s=trains, waiting_s=waiting_s, lengths=lengths or {})
 
 
 def waiting_s(step: StepRecord, spans: Sequence[Span]) -> float:
@@ -115,36 +98,23 @@ async def measure_steps(
         return None
     shortened = recipe.model_copy(update={"steps": num_steps})
     hosted = await host(cluster, shortened, groups, prompts)
-    recorder = KeepAll()
-    with tempfile.TemporaryDirectory() as root:
-        folder = RunFolder.create(Path(root), "profile")
-        info = RunInfo(name=folder.name, folder=folder.path, config=recipe.model_dump(mode="json"))
-        with open_loggers(info, ()) as logger, cluster.timeline.recorded_by(recorder):
-            collector = _Collector(folder, logger)
-            await hosted.train(collector)
-            hosted.run.finish()
+    recorder, collector = KeepAll(), _Collector()
+    with cluster.timeline.recorded_by(recorder):
+        await hosted.train(collector)
+        hosted.run.finish()
     waiting = [waiting_s(step, recorder.spans) for step in recorder.steps]
     lengths = collector.lengths if recipe.episode.is_single_turn else None
-    controller = [end_s - start_s for start_s, end_s in pairwise(collector.thread_s)]
-    return StepTimes.of(lambda metric: [row[metric] for row in collector.rows], waiting, lengths, controller)
+    return StepTimes.of(lambda metric: [row[metric] for row in collector.rows], waiting, lengths)
 
 
 class _Collector:
-    """Collects steps, and logs them as training does: that is the controller's time too."""
-
-    def __init__(self, folder: RunFolder, logger: MetricsLoggers) -> None:
-        self._folder, self._logger = folder, logger
+    def __init__(self) -> None:
         self.rows: list[Metrics] = []
         self.lengths: dict[SampleKey, int] = {}
-        self.thread_s = [time.thread_time()]
-        """CPU time of this thread, which is the controller's, at the beginning and at each step's end."""
 
     async def on_step(self, result: StepResult) -> bool:
-        write_transcripts(self._folder.samples, result.step, result.ended)
-        self._logger.log(result.step, result.metrics)
         self.rows.append(result.metrics)
         self.lengths |= {ended.sample.key: ended.sample.num_tokens for ended in result.ended}
-        self.thread_s.append(time.thread_time())
         return True
 
 
@@ -179,20 +149,13 @@ def fitted(profile: Profile, real: StepTimes, recipe: Recipe, num_devices: int) 
         tried = scaled.model_copy(update={"controller_sample_s": sample_s})
         return real.rest_s - simulated(tried, recipe, num_devices, real).rest_s
 
-    num_samples = recipe.prompts_per_step * recipe.samples_per_prompt
-    if real.controller_s is None:
-        # The controller's share hides behind generation where that takes longer, so it is searched for.
-        most = real.step_s / num_samples
-        most = min(most, MOST_CALLS * profile.reward.call_s or most)
-        sample_s, _ = halved(0.0, most, lambda tried_s: missing_s(tried_s) > 0, times=BISECTIONS)
-    else:
-        sample_s = max(0.0, (real.controller_s - real.waiting_s) / num_samples - profile.reward.call_s)
+    # The controller's share hides behind generation where that takes longer, so it is searched for.
+    most = real.step_s / (recipe.prompts_per_step * recipe.samples_per_prompt)
+    most = min(most, MOST_CALLS * profile.reward.call_s or most)
+    sample_s, _ = halved(0.0, most, lambda tried_s: missing_s(tried_s) > 0, times=BISECTIONS)
     # Few samples come last in a long tail: what these do not explain comes once a step.
     step_s = real.waiting_s + max(0.0, missing_s(sample_s))
-    found = scaled.model_copy(update={"controller_sample_s": sample_s, "controller_step_s": step_s})
-    # Engines wait for the controller too, and took that time for their own so far.
-    again = ratio(real, real.rollouts_s, simulated(found, recipe, num_devices, real).rollouts_s)
-    return found.model_copy(update={"rollout": _scaled_rollout(found.rollout, min(1.0, again))})
+    return scaled.model_copy(update={"controller_sample_s": sample_s, "controller_step_s": step_s})
 
 
 def halved(fast: float, slow: float, is_too_fast: Callable[[float], bool], *, times: int) -> tuple[float, float]:

@@ -1,7 +1,5 @@
 """Check of schedules that a planner proposes for a recipe on a real cluster: which can run there."""
 
-from collections.abc import Callable
-
 from interlace.core.errors import UserError
 from interlace.models.loading import empty_model
 from interlace.models.size import model_size
@@ -23,23 +21,26 @@ def spans_here(recipe: Recipe, devices: tuple[Device, ...]) -> tuple[int, ...]:
     return tuple(size for size in (1, 2, 4, MOST_SPANNED) if size <= len(devices))
 
 
-def accepts_here(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> Callable[[Schedule], str | None]:
-    """Returns a check of schedules: why one cannot run here, or None. Reads the model's shape once.
+class AcceptsHere:
+    """Check of schedules on a recipe's own cluster. Another process makes it anew from what it was made of."""
 
-    longest_prompt: as in largest_microbatch().
-    """
-    model = empty_model(recipe.model)
-    size = model_size(model)
-    loads = MemoryLoads(size=size, num_lora=None, microbatch_tokens=largest_microbatch(recipe, longest_prompt))
-    needs = algorithm_of(recipe).needs
+    def __init__(self, recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> None:
+        """Reads the model's shape. longest_prompt: as in largest_microbatch()."""
+        self._made_of = recipe, devices, longest_prompt
+        self._model = empty_model(recipe.model)
+        microbatch = largest_microbatch(recipe, longest_prompt)
+        self._loads = MemoryLoads(size=model_size(self._model), num_lora=None, microbatch_tokens=microbatch)
 
-    def reason(schedule: Schedule) -> str | None:
+    def __reduce__(self) -> tuple[type["AcceptsHere"], tuple[Recipe, tuple[Device, ...], int]]:
+        return AcceptsHere, self._made_of
+
+    def __call__(self, schedule: Schedule) -> str | None:
+        """Returns why a schedule cannot run here; None where it can."""
+        recipe, devices, _ = self._made_of
         candidate = recipe.model_copy(update={"schedule": ScheduleChoice(preset="planned", resolved=schedule)})
         try:
-            check_engine(candidate, devices, model)
-            check_memory(forecast_memory(candidate, needs, loads, devices))
+            check_engine(candidate, devices, self._model)
+            check_memory(forecast_memory(candidate, algorithm_of(recipe).needs, self._loads, devices))
         except UserError as error:
             return str(error)
         return None
-
-    return reason

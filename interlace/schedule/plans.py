@@ -88,6 +88,11 @@ Accepts = Callable[[Schedule], str | None]
 """Returns why a schedule cannot run here, beside what the profile says; None where it can."""
 
 
+def accept_all(schedule: Schedule) -> None:
+    """Accepts any schedule: an `Accepts` where the profile and the settings say all."""
+    del schedule
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
     """A schedule for the whole cluster and its prediction."""

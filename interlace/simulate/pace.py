@@ -1,9 +1,9 @@
-"""How long work takes beside other work, the controller's included."""
+"""How long work takes beside other work."""
 
 import asyncio
 from dataclasses import dataclass, field
 
-from interlace.core.profile import CONTROLLER, Profile
+from interlace.core.profile import Profile
 from interlace.runtime.sim.loop import virtual_loop
 
 
@@ -27,43 +27,14 @@ class PacedWork:
             self.ended.set_result(None)
 
 
-class Controller:
-    """Thread that makes every call and passes every sample on, one after another. The next call waits for it, and
-    work that goes on may take longer while it is busy.
-    """
-
-    def __init__(self, pace: "Pace") -> None:
-        self._pace, self._loop, self._free_s = pace, virtual_loop(), 0.0
-
-    def book(self, seconds: float) -> float:
-        """Adds work behind what there is. Returns when it is done, in virtual seconds."""
-        self._free_s = max(self._loop.now_s, self._free_s) + seconds
-        if seconds > 0:
-            self._pace.keep_busy(CONTROLLER, self._free_s)
-        return self._free_s
-
-    async def work(self, seconds: float) -> None:
-        """Does work, behind what there is."""
-        await self._loop.alarm(self.book(seconds) - self._loop.now_s)
-
-    async def turn(self) -> None:
-        """Waits until it is free to make a call."""
-        wait_s = self._free_s - self._loop.now_s
-        if wait_s > 0:
-            await self._loop.alarm(wait_s)
-
-
 class Pace:
     """Speed of jobs whose costs interfere: a job slows down while others run; each change is felt at once by all."""
 
     def __init__(self, profile: Profile) -> None:
         """Made on the loop that it is used on, a VirtualLoop."""
         self._profile, self._loop = profile, virtual_loop()
-        self.controller = Controller(self)
         self._roles = {pair.role for pair in profile.interference} | {pair.beside for pair in profile.interference}
         self._jobs: dict[PacedWork, None] = {}
-        self._standing: dict[str, PacedWork] = {}
-        """Work of `keep_busy`, by role."""
 
     def begin(self, role: str, seconds: float) -> PacedWork:
         """Starts work that takes `seconds` alone; finish() must be awaited."""
@@ -92,24 +63,6 @@ class Pace:
         """Does all of it."""
         if seconds > 0:
             await self.finish(self.begin(role, seconds))
-
-    def keep_busy(self, role: str, until_s: float) -> None:
-        """Has work of a role go on until then, whatever slows others down: they are slowed down by it."""
-        if role not in self._roles:
-            return
-        job, now = self._standing.get(role), self._loop.now_s
-        if job is None:
-            ended = self._loop.create_future()
-            ended.add_done_callback(lambda _: self._end_standing(role))
-            job = PacedWork(role=role, seconds=0.0, left_s=0.0, since_s=now, ended=ended)
-            self._jobs[job] = None
-            self._standing[role] = job
-        job.left_s, job.since_s = until_s - now, now
-        self._settle()
-
-    def _end_standing(self, role: str) -> None:
-        del self._jobs[self._standing.pop(role)]
-        self._settle()
 
     def _settle(self) -> None:
         """Settles every job's progress and sets its new speed, after another job began or ended."""

@@ -98,7 +98,6 @@ class SimulatedEngine(Worker):
 
         A call that is younger than `min_call_s` goes on, whatever finishes.
         """
-        await self._pace.controller.turn()
         loop = self._loop
         until_s = loop.now_s + self._costs.min_call_s
         responses = [

@@ -33,18 +33,12 @@ def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
 class SimulatedReward(Worker):
     """Pool of scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        costs: RewardCosts,
-        seed: int,
-        pace: Pace,
-        controller_sample_s: float = 0.0,
-    ) -> None:
+    def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
         """controller_sample_s: what the controller does for each sample is charged here, where all of them pass."""
         super().__init__(context)
-        self._costs, self._controller, self._controller_sample_s = costs, pace.controller, controller_sample_s
+        self._costs, self._controller_sample_s = costs, controller_sample_s
         self._loop = virtual_loop()
+        self._controller_free_s = 0.0
         self._free_s = [0.0] * costs.workers
         self._verdict = _kept_verdicts(costs, seed)
 
@@ -52,12 +46,14 @@ class SimulatedReward(Worker):
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result a sample, once the last is there."""
         now = end_s = self._loop.now_s
-        self._controller.book(self._costs.call_s)
+        # One controller makes all calls and passes all samples on.
+        self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
         results = []
         for sample in samples:
             prompt = sample.prompt
             latency_s, result = self._verdict(prompt.uid, prompt.attempt, sample.key.index)
-            begin_s = max(self._controller.book(self._controller_sample_s), self._free_s[0])
+            self._controller_free_s += self._controller_sample_s
+            begin_s = max(self._controller_free_s, self._free_s[0])
             heapq.heapreplace(self._free_s, begin_s + latency_s)
             end_s = max(end_s, begin_s + latency_s)
             results.append(result)
@@ -179,7 +175,6 @@ class SimulatedTrainer(SimulatedInference):
     async def accumulate(self, samples: Sequence[Sample] | Sequence[RowName], prepared: bool = False) -> None:
         """Takes the time of forward and backward."""
         taken = self._prepared.popleft() if prepared else cast("Sequence[Sample]", samples)
-        await self._pace.controller.turn()
         await self._compute(taken, self._costs.token_s)
 
     @operation(on_device=False)
@@ -196,7 +191,7 @@ class SimulatedTrainer(SimulatedInference):
     async def step_metrics(self) -> Metrics:
         """Returns nothing: nothing is learned."""
         if self._controller_step_s:
-            await self._pace.controller.work(self._controller_step_s)
+            await virtual_loop().alarm(self._controller_step_s)
         return {}
 
     @operation(bin="weight_sync", collect="all", parts=(WEIGHTS,), makes_activations=False)

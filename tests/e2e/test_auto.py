@@ -19,7 +19,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.recipes.config import AUTO, Recipe
 from interlace.recipes.load import load_recipe
-from interlace.recipes.plan import accepts_here
+from interlace.recipes.plan import AcceptsHere
 from interlace.schedule.presets import load_schedule
 from tests.support.training import SMALL, metrics, run, samples
 
@@ -89,7 +89,7 @@ def changed_run(root: Path, name: str, changes: Sequence[str] = ()) -> tuple[Rec
         settings=PlanSettings(search_s=0.2, search_processes=1),
         spans=(1,),
     )
-    planner = Patient(request, schedule, 0.5, accepts_here(begun, simulation.devices, 16))
+    planner = Patient(request, schedule, 0.5, AcceptsHere(begun, simulation.devices, 16))
     folder, heard = RunFolder.create(root, name), Heard()
     recipe = under(begun, schedule, AUTO)
     folder.write_config(recipe)

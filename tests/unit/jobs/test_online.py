@@ -10,6 +10,7 @@ from interlace.jobs.simulate import Simulation, simulate
 from interlace.observe.progress import QuietProgress
 from interlace.recipes.check_settings import check_placement
 from interlace.recipes.load import load_recipe
+from interlace.schedule.plans import accept_all
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
 from interlace.simulate.profiles import load_profile
@@ -69,7 +70,7 @@ def test_a_run_that_drifts_is_planned_again_and_changed() -> None:
     asked = request(40)
     poor = load_schedule("rlinf-disaggregated")
     results = steps_under(poor, asked)
-    planner = OnlinePlanner(asked, poor, results[0].metrics["timing_s/step"] / 3, accepts=lambda _schedule: None)
+    planner = OnlinePlanner(asked, poor, results[0].metrics["timing_s/step"] / 3, accepts=accept_all)
     planner.started(1.0)
     changed = None
     for result in results:
@@ -88,7 +89,7 @@ def test_a_run_that_drifts_is_planned_again_and_changed() -> None:
 def test_a_good_schedule_is_left_alone() -> None:
     asked = request(40)
     first = steps_under(load_schedule("async-colocated"), asked)
-    planner = OnlinePlanner(asked, load_schedule("async-colocated"), 1.0, accepts=lambda _schedule: None)
+    planner = OnlinePlanner(asked, load_schedule("async-colocated"), 1.0, accepts=accept_all)
     for result in first:  # it was never told what a change costs
         planner.on_step(result, QuietProgress())
         planner.wait()

@@ -34,18 +34,6 @@ def test_a_simulation_of_the_fitted_costs_takes_as_long_as_the_steps_did() -> No
     assert found.controller_sample_s > 0
 
 
-def test_the_controllers_own_time_is_what_its_thread_took_beside_scoring_calls_and_waiting() -> None:
-    num_samples = RECIPE.prompts_per_step * RECIPE.samples_per_prompt
-    real = StepTimes(
-        steps_s=[0.5], rollouts_s=[0.2], trains_s=[0.15], waiting_s=0.01, controller_s=0.01 + num_samples * 3e-4
-    )
-    found = fitted(PROFILE, real, RECIPE, 2)
-    assert found.controller_sample_s == pytest.approx(3e-4 - PROFILE.reward.call_s)
-    said = simulated(found, RECIPE, 2)
-    assert said.step_s == pytest.approx(real.step_s, rel=0.05)
-    assert median(said.rollouts_s) == pytest.approx(0.2, rel=0.05), "engines that wait for it are not slower"
-
-
 def test_a_step_that_is_no_longer_than_its_parts_leaves_nothing_to_the_controller() -> None:
     said = simulated(PROFILE, RECIPE, 2)
     found = fitted(PROFILE, said, RECIPE, 2)

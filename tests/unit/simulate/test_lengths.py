@@ -12,8 +12,6 @@ from interlace.core.types import Prompt, Sample, SampleKey
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.worker import WorkerContext
 from interlace.simulate.lengths import ResponseLengths
-from interlace.simulate.pace import Pace
-from interlace.simulate.profiles import load_profile
 from interlace.simulate.workers import SimulatedReward
 
 
@@ -42,8 +40,7 @@ def test_measured_quantiles_are_kept() -> None:
 def test_a_prompt_is_as_hard_at_every_attempt_and_prompts_differ_as_the_spread_says() -> None:
     async def solved(spread: float) -> list[float]:
         context = WorkerContext(group="reward", rank=0, num_ranks=1, devices=())
-        pace = Pace(load_profile("qwen2.5-7b-h800"))
-        worker = SimulatedReward(context, RewardCosts(solve_rate=0.4, solve_spread=spread), 0, pace)
+        worker = SimulatedReward(context, RewardCosts(solve_rate=0.4, solve_spread=spread), seed=0)
         rates = []
         for number in range(300):
             prompt = Prompt(uid=f"p{number}", token_ids=np.zeros(1, np.int32), text="", answer="")

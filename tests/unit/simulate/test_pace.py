@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from interlace.core.profile import CONTROLLER, Interference, Profile, RolloutCosts, TrainCosts
+from interlace.core.profile import Interference, Profile, RolloutCosts, TrainCosts
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.simulate.pace import Pace
 
@@ -65,28 +65,3 @@ def test_work_that_is_stopped_says_how_much_was_done() -> None:
         assert loop.run_until_complete(main()) == pytest.approx(2.0)
     finally:
         loop.close()
-
-
-def test_the_controller_slows_down_what_runs_for_as_long_as_it_works_and_is_waited_for_by_the_next_call() -> None:
-    loop = VirtualLoop()
-    slowed = (Interference(role="rollout", beside=CONTROLLER, slowdown=3.0),)
-    profile = PROFILE.model_copy(update={"interference": slowed})
-
-    async def main() -> tuple[float, float]:
-        pace = Pace(profile)
-        controller = pace.controller
-        work = asyncio.ensure_future(pace.work("rollout", 2.0))
-        await asyncio.sleep(0.5)
-        controller.book(0.25)
-        controller.book(0.5)  # behind the first: 0.75 seconds, in which 0.25 are done
-        await controller.turn()
-        freed_s = loop.time()
-        await work
-        return freed_s, loop.time()
-
-    try:
-        freed_s, done_s = loop.run_until_complete(main())
-    finally:
-        loop.close()
-    assert freed_s == pytest.approx(1.25)
-    assert done_s == pytest.approx(2.5)
