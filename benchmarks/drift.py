@@ -8,6 +8,7 @@ under another schedule took is told apart. --write puts the table into docs/plan
 """
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from _page import write_table
@@ -119,14 +120,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--schedules", default=",".join(STATIC))
     parser.add_argument("--write", action="store_true", help="into docs/planner.md")
+    parser.add_argument("--json", type=Path, help="also write the runs there")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         static = []
         for name in args.schedules.split(","):
             static.append(ran(name, name, args.steps, Path(root)))
             print(static[-1], flush=True)
-        found = table(ran("auto", AUTO, args.steps, Path(root)), static)
+        auto = ran("auto", AUTO, args.steps, Path(root))
+    found = table(auto, static)
     print(found)
+    if args.json:
+        args.json.write_text(json.dumps([asdict(each) for each in (auto, *static)]) + "\n", encoding="utf-8")
     if args.write:
         write_table(Path(__file__).parent.parent / "docs" / "planner.md", "drift here", found)
 

@@ -1,10 +1,12 @@
 """schedule=auto: what the recipe may say, and a run whose planner changes its schedule on the way."""
 
+import os
+
 import pytest
 
 from interlace.core.errors import UserError
 from interlace.flows.run import StepResult
-from interlace.jobs.online import OnlinePlanner, with_lengths
+from interlace.jobs.online import LOWEST, OnlinePlanner, with_lengths
 from interlace.jobs.plan import PlanRequest, PlanSettings, under
 from interlace.jobs.simulate import Simulation, simulate
 from interlace.observe.progress import QuietProgress
@@ -95,3 +97,11 @@ def test_a_good_schedule_is_left_alone() -> None:
         planner.wait()
         assert planner.change is None
     planner.close()
+
+
+def test_a_search_has_the_lowest_priority() -> None:
+    """At that of training it kept a core from a trainer's threads, which wait for one another."""
+    planner = OnlinePlanner(request(4), load_schedule("areal"), 1.0, accepts=accept_all)
+    [niceness] = planner._process.map(os.nice, [0])
+    planner.close()
+    assert niceness == LOWEST
