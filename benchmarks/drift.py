@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -110,8 +111,12 @@ def table(auto: Ran, static: Sequence[Ran]) -> str:
     best = max(static, key=lambda each: each.rate)
     lines.append(f"| all | | {auto.rate:,.0f} | `{best.name}` | {best.rate:,.0f} | {auto.rate / best.rate:.2f} |")
     others = ", ".join(f"`{each.name}` {each.rate:,.0f}" for each in static)
-    text = f"{auto.num_changes} changes of the schedule. With start and profile `auto` took {auto.wall_s:.0f} s, `"
-    return "\n".join([*lines, "", f"{text}{best.name}` {best.wall_s:.0f}. Whole runs: {others}."])
+    told = [
+        f"{auto.num_changes} changes of the schedule.",
+        f"With start and profile `auto` took {auto.wall_s:.0f} s, `{best.name}` {best.wall_s:.0f}.",
+        f"Whole runs: {others}.",
+    ]
+    return "\n".join([*lines, "", textwrap.fill(" ".join(told), 100)])
 
 
 def main() -> None:

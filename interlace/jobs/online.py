@@ -130,7 +130,7 @@ _accepts: Accepts
 
 
 def _begin(accepts: Accepts) -> None:
-    """Begins the process of searches: it takes the time that nobody else wants."""
+    """Begins the process of searches, at the lowest priority."""
     global _accepts  # noqa: PLW0603 - all searches of the process share it
     _accepts = accepts
     os.nice(LOWEST)

@@ -22,7 +22,7 @@ def spans_here(recipe: Recipe, devices: tuple[Device, ...]) -> tuple[int, ...]:
 
 
 class AcceptsHere:
-    """Check of schedules on a recipe's own cluster. Another process makes it anew from what it was made of."""
+    """Check of schedules on a recipe's own cluster. Pickled, it is made again from the recipe in the other process."""
 
     def __init__(self, recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> None:
         """Reads the model's shape. longest_prompt: as in largest_microbatch()."""
