@@ -60,6 +60,8 @@ def _of_stages(profile: Profile, setup: Setup, stages: Stages) -> Profile:
         whole = setup.devices / 2
         scaling = sorted([(setup.devices, whole), (number, whole * stages.train / seconds)])
         profile = profile.model_copy(update={"actor": profile.actor.model_copy(update={"scaling": tuple(scaling)})})
+    if stages.generate_on and stages.generate_on[1] <= stages.generate:
+        profile = of_rollout(profile, steps=profile.rollout.steps[:1], context_token_s=0.0)
     for _ in range(FITS):
         score = _score(COLOCATED, setup, 3, profile, None)
         train, log_probs = (score.step_s * score.bins[name] for name in ("train", "inference"))
