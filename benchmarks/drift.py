@@ -10,15 +10,15 @@ under another schedule took is told apart. --write puts the table into docs/plan
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from _page import write_table
 
@@ -29,7 +29,8 @@ LIMIT = 96
 PHASES = 4
 STATIC = ("verl-colocated", "one-step-off", "streamrl-async", "pipelinerl", "async-colocated", "areal")
 AUTO = "{preset: auto, max_staleness: 4}"
-CHANGE = re.compile(r"changing the schedule|starting again", re.IGNORECASE)
+CHANGE = "changing the schedule:"
+"""Beginning of what a run says once at each change."""
 
 
 def longer(prompt: str, response: str, answer: str, metadata: Mapping[str, object]) -> float:
@@ -65,16 +66,16 @@ def ran(name: str, schedule: str, steps: int, root: Path) -> Ran:
         [sys.executable, "-c", "from interlace.cli.main import app; app()", *words],
         cwd=root, env=_environment(), check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    rows = RunData.read(RunFolder(path=root / "runs" / name)).rows
-    size = len(rows) // PHASES
-    phases = [rows[place * size : (place + 1) * size] for place in range(PHASES)]
+    run = RunData.read(RunFolder(path=root / "runs" / name))
+    size = len(run.rows) // PHASES
+    phases = [replace(run, rows=run.rows[place * size : (place + 1) * size]) for place in range(PHASES)]
     return Ran(
         name=name,
-        tokens=[_mean(phase, "response_length/mean") for phase in phases],
+        tokens=[fmean(phase.values("response_length/mean")) for phase in phases],
         rates=[_rate(phase) for phase in phases],
-        rate=_rate(rows),
+        rate=_rate(run),
         wall_s=time.monotonic() - start_s,
-        num_changes=len(CHANGE.findall(done.stdout)),
+        num_changes=done.stdout.count(CHANGE),
     )
 
 
@@ -84,15 +85,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path}
 
 
-def _mean(rows: Sequence[Mapping[str, object]], name: str) -> float:
-    return sum(float(row[name]) for row in rows) / len(rows)  # type: ignore[arg-type]  # a metric is a number
-
-
-def _rate(rows: Sequence[Mapping[str, object]]) -> float:
+def _rate(run: RunData) -> float:
     """Trained tokens a second, on both devices."""
-    seconds = [float(row["timing_s/step"]) for row in rows]  # type: ignore[arg-type]
-    each = [float(row["goodput/trained_tokens_per_device_s"]) for row in rows]  # type: ignore[arg-type]
-    return 2 * sum(one * step_s for one, step_s in zip(each, seconds, strict=True)) / sum(seconds)
+    return 2 * (run.time_mean("goodput/trained_tokens_per_device_s") or 0.0)
 
 
 def table(auto: Ran, static: Sequence[Ran]) -> str:

@@ -4,8 +4,8 @@ import multiprocessing
 import os
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import replace
+from multiprocessing.pool import AsyncResult, Pool
 
 from interlace.core.errors import InterlaceError
 from interlace.core.profile import Lengths, Profile
@@ -13,13 +13,14 @@ from interlace.core.types import Metrics
 from interlace.flows.run import StepResult
 from interlace.jobs.plan import PlanRequest, RecipePlan, make_plan
 from interlace.observe.progress import ProgressView
+from interlace.runtime.process.child import become_child
 from interlace.schedule.plans import Accepts, Planned, differing
 from interlace.schedule.replanner import Replanner
 from interlace.schedule.schedule import Schedule
 
 LOWEST = 19
-"""Niceness of a search. Beside a search that wants the cores as much as it does,
-training of several threads comes to a tenth of its speed, since its threads wait for one another.
+"""Niceness of a search. Beside one that wants the cores as much as it does, training of several threads comes to a
+tenth of its speed, since its threads wait for one another.
 """
 SEARCH_S = 6.0
 """Seconds of a search beside training."""
@@ -41,14 +42,12 @@ class OnlinePlanner:
         """request: with the bounds that the user set. schedule: the one to start with. predicted_s: of its step.
         accepts: travels to the process.
         """
-        self._request = request
+        self._request, self._accepts = request, accepts
         self._schedule, self._rule = schedule, Replanner(predicted_s)
         self._lengths: deque[list[int]] = deque(maxlen=KEPT_STEPS)
         self._version = -1
-        self._process = ProcessPoolExecutor(
-            1, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(accepts,)
-        )
-        self._search: Future[RecipePlan] | None = None
+        self._pool: Pool | None = None
+        self._search: AsyncResult[RecipePlan] | None = None
         self._next: Planned | None = None
 
     def started(self, seconds: float) -> None:
@@ -83,23 +82,31 @@ class OnlinePlanner:
     def wait(self) -> None:
         """Waits until the search that goes on has ended, for callers that want every run alike."""
         if self._search:
-            wait([self._search])
+            self._search.wait()
 
     def close(self) -> None:
         """Ends the search that goes on."""
-        self._process.shutdown(wait=False, cancel_futures=True)
+        if self._pool:
+            self._pool.terminate()
+
+    @property
+    def _process(self) -> Pool:
+        """The process of searches, which starts with the first."""
+        if self._pool is None:
+            self._pool = multiprocessing.get_context("spawn").Pool(1, _begin, (self._accepts,))
+        return self._pool
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:
         if self._search is None:
             if self._rule.is_due and steps_left > 1:
                 request = self._refitted()
-                self._search = self._process.submit(_plan, request, self._schedule)
+                self._search = self._process.apply_async(_plan, (request, self._schedule))
             return
-        if not self._search.done():
+        if not self._search.ready():
             return
         search, self._search = self._search, None
         try:
-            made = search.result()
+            made = search.get()
         except InterlaceError as error:  # what was found at the start goes on
             progress.say(f"planning again found nothing: {error}")
             return
@@ -133,6 +140,7 @@ def _begin(accepts: Accepts) -> None:
     """Begins the process of searches, at the lowest priority."""
     global _accepts  # noqa: PLW0603 - all searches of the process share it
     _accepts = accepts
+    become_child()
     os.nice(LOWEST)
 
 

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -89,11 +89,10 @@ def measure(recipe: Recipe, schedule: Schedule, *, num_steps: int) -> tuple[floa
         }
     )
     with trained(settings) as folder:
-        rows = RunData.read(folder).rows[first:]
-    seconds = [float(row["timing_s/step"]) for row in rows]  # type: ignore[arg-type]  # a metric is a number
-    per_device = [float(row["goodput/trained_tokens_per_device_s"]) for row in rows]  # type: ignore[arg-type]
-    of_a_device = sum(rate * step_s for rate, step_s in zip(per_device, seconds, strict=True)) / sum(seconds)
-    return fmean(seconds), of_a_device * num_devices(recipe)
+        run = RunData.read(folder)
+    counted = replace(run, rows=run.rows[first:])
+    of_a_device = counted.time_mean("goodput/trained_tokens_per_device_s") or 0.0
+    return fmean(counted.values("timing_s/step")), of_a_device * num_devices(recipe)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ class AcceptsHere:
     def __init__(self, recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> None:
         """Reads the model's shape. longest_prompt: as in largest_microbatch()."""
         self._made_of = recipe, devices, longest_prompt
+        self._needs = algorithm_of(recipe).needs
         self._model = empty_model(recipe.model)
         microbatch = largest_microbatch(recipe, longest_prompt)
         self._loads = MemoryLoads(size=model_size(self._model), num_lora=None, microbatch_tokens=microbatch)
@@ -40,7 +41,7 @@ class AcceptsHere:
         candidate = recipe.model_copy(update={"schedule": ScheduleChoice(preset="planned", resolved=schedule)})
         try:
             check_engine(candidate, devices, self._model)
-            check_memory(forecast_memory(candidate, algorithm_of(recipe).needs, self._loads, devices))
+            check_memory(forecast_memory(candidate, self._needs, self._loads, devices))
         except UserError as error:
             return str(error)
         return None
