@@ -14,10 +14,12 @@ from interlace.engines.rollout.decoder import DecoderRunner, is_llama_shaped
 from interlace.engines.rollout.eight_bits import refuse_eight_bits
 from interlace.engines.rollout.fallback_runner import PlainRunner
 from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
+from interlace.engines.rollout.length_probe import LengthProbe, build_length_probes, find_length_fault
 from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
 from interlace.engines.rollout.protocol import EngineReport
 from interlace.engines.rollout.runner import PAD_ROWS, ModelRunner, Runner
 from interlace.engines.rollout.verify import UNSURE, Probe, probe_prompts, reference_logits, routing_fault
+from interlace.models.length_changes import MODEL_ERRORS
 from interlace.models.tensor_parallel import gather_logits, share_layers
 
 if TYPE_CHECKING:
@@ -58,6 +60,16 @@ class ServingConfig:
     """Ranks that share the model's layers; None: it is whole."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What the model gives with its own attention."""
+
+    prompts: list[list[int]]
+    logits: list[Tensor]
+    beyond: list[LengthProbe]
+    """Sequences beyond the lengths at which the computation changes."""
+
+
 _KEPT_TOKENS, _MOST_KEPT = 64, 1024
 """Cells for each row of what ended sequences leave behind: more rows than short contexts need; and rows at most."""
 
@@ -72,6 +84,8 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
     original = model.config._attn_implementation
     prompts = probe_prompts(model.config.get_text_config().vocab_size)
     expected = reference_logits(model, prompts)
+    reachable = min(config.longest, STORES[config.engine.kv].longest_in(config.engine.max_tokens))
+    probes = build_length_probes(model, reachable)
     notes: list[str] = []
     if config.mesh:
         share_layers(model, config.mesh)
@@ -80,24 +94,23 @@ def serve(model: PreTrainedModel, config: ServingConfig) -> PreparedModel:
     try:
         routed = route_attention(model)
         fault = routing_fault(model.config, routed.traits)
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+    except MODEL_ERRORS as error:
         # A model that knows nothing of the interface can fail anywhere inside; the fallback serves it as it is.
         fault = f"its forward pass fails through the attention interface ({type(error).__name__}: {error})"
     if fault is None:
-        serving = _serve_routed(model, routed, config, prompts, expected, notes)
+        serving = _serve_routed(model, routed, config, _Expected(prompts, expected, probes), notes)
         if serving is not None:
             return serving
         fault = notes.pop()
     restore_attention(model, original)
-    return _serve_plain(model, config, prompts, expected, fault)
+    return _serve_plain(model, config, _Expected(prompts, expected, probes), fault)
 
 
 def _serve_routed(
     model: PreTrainedModel,
     routed: RoutedModel,
     config: ServingConfig,
-    prompts: list[list[int]],
-    expected: list[Tensor],
+    wanted: _Expected,
     notes: list[str],
 ) -> PreparedModel | None:
     """Prepares the fast way. None, and the fault as the last note, where its logits are not the model's."""
@@ -117,9 +130,10 @@ def _serve_routed(
         runners.insert(0, decoder)
     _check_eight_bits(model, config, runners[0])
     for runner in runners:
+        fault = find_length_fault(model, runner, store, wanted.beyond)
         probe = Probe(runner, store, config.engine.max_running)
-        fault = probe.logits_fault(prompts, expected)
-        variance = _variance(runner, probe, prompts[0]) if fault is None else None
+        fault = fault or probe.logits_fault(wanted.prompts, wanted.logits)
+        variance = _variance(runner, probe, wanted.prompts[0]) if fault is None else None
         probe.close()
         if fault is None:
             report = EngineReport(
@@ -154,16 +168,17 @@ def _variance(runner: Runner, probe: Probe, prompt: list[int]) -> str | None:
     return faults[0]
 
 
-def _serve_plain(
-    model: PreTrainedModel, config: ServingConfig, prompts: list[list[int]], expected: list[Tensor], fault: str
-) -> PreparedModel:
+def _serve_plain(model: PreTrainedModel, config: ServingConfig, wanted: _Expected, fault: str) -> PreparedModel:
     pool = KVPool((), config.engine.max_tokens, model.dtype, model.device)
     store = _store(pool, config)
     runner = PlainRunner(model, use_cache=True)
+    reached = [probe for probe in wanted.beyond if probe.change.is_reached]
     probe = Probe(runner, store, config.engine.max_running)
     try:
-        cache_fault = probe.logits_fault(prompts, expected)
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        cache_fault = probe.logits_fault(wanted.prompts, wanted.logits)
+        probe.close()
+        cache_fault = cache_fault or find_length_fault(model, runner, store, reached)
+    except MODEL_ERRORS as error:
         cache_fault = f"{type(error).__name__}: {error}"
     probe.close()
     runner.clear()

@@ -68,12 +68,13 @@ EIGHT_BITS_TOLERANCE = 2.0
 class Probe:
     """Runs tokens through a runner by hand, in cells of its own."""
 
-    def __init__(self, runner: Runner, store: KVStore, max_rows: int) -> None:
+    def __init__(self, runner: Runner, store: KVStore, max_rows: int, *, tokens: int = LONG) -> None:
+        """tokens: the longest sequence of the probe."""
         self._runner, self._store, self._spare_row = runner, store, max_rows
-        self.rows = [row for row in range(max_rows) if store.reserve(row, LONG)]
+        self.rows = [row for row in range(max_rows) if store.reserve(row, tokens)]
         if not self.rows:
             raise UserError(
-                f"max_tokens={store.num_cells} holds no sequence of {LONG} tokens. Raise it to at least 16."
+                f"max_tokens={store.num_cells} holds no sequence of {tokens} tokens. Raise it to at least 16."
             )
 
     def close(self) -> None:
@@ -90,13 +91,29 @@ class Probe:
         logits = self._runner.start(tokens, rows, positions, np.arange(len(tokens)))
         return logits()[: len(tokens)].float().clone()
 
+    def length_fault(self, prompt: Sequence[int], expected: Tensor, at: int) -> str | None:
+        """Compares a prompt that passes a change of the computation at `at` tokens with the model by itself.
+
+        The prompt runs after another row's tokens, so that a token's place in the pass is not its position. From
+        two tokens before the change on, each token runs alone. None: the log-probs agree.
+        """
+        row, first = self.rows[-1], max(1, min(at - 2, len(prompt)))
+        head: list[Run] = [(row, prompt[:first], 0)]
+        if row != self.rows[0]:
+            head.insert(0, (self.rows[0], prompt[:SHORT], 0))
+        got = [self.run(*head)[-first:]]
+        got += [self.run((row, prompt[place : place + 1], place)) for place in range(first, len(prompt))]
+        return self._difference([torch.cat(got)], [expected])
+
     def logits_fault(self, prompts: Sequence[Sequence[int]], expected: Sequence[Tensor]) -> str | None:
         """Compares packed, in chunks and token by token, with the model by itself. None: the log-probs agree."""
         (long, short), got = prompts, []
         for a, b, c, d in ((0, 9, 0, 4), (9, 12, 4, 5), (12, 13, 5, 6)):
             first, second = (self.rows[0], long[a:b], a), (self.rows[-1], short[c:d], c)
             got.append(self.run(first, second).split([b - a, d - c]) if len(self.rows) > 1 else (self.run(first),))
-        packed = [torch.cat(parts) for parts in zip(*got, strict=True)]
+        return self._difference([torch.cat(parts) for parts in zip(*got, strict=True)], expected)
+
+    def _difference(self, packed: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
         in_eight_bits = getattr(self._runner, "in_eight_bits", False)
         worst = max(_gap(*each, weighted=in_eight_bits) for each in zip(packed, expected, strict=False))
         # NaN fails the comparison too. Half precision rounds differently in every order of summation.

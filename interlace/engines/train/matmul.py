@@ -57,7 +57,9 @@ class _Product(torch.autograd.Function):
         rows_TK = input.reshape(-1, input.shape[-1])
         ctx.save_for_backward(rows_TK, weight_NK)
         ctx.shape = input.shape  # type: ignore[attr-defined]
-        return _times(rows_TK, weight_NK, bias_N).view(*input.shape[:-1], weight_NK.shape[0])
+        product_TN = _times(rows_TK, weight_NK, bias_N)
+        # A view would forbid the caller to change the result in place, as some models do.
+        return torch.ops.aten._unsafe_view(product_TN, (*input.shape[:-1], weight_NK.shape[0]))
 
     @staticmethod
     @once_differentiable

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 
+from interlace.core.errors import UserError
 from interlace.core.state_parts import GRADIENTS, OPTIMIZER, WEIGHTS
 from interlace.core.trajectory import predicted
 from interlace.engines.train.checkpoint import Files, HostCopy, host_copy, host_shards, read_optimizer
@@ -26,8 +27,10 @@ from interlace.engines.train.packing import (
     split_samples,
 )
 from interlace.engines.train.prefetch import ahead
+from interlace.engines.train.probes import check_router_loss
 from interlace.engines.train.ranks import Ranks
 from interlace.engines.train.row_share import share_row
+from interlace.models.length_changes import MODEL_ERRORS
 from interlace.models.residence import Residence
 from interlace.weights.shards import local_part
 
@@ -159,6 +162,8 @@ def _spread(values: FloatArray, mask: BoolArray) -> FloatArray:
     return spread
 
 
+_PROBE_TOKENS = 32
+"""Tokens of the probe of the backward pass."""
 _Made: TypeAlias = "tuple[Sequence[Sample], MicroBatch, Columns]"
 """Samples of a micro-batch, laid out."""
 
@@ -204,6 +209,7 @@ class TrainedEngine(PackedEngine, ABC):
             speedups=speedups,
             ranks=ranks,
         )
+        check_router_loss(model)
         self._optimizer = Optimizer(model, optimizer)
         self._prefix = prefix
         self._minibatch = Minibatch()
@@ -213,6 +219,23 @@ class TrainedEngine(PackedEngine, ABC):
         """Updates that failed since the last that was made."""
         self._stopped = False
         """Flag: the step's remaining minibatches are dropped."""
+        self._check_backward()
+
+    def _check_backward(self) -> None:
+        """Raises UserError if the model's backward pass fails. Leaves no gradient."""
+        try:
+            loss = self._accompany(self._collate([placeholder(_PROBE_TOKENS)], masks=[None]))
+            if self._trained.reshard or self._ranks.is_alone:
+                loss.backward()
+            else:
+                self._ranks.reduce(self.model, loss)
+        except MODEL_ERRORS as error:
+            raise UserError(
+                f"{type(self.model).__name__} cannot be trained: its backward pass fails "
+                f"({type(error).__name__}: {error}). Give a causal language model that can be trained."
+            ) from error
+        self._optimizer.zero_grad()
+        self._ranks.reshard(self.model)
 
     @property
     def num_updates(self) -> int:

@@ -8,16 +8,22 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from interlace.core.errors import UserError
-from interlace.engines.train.attention import PACKED_ATTENTION, UNTRACED_ATTENTION, PackedLayout, register
+from interlace.engines.train.attention import UNTRACED_ATTENTION
 from interlace.engines.train.host_memory import keep_freed_memory
 from interlace.engines.train.logprobs import token_logprobs
 from interlace.engines.train.matmul import use_fast_products
+from interlace.engines.train.probes import (
+    PROBE_TOLERANCE,
+    check_padded,
+    install_packed_attention,
+    relative_gap,
+    run_alone,
+)
 from interlace.engines.train.speedups import apply_liger, compile_layers
 from interlace.models.action_head import head_of
 from interlace.models.expert_parallel import share_experts
@@ -34,8 +40,6 @@ if TYPE_CHECKING:
     from interlace.engines.train.packing import MicroBatch
     from interlace.engines.train.ranks import Ranks
 
-PROBE_SIZES = (7, 5, 3)
-PROBE_TOLERANCE = 1e-3
 ALIGNMENT = 64
 """Bytes: where torch places what it allocates on a CPU."""
 
@@ -69,7 +73,9 @@ class PackedModel:
         self.vocabulary = self._share_layers(ranks)
         ranks.shard(model, self.device, reshard=trained.reshard)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        refusal = _install_packed_attention(self, ranks)
+        refusal = install_packed_attention(model, ranks)
+        if refusal is not None:
+            check_padded(model)
         self.is_packed = refusal is None
         self.attention = (
             "packed, without padding" if refusal is None else f"padded, with the model's own attention: {refusal}"
@@ -100,12 +106,12 @@ class PackedModel:
 
     def _checked(self, model: PreTrainedModel, ranks: Ranks) -> VocabularyPart | None:
         """Shares a model's layers, and raises UserError where it then computes something else."""
-        expected = _probe_padded(model, model.device)
+        expected = run_alone(model)
         part = _share(model, ranks)
-        got = _probe_padded(model, model.device)
+        got = run_alone(model)
         if part:
             expected = expected[:, part.first : part.first + got.shape[1]]
-        gap = float((expected - got).abs().max() / expected.abs().max())
+        gap = relative_gap(expected, got)
         if any(float(found) >= PROBE_TOLERANCE for found in ranks.gather_texts(repr(gap))):
             what = "tensor-parallel plan" if ranks.tensor_mesh else "stack of experts"
             setting = "tensor_parallel" if ranks.tensor_mesh else "expert_parallel"
@@ -213,60 +219,3 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
         for name, value in vars(layer).items():
             if "dropout" in name and isinstance(value, float):
                 setattr(layer, name, 0.0)
-
-
-def _install_packed_attention(packed: PackedModel, ranks: Ranks) -> str | None:
-    """Replaces the model's attention, and checks that it computes the same; else puts it back and says why not."""
-    model = packed.model
-    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or []
-    if "chunked_attention" in layer_types:
-        return "its chunked attention lives in the mask only"
-    if not model._can_set_attn_implementation():
-        return f"{type(model).__name__} does not call transformers' attention interface"
-    own = model.config._attn_implementation
-    expected = _probe_padded(model, model.device)
-    register()
-    model.set_attn_implementation(PACKED_ATTENTION)
-    windows: list[int | None] = []
-    try:
-        refusal = _compare(expected, _probe_packed(model, model.device, windows), windows, layer_types)
-    except (RuntimeError, TypeError, ValueError) as error:
-        refusal = f"packed attention failed in {type(model).__name__} ({error})"
-    refusal = next(filter(None, ranks.gather_texts(refusal or "")), None)  # one rank's is that of all
-    if refusal is not None:
-        model.set_attn_implementation(own)
-    return refusal
-
-
-def _compare(expected: Tensor, got: Tensor, windows: list[int | None], layer_types: list[str]) -> str | None:
-    if not windows:
-        return "its layers never called the attention interface"
-    num_sliding, num_windows = layer_types.count("sliding_attention"), sum(window is not None for window in windows)
-    if num_windows < num_sliding:
-        return f"{num_sliding} layers slide but only {num_windows} passed their window to attention"
-    gap = float((expected - got).abs().max() / expected.abs().max())
-    return (
-        None if gap < PROBE_TOLERANCE else f"logits differ from the model's own attention by {gap:.1e} of the largest"
-    )
-
-
-@torch.no_grad()
-def _probe_padded(model: PreTrainedModel, device: torch.device) -> Tensor:
-    """Computes [sum of sizes, outputs] of short sequences, each run alone."""
-    rows = _probe_ids(model, device).split(PROBE_SIZES)
-    return torch.cat([model(row[None], use_cache=False).logits[0] for row in rows])
-
-
-@torch.no_grad()
-def _probe_packed(model: PreTrainedModel, device: torch.device, windows: list[int | None]) -> Tensor:
-    positions = torch.cat([torch.arange(size) for size in PROBE_SIZES]).to(device)[None]
-    places = np.split(np.arange(sum(PROBE_SIZES)), np.cumsum(PROBE_SIZES)[:-1])
-    layout = PackedLayout.of(places, device, on_call=windows.append)
-    ids = _probe_ids(model, device)[None]
-    logits: Tensor = model(ids, position_ids=positions, use_cache=False, packed_layout=layout).logits
-    return logits[0]
-
-
-def _probe_ids(model: PreTrainedModel, device: torch.device) -> Tensor:
-    vocabulary: int = model.config.get_text_config().vocab_size
-    return torch.arange(sum(PROBE_SIZES), device=device) * 7 % vocabulary

@@ -137,11 +137,11 @@ def split_samples(samples: Sequence[Sample], budget: int, *, padded: bool) -> li
     return [sorted(indices, key=lambda index: (-prompt[index] - own[index], index)) for indices in whole]
 
 
-def placeholder() -> Sample:
-    """Makes one token to predict from one, which an empty micro-batch computes."""
-    token = np.zeros(1, np.int32)
-    prompt = Prompt(uid="placeholder", token_ids=token, text="", answer="")
-    return Sample(key=SampleKey(0, 0), prompt=prompt, segments=(Segment(token_ids=token),))
+def placeholder(num_tokens: int = 1) -> Sample:
+    """Makes a sample that an empty micro-batch computes: tokens to predict from a prompt of one token."""
+    prompt = Prompt(uid="placeholder", token_ids=np.zeros(1, np.int32), text="", answer="")
+    segment = Segment(token_ids=np.zeros(num_tokens, np.int32))
+    return Sample(key=SampleKey(0, 0), prompt=prompt, segments=(segment,))
 
 
 def collate(

@@ -1,0 +1,153 @@
+"""Checks of a model at load: packed rows, padded rows and a backward pass compute what the plain model computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from interlace.core.errors import UserError
+from interlace.engines.train.attention import PACKED_ATTENTION, PackedLayout, register
+from interlace.models.length_changes import MODEL_ERRORS, LengthChange, find_length_changes, lowered, probe_ids
+from interlace.models.size import context_length
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from interlace.engines.train.ranks import Ranks
+
+PROBE_SIZES = (7, 5, 3)
+PROBE_TOLERANCE = 1e-3
+
+
+def install_packed_attention(model: PreTrainedModel, ranks: Ranks) -> str | None:
+    """Replaces the model's attention and checks that it computes the same at every length.
+
+    Returns None, or the reason why the model keeps its own attention.
+    """
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or []
+    if "chunked_attention" in layer_types:
+        return "its chunked attention lives in the mask only"
+    if not model._can_set_attn_implementation():
+        return f"{type(model).__name__} does not call transformers' attention interface"
+    own = model.config._attn_implementation
+    register()
+    refusal = _find_difference(model, own, None, layer_types)
+    for change in () if refusal else find_length_changes(model.config, context_length(model.config)):
+        refusal = refusal or _find_difference(model, own, change, layer_types)
+    refusal = next(filter(None, ranks.gather_texts(refusal or "")), None)  # the first rank's reason is that of all
+    model.set_attn_implementation(PACKED_ATTENTION if refusal is None else own)
+    return refusal
+
+
+def _find_difference(
+    model: PreTrainedModel, own: str, change: LengthChange | None, layer_types: Sequence[str]
+) -> str | None:
+    """Compares packed attention with the model's own attention, at a length that passes the change."""
+    sizes = PROBE_SIZES if change is None else (PROBE_SIZES[0], change.probe_tokens, PROBE_SIZES[2])
+    windows: list[int | None] = []
+    try:
+        if change is None or change.is_reached:
+            expected = run_alone(model, sizes, own)
+            got = _run_packed(model, sizes, windows)
+        else:
+            unchanged = run_alone(model, sizes, own)
+            with lowered(model, change):
+                expected = run_alone(model, sizes, own)
+                got = _run_packed(model, sizes, windows)
+            if torch.equal(expected, unchanged):
+                return None if change.is_window else f"its {change.field} = {change.tokens} could not be probed"
+    except MODEL_ERRORS as error:
+        return f"packed attention failed in {type(model).__name__} ({type(error).__name__}: {error})"
+    where = "" if change is None else f" beyond {change.field} = {change.tokens}"
+    return _compare(expected, got, windows, layer_types, where)
+
+
+def _compare(
+    expected: Tensor, got: Tensor, windows: list[int | None], layer_types: Sequence[str], where: str
+) -> str | None:
+    if not windows:
+        return "its layers never called the attention interface"
+    num_sliding, num_windows = layer_types.count("sliding_attention"), sum(window is not None for window in windows)
+    if num_windows < num_sliding:
+        return f"{num_sliding} layers slide but only {num_windows} passed their window to attention"
+    gap = relative_gap(expected, got)
+    if gap < PROBE_TOLERANCE:
+        return None
+    return f"logits differ from the model's own attention by {gap:.1e} of the largest{where}"
+
+
+def relative_gap(expected: Tensor, got: Tensor) -> float:
+    """Returns the largest difference, as a share of the largest expected value."""
+    return float((expected - got).abs().max() / expected.abs().max())
+
+
+def check_padded(model: PreTrainedModel) -> None:
+    """Raises UserError if rows that are padded on the right do not give what each row gives alone."""
+    changes = find_length_changes(model.config, context_length(model.config))
+    reached = [change.probe_tokens for change in changes if change.is_reached]
+    sizes = (*PROBE_SIZES, *([max(reached)] if reached else []))
+    name = type(model).__name__
+    try:
+        gap = relative_gap(run_alone(model, sizes), _run_padded(model, sizes))
+    except MODEL_ERRORS as error:
+        raise UserError(
+            f"{name} cannot be trained: its forward pass fails on a batch ({type(error).__name__}: {error}). "
+            "Give a causal language model that transformers runs on padded batches."
+        ) from error
+    if not gap < PROBE_TOLERANCE:
+        raise UserError(
+            f"{name} cannot be trained: padding changes its logits by {gap:.1e} of the largest, and packed rows are "
+            "not possible either. Give a model whose padded rows are computed as single rows are."
+        )
+
+
+@torch.no_grad()
+def run_alone(model: PreTrainedModel, sizes: Sequence[int] = PROBE_SIZES, attention: str | None = None) -> Tensor:
+    """Computes [sum of sizes, outputs] of sequences, each run alone. attention: the implementation to use."""
+    if attention is not None:
+        model.set_attn_implementation(attention)
+    rows = _probe_ids(model, sizes).split(list(sizes))
+    return torch.cat([model(row[None], use_cache=False).logits[0] for row in rows])
+
+
+@torch.no_grad()
+def _run_packed(model: PreTrainedModel, sizes: Sequence[int], windows: list[int | None]) -> Tensor:
+    model.set_attn_implementation(PACKED_ATTENTION)
+    device = model.device
+    positions = torch.cat([torch.arange(size) for size in sizes]).to(device)[None]
+    places = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    layout = PackedLayout.of(places, device, on_call=windows.append)
+    ids = _probe_ids(model, sizes)[None]
+    logits: Tensor = model(ids, position_ids=positions, use_cache=False, packed_layout=layout).logits
+    return logits[0]
+
+
+@torch.no_grad()
+def _run_padded(model: PreTrainedModel, sizes: Sequence[int]) -> Tensor:
+    rows = _probe_ids(model, sizes).split(list(sizes))
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    valid = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    logits = model(ids, attention_mask=valid, position_ids=positions, use_cache=False).logits
+    return torch.cat([row[:size] for row, size in zip(logits, sizes, strict=True)])
+
+
+def _probe_ids(model: PreTrainedModel, sizes: Sequence[int]) -> Tensor:
+    return probe_ids(model.config.get_text_config().vocab_size, sum(sizes), model.device)
+
+
+def check_router_loss(model: PreTrainedModel) -> None:
+    """Raises UserError if the configuration requests a load-balancing loss, which no trainer here adds."""
+    text = model.config.get_text_config()
+    coefficient = getattr(text, "router_aux_loss_coef", None)
+    if getattr(text, "output_router_logits", False) and coefficient:
+        raise UserError(
+            f"{type(model).__name__}: its config.json requests a load-balancing loss of the routers "
+            f"(output_router_logits=true, router_aux_loss_coef={coefficient}), which the trainer does not add. "
+            "Set output_router_logits=false in config.json to train with the policy loss alone."
+        )
