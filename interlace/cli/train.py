@@ -10,18 +10,13 @@ from rich.console import Console
 
 from interlace.cli.preflight import ROOT, hush_libraries
 from interlace.core.errors import DiskFullError, InterlaceError, UserError, is_full_disk
+from interlace.observe.run_identity import CHANGEABLE
 
 if TYPE_CHECKING:
     from interlace.jobs.online import OnlinePlanner
     from interlace.jobs.train import TrainReport
     from interlace.observe.run_folder import RunFolder
     from interlace.recipes.config import Recipe
-
-CHANGEABLE = (
-    "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster",
-    "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard",
-)  # fmt: skip
-"""Settings that may differ in a resumed run without making it another run."""
 
 
 def train(

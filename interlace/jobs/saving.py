@@ -2,13 +2,16 @@
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
+from interlace.core.types import JSON
 from interlace.flows.replay import Learning
 from interlace.flows.run import RoleGroups
 from interlace.jobs.state import RunState
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_identity import write_settings
 from interlace.runtime.cluster import Cluster
 
 CRITIC_FOLDER = "critic"
@@ -31,8 +34,14 @@ class Saver:
         groups: RoleGroups,
         folder: RunFolder,
         learning: Learning | None = None,
+        *,
+        settings: Mapping[str, JSON] | None = None,
     ) -> None:
-        """folder: of the run, whose metrics and samples a checkpoint counts on."""
+        """folder: the run's folder, whose metrics and samples a checkpoint counts on.
+
+        settings: the run's settings, secrets masked, which each checkpoint records.
+        """
+        self._settings = settings or {}
         self._learning, self._copied = learning, folder.path / REPLAY_FOLDER / COPY_FOLDER
         self._cluster, self._checkpoints, self._folder = cluster, checkpoints, folder
         self._trained = {".": groups.actor, **({CRITIC_FOLDER: groups.critic} if groups.critic else {})}
@@ -87,6 +96,7 @@ class Saver:
                 self._copied.rename(folder / REPLAY_FOLDER)
             self._folder.keep_log(state.done_steps, folder, synced=self._synced)
             self._synced = state.done_steps
+            write_settings(folder, self._settings)
             state.write(folder)
 
         num_bytes: int = sum([await group.checkpoint_bytes() for group in self._trained.values()])

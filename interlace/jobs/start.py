@@ -1,14 +1,20 @@
 """The place from which a process of a run starts: step 0, or the newest checkpoint that is whole."""
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from interlace.core.errors import UserError
+from interlace.core.types import JSON
 from interlace.jobs.evaluation import Evaluation
 from interlace.jobs.state import RunState
 from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.manifest import read_identity
 from interlace.observe.progress import ProgressView
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_identity import RunIdentity, check_changed_settings, create_run_id, read_run_id
+from interlace.recipes.config import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,12 +37,31 @@ class RunStart:
         return self.state.before if self.state else None
 
 
-def resumed_start(folder: RunFolder, checkpoints: Checkpoints, progress: ProgressView) -> RunStart:
-    """Cuts a run's logs back to the newest checkpoint that is whole, and starts there; from step 0 where none is.
+def identify_run(recipe: Recipe, folder: RunFolder, *, resume: bool) -> RunIdentity:
+    """Makes the identity of a new run, or reads that of a resumed one.
 
-    Checkpoints that are damaged are set aside, and `progress` says so. Raises UserError where all are.
+    If the file with the id is lost, the id is that of the newest checkpoint with a readable manifest.
+    """
+    run = read_run_id(folder.path) if resume else None
+    for step in reversed(Checkpoints(folder.checkpoints, keep=1).steps()) if run is None and resume else ():
+        with contextlib.suppress(OSError, ValueError):
+            found = read_identity(folder.checkpoints / f"step_{step}")
+            run = run or (found.run if found else None)
+    return RunIdentity(run=run or create_run_id(folder.path), model=recipe.model.path)
+
+
+def resumed_start(
+    folder: RunFolder, checkpoints: Checkpoints, progress: ProgressView, settings: Mapping[str, JSON]
+) -> RunStart:
+    """Cuts a run's logs back to its newest whole checkpoint and starts there; from step 0 if there is none.
+
+    settings: the settings of the resumed run, secrets masked. Damaged checkpoints are set aside, and `progress` shows
+    them and the changed settings. Raises UserError if all are damaged, if the newest whole one is of another run,
+    model or step, or if a changed setting would make the resumed run another run.
     """
     newest = _newest_whole(folder, checkpoints, progress)
+    for change in check_changed_settings(newest, settings) if newest else ():
+        progress.say(f"changed since {newest}: {change}")
     start = RunStart(checkpoint=newest, state=RunState.read(newest) if newest else None)
     for lost in folder.return_to(start.done_steps, newest):
         progress.say(lost)

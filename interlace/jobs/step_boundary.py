@@ -22,6 +22,7 @@ from interlace.jobs.step_trace import StepTrace
 from interlace.observe.goodput import Ledger
 from interlace.observe.jsonl import to_line, truncate_after
 from interlace.observe.loggers import MetricsLoggers
+from interlace.observe.loggers.base import LoggedSample
 from interlace.observe.progress import ProgressView
 from interlace.observe.quiet import QuietWatch
 from interlace.observe.run_folder import RunFolder
@@ -29,6 +30,8 @@ from interlace.observe.stop import StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.recipes.config import Recipe
 
+LOGGED_SAMPLES = 32
+"""Most samples in a table of a logger."""
 SAVE_WITHIN_S = 15.0
 """For a checkpoint to be written, where a run that was asked to stop did not come to the end of its step."""
 
@@ -69,6 +72,8 @@ class StepBoundary:
         """The state at the end of the last step of this process."""
         self._num_updates = 0
         """Begun until then."""
+        self._last_ended: Sequence[Ended] = ()
+        """Samples of the last step, for the loggers that have tables."""
         self.done_steps = job.start.done_steps
         self.before: Evaluation | None = job.start.before
         self.after: Evaluation | None = None
@@ -78,6 +83,7 @@ class StepBoundary:
         """Evaluates what the run starts with."""
         if self._evaluator.has_prompts and self._job.start.checkpoint is None:
             self.before = await self._evaluate("evaluation before")
+            self._logger.log_evaluation(self.done_steps, self.before.metrics())
         await self._trace.at(self.done_steps + 1)
 
     async def on_step(self, result: StepResult) -> bool:
@@ -103,6 +109,9 @@ class StepBoundary:
             state = self._boundary()
             metrics["timing_s/checkpoint"] = await self._saver.copy()
         self._logger.log(result.step, metrics)
+        self._last_ended = result.ended
+        if evaluation:
+            self._log_samples(result.step)
         self._progress.step(result.step, metrics)
         self._quiet.heard(f"step {result.step + 1}")
         self._notes.refuse_failures(result)
@@ -126,6 +135,8 @@ class StepBoundary:
         if self._evaluator.has_prompts and self.after is None and not self._is_to_change:
             await self._run.install_weights()
             self.after = await self._evaluate("evaluation after")
+            self._logger.log_evaluation(self.done_steps, self.after.metrics())
+            self._log_samples(self.done_steps)
 
     async def finish_saving(self) -> None:
         """Waits for the checkpoint that is being written, as long as a stop may last."""
@@ -174,6 +185,16 @@ class StepBoundary:
         with self._folder.evaluations.open("a", encoding="utf-8") as file:
             file.write(to_line({"step": self.done_steps, **evaluation.metrics()}))
         return evaluation
+
+    def _log_samples(self, step: int) -> None:
+        samples = [
+            LoggedSample(
+                prompt=entry.sample.prompt.text, response=entry.sample.text, reward=entry.sample.reward,
+                num_tokens=entry.sample.num_tokens,
+            )
+            for entry in self._last_ended[:LOGGED_SAMPLES]
+        ]  # fmt: skip
+        self._logger.log_samples(step, samples)
 
     def _state_later(self, unfinished: Sequence[Prompt]) -> Callable[[], RunState]:
         """Returns a function that gives the state of now. unfinished: prompts that were drawn and not trained on."""

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from interlace.core.errors import InterlaceError, StoppedError
-from interlace.core.types import TerminalEvent
+from interlace.core.types import JSON, TerminalEvent
 from interlace.data.stream import PromptStream
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.episodes.config import create_kind
@@ -22,7 +22,7 @@ from interlace.jobs.learning import imagining, open_learning
 from interlace.jobs.online import OnlinePlanner
 from interlace.jobs.plan import under
 from interlace.jobs.saving import CRITIC_FOLDER, Saver
-from interlace.jobs.start import RunStart, resumed_start
+from interlace.jobs.start import RunStart, identify_run, resumed_start
 from interlace.jobs.step_boundary import StepBoundary, TrainJob
 from interlace.jobs.step_trace import StepTrace
 from interlace.jobs.warmup import warmed_model
@@ -34,6 +34,8 @@ from interlace.observe.loggers.base import RunInfo
 from interlace.observe.progress import ProgressView
 from interlace.observe.quiet import LOOK_EVERY_S, QuietWatch
 from interlace.observe.run_folder import RunFolder
+from interlace.observe.run_identity import RunIdentity
+from interlace.observe.secrets import mask_secrets
 from interlace.observe.stop import PATIENCE_S, StopSignal
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
@@ -76,12 +78,13 @@ def train(
     folder: the caller holds its RunLock. resume: goes on from the folder's newest checkpoint that is whole; where it
     has none at all, from the start. planner: may change the schedule, with which the run goes on from a checkpoint.
     """
-    ledger = Ledger()
+    ledger, identity = Ledger(), identify_run(recipe, folder, resume=resume)
     while True:
-        checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints)
-        start = resumed_start(folder, checkpoints, progress) if resume else RunStart()
+        checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints, run=identity)
+        settings, _ = mask_secrets(recipe.model_dump(mode="json"))
+        start = resumed_start(folder, checkpoints, progress, settings) if resume else RunStart()
         job = TrainJob(recipe=recipe, folder=folder, progress=progress, stop=stop, planner=planner, start=start)
-        report = asyncio.run(_Session(job, checkpoints).train())
+        report = asyncio.run(_Session(job, checkpoints, identity, settings).train())
         ledger = ledger.plus(report.ledger)
         schedule = planner.take_change() if planner and report.was_stopped and not stop.requested else None
         if schedule is None:
@@ -93,8 +96,11 @@ def train(
 class _Session:
     """One process of a run: what is opened for it, and how it ends when it is asked to stop."""
 
-    def __init__(self, job: TrainJob, checkpoints: Checkpoints) -> None:
-        self._job, self._checkpoints = job, checkpoints
+    def __init__(
+        self, job: TrainJob, checkpoints: Checkpoints, identity: RunIdentity, settings: Mapping[str, JSON]
+    ) -> None:
+        """settings: the recipe's, secrets masked."""
+        self._job, self._checkpoints, self._identity, self._settings = job, checkpoints, identity, settings
         self._recipe, self._folder, self._progress, self._stop = job.recipe, job.folder, job.progress, job.stop
         self._began_s = time.monotonic()
         self._prompts = recipe_prompts(job.recipe)
@@ -107,16 +113,18 @@ class _Session:
         recipe, folder, start = self._recipe, self._folder, self._job.start
         cluster = back_end(recipe.cluster).open_cluster(recipe.cluster, recipe.schedule.resolved)
         info = RunInfo(
-            name=folder.name,
+            name=recipe.logging.name or folder.name,
+            project=recipe.logging.project,
             folder=folder.path,
-            config=recipe.model_dump(mode="json"),
+            run_id=self._identity.run,
+            config=self._settings,
             resumed_at=start.done_steps if start.checkpoint else None,
         )
         trace = StepTrace(cluster, folder.traces, self._progress, recipe.logging.trace_steps)
         done_steps = None
         try:
             with (
-                open_loggers(info, recipe.logging.loggers) as logger,
+                open_loggers(info, recipe.logging.loggers, say=self._progress.say) as logger,
                 cluster.timeline.recorded_by(self._recorder(cluster)),
             ):
                 try:
@@ -192,7 +200,7 @@ class _Session:
         boundary = self._boundary = StepBoundary(
             job,
             hosted,
-            Saver(cluster, self._checkpoints, hosted.groups, self._folder, learning),
+            Saver(cluster, self._checkpoints, hosted.groups, self._folder, learning, settings=self._settings),
             Evaluator(hosted, self._prompts.heldout),
             stream,
             logger=logger,

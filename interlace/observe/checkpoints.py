@@ -11,7 +11,8 @@ from pathlib import Path
 
 from interlace.core.errors import UserError, is_full_disk
 from interlace.observe.atomic_file import sync_file, sync_folder
-from interlace.observe.manifest import find_damage, write_manifest
+from interlace.observe.manifest import find_damage, read_identity, write_manifest
+from interlace.observe.run_identity import CheckpointIdentity, RunIdentity, check_identity
 
 _STEP = re.compile(r"step_(\d+)")
 _UNFINISHED = ".tmp-"
@@ -31,12 +32,15 @@ class Found:
 class Checkpoints:
     """The checkpoints of a run."""
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        """keep: how many of the newest stay. Raises UserError below 1."""
+    def __init__(self, folder: Path, *, keep: int, run: RunIdentity | None = None) -> None:
+        """keep: number of the newest checkpoints that stay. Raises UserError below 1.
+
+        run: the run that owns the folder. Its checkpoints record it, and a checkpoint of another run is refused.
+        """
         if keep < 1:
             raise UserError(f"{keep} checkpoints kept would leave nothing to resume from. Keep 1 or more.")
         self._folder = folder
-        self._keep = keep
+        self._keep, self._run = keep, run
 
     def save(self, step: int, write: Callable[[Path], None], *, num_bytes: int) -> Path:
         """Writes the checkpoint of a step and returns its folder; one that exists is whole already and left alone.
@@ -55,7 +59,7 @@ class Checkpoints:
         unfinished.mkdir()
         try:
             write(unfinished)
-            write_manifest(unfinished)
+            write_manifest(unfinished, self._identity(step))
             _sync(unfinished)
         except (OSError, UserError) as error:
             shutil.rmtree(unfinished)
@@ -75,15 +79,23 @@ class Checkpoints:
         return sorted(int(match[1]) for match in matches if match)
 
     def newest_whole(self) -> Found:
-        """Looks for a checkpoint to go on from, the newest first: reads all of each up to the first whole one."""
+        """Finds the newest whole checkpoint to resume from; reads all files of each, from the newest on.
+
+        Raises UserError if that checkpoint is of another run, model or step.
+        """
         damaged: dict[Path, str] = {}
         for step in reversed(self.steps()):
             path = self._folder / f"step_{step}"
             damage = find_damage(path)
             if damage is None:
+                if self._run:
+                    check_identity(path, read_identity(path), self._run)
                 return Found(path=path, damaged=damaged)
             damaged[path] = damage
         return Found(path=None, damaged=damaged)
+
+    def _identity(self, step: int) -> CheckpointIdentity | None:
+        return CheckpointIdentity(run=self._run.run, model=self._run.model, step=step) if self._run else None
 
     def set_aside(self, path: Path) -> Path:
         """Renames a damaged checkpoint, so that its step can be written again. Returns where it is now."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from interlace.core.config import Config
+from interlace.observe.run_identity import CheckpointIdentity
 
 MANIFEST = "manifest.json"
 MAX_THREADS = 8
@@ -35,17 +36,27 @@ class Manifest(Config):
 
     files: dict[str, FileRecord]
     """By their path within the folder."""
+    identity: CheckpointIdentity | None = None
+    """Run, model and step, if the folder is a checkpoint of a run."""
 
 
-def write_manifest(folder: Path) -> None:
-    """Writes the manifest of the files that are in a folder."""
+def read_identity(folder: Path) -> CheckpointIdentity | None:
+    """Reads the identity of a checkpoint; returns None if its manifest has none."""
+    return Manifest.model_validate(_content(folder)).identity
+
+
+def write_manifest(folder: Path, identity: CheckpointIdentity | None = None) -> None:
+    """Writes the manifest of the files in a folder. identity: None keeps the identity of an existing manifest."""
+    if identity is None and (folder / MANIFEST).is_file():
+        identity = read_identity(folder)
     paths = _files(folder)
     sums = _checksums(paths)
     records = {
         path.relative_to(folder).as_posix(): FileRecord(num_bytes=path.stat().st_size, blake2b=sums[path])
         for path in paths
     }
-    (folder / MANIFEST).write_text(Manifest(files=records).model_dump_json(indent=1) + "\n", encoding="utf-8")
+    manifest = Manifest(files=records, identity=identity)
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
 def find_damage(folder: Path) -> str | None:

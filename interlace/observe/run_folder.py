@@ -1,6 +1,8 @@
 """`runs/<name>/`: where everything a run writes lies.
 
-config.yaml        resolved
+config.yaml        resolved settings, secrets masked
+secrets.yaml       the masked values, for a resumed run; mode 0600
+run.json           the id of the run, which its checkpoints record
 metrics.jsonl      one flat object a step
 evaluations.jsonl  one object an evaluation on held-out prompts; step 0 is before the first step
 timeline.json      Chrome trace format; of the process that ran last, those of earlier ones are timeline-1.json ...
@@ -26,8 +28,11 @@ from interlace.core.errors import UserError
 from interlace.core.yaml_text import to_yaml
 from interlace.observe import jsonl
 from interlace.observe.atomic_file import sync_file, sync_folder, write_atomic
+from interlace.observe.secrets import mask_secrets, write_secrets
 from interlace.observe.transcripts import step_file
 
+PRIVATE = 0o700
+"""Mode of a run's folder: samples, settings and weights are the owner's."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -45,7 +50,7 @@ class RunFolder:
             run._delete()
         try:
             root.mkdir(parents=True, exist_ok=True)
-            run.path.mkdir(exist_ok=overwrite)  # of two that start at once, one makes it
+            run.path.mkdir(mode=PRIVATE, exist_ok=overwrite)  # of two that start at once, one makes it
         except FileExistsError:
             if root.is_dir():
                 raise UserError(
@@ -126,10 +131,14 @@ class RunFolder:
         return self.path / "process.json"
 
     def write_config(self, config: Config) -> None:
-        """Writes the resolved configuration, keys in the order of its fields. Raises UserError where this fails."""
-        text = to_yaml(config.model_dump(mode="json"))
+        """Writes the resolved configuration, keys in the order of its fields, secrets masked.
+
+        Secrets go to secrets.yaml, from which a resumed run reads them. Raises UserError if a file cannot be written.
+        """
+        settings, secrets = mask_secrets(config.model_dump(mode="json"))
         try:
-            self.config.write_text(text, encoding="utf-8")
+            write_secrets(self.path, secrets)
+            self.config.write_text(to_yaml(settings), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 f"cannot write {self.config}: {error.strerror}. A run needs a folder of its own."
@@ -175,7 +184,9 @@ class RunFolder:
             self.timeline.rename(self.path / f"timeline-{number}.json")
 
     def _make_folders(self) -> None:
+        path = self.path
         try:
+            path.chmod(PRIVATE)
             for path in (self.samples, self.checkpoints):
                 path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -143,10 +143,15 @@ class EvaluationConfig(Config):
 
 
 class LoggingConfig(Config):
-    """Loggers that take metrics beside metrics.jsonl."""
+    """Loggers that receive the metrics in addition to metrics.jsonl."""
 
     loggers: tuple[str, ...] | None = None
-    """Names, or your own as package.module:Name; None takes TensorBoard where it is installed."""
+    """Names, or your own as package.module:Name; None takes TensorBoard if it is installed."""
+    project: str | None = None
+    """Project (W&B, Trackio) or experiment (MLflow). None takes WANDB_PROJECT, TRACKIO_PROJECT or
+    MLFLOW_EXPERIMENT_NAME of the environment, else `interlace`."""
+    name: str | None = None
+    """Name of the run at the service. None takes the name of the run's folder."""
     timeline: bool = True
     """True writes timeline.json. The goodput ledger does not depend on this file."""
     trace_steps: tuple[int, int] | None = None

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from interlace.core.config import Config, explain
 from interlace.core.errors import UserError
 from interlace.core.yaml_text import YamlFiles, parse_yaml
+from interlace.observe.secrets import check_unmasked, restore_secrets
 from interlace.recipes.config import SHORT, Recipe
 from interlace.schedule.vocabulary import foreign_setting_hint
 
@@ -26,8 +27,10 @@ def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
     data = _RECIPES.read(spec)
     if not isinstance(data, dict):
         raise UserError(f"recipe {spec!r} holds no settings: write one `key: value` a line.")
+    data = restore_secrets(data, _RECIPES.path(spec))
     for override in overrides:
         _apply(data, override)
+    check_unmasked(data)
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:

@@ -1,5 +1,6 @@
 """Storage: what is damaged, lost, full, or written by two."""
 
+import json
 import pickle
 import shutil
 import signal
@@ -104,6 +105,27 @@ def half_written(lab: Lab) -> None:
     assert not unfinished.exists()
 
 
+def checkpoint_of_another_run(lab: Lab) -> None:
+    from interlace.observe.manifest import MANIFEST
+
+    path = lab.newest / MANIFEST
+    content = json.loads(path.read_text())
+    content["identity"]["run"] = "0" * 32
+    path.write_text(json.dumps(content))
+    lab.resume("steps=6").refused("belongs to another run")
+
+
+def renamed_to_a_later_step(lab: Lab) -> None:
+    lab.newest.rename(lab.newest.with_name("step_9"))
+    lab.resume("steps=12").refused("was written at step 4 and renamed")
+
+
+def config_edited(lab: Lab) -> None:
+    path = lab.run / "config.yaml"
+    path.write_text(path.read_text().replace("samples_per_prompt: ", "samples_per_prompt: 2"))
+    lab.resume("steps=6").refused("samples_per_prompt: ", "not allowed", "steps: 4 -> 6 (allowed)")
+
+
 def no_checkpoint(lab: Lab) -> None:
     shutil.rmtree(lab.run / "checkpoints")
     lab.resumes_to(4)
@@ -142,6 +164,9 @@ FAULTS = [
             ("a pickle that runs as optimizer/.metadata", damaged_metadata),
             ("no checkpoint is whole", none_is_whole),
             ("no checkpoint at all", no_checkpoint),
+            ("a checkpoint of another run", checkpoint_of_another_run),
+            ("a checkpoint renamed to a later step", renamed_to_a_later_step),
+            ("config.yaml edited before a resume", config_edited),
             ("a checkpoint half written", half_written),
             ("last line of metrics torn", lambda lab: metrics_lost(lab, 3, torn=True)),
             ("last two lines of metrics lost", lambda lab: metrics_lost(lab, 2, torn=False)),

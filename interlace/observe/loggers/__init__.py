@@ -9,29 +9,49 @@ from typing import Self, cast
 
 from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_callable
-from interlace.observe.loggers.base import MetricsLogger, RunInfo
+from interlace.observe.loggers.base import LoggedSample, MetricsLogger, RunInfo
+from interlace.observe.loggers.jsonl import Logger as JsonlLogger
+from interlace.observe.threaded_logger import ThreadedLogger
 
 
 class MetricsLoggers:
-    """All loggers of a run as one. `jsonl` is always among them: reports and resuming read it."""
+    """All loggers of a run as one.
 
-    def __init__(self, info: RunInfo, names: Sequence[str]) -> None:
-        self._loggers: list[MetricsLogger] = []
+    metrics.jsonl is always written, before `log` returns: reports and resuming read it. Every other logger runs on a
+    thread, so that a slow server does not hold up the run.
+    """
+
+    def __init__(self, info: RunInfo, names: Sequence[str], say: Callable[[str], None]) -> None:
+        self._loggers: list[ThreadedLogger] = []
         self._open = ExitStack()
-        with self._open:  # closes those already open where a later one fails
-            for name in dict.fromkeys(["jsonl", *names]):
-                logger = _make(name, info)
-                self._open.callback(logger.close)
-                self._loggers.append(logger)
+        with self._open:  # closes the loggers that are open if a later one fails
+            self._jsonl = JsonlLogger(info)
+            self._open.callback(self._jsonl.close)
+            for name in dict.fromkeys(names):
+                if name != "jsonl":
+                    logger = ThreadedLogger(name, lambda name=name: _make(name, info), say)  # type: ignore[misc]
+                    self._open.callback(logger.close)
+                    self._loggers.append(logger)
             self._open = self._open.pop_all()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes everything known of a step, called once a step."""
+        """Takes all metrics of a step; called once a step."""
+        self._jsonl.log(step, metrics)
         for logger in self._loggers:
-            logger.log(step, metrics)
+            logger.log(step, dict(metrics))
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes an evaluation outside of a step: before the first one, or after the last one."""
+        for logger in self._loggers:
+            logger.log_evaluation(step, dict(metrics))
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
+        """Takes a few samples of a step, for the loggers that have tables."""
+        for logger in self._loggers if samples else ():
+            logger.log_samples(step, samples)
 
     def close(self) -> None:
-        """Closes each, also where one of them raises."""
+        """Closes each logger, also if one of them raises."""
         self._open.close()
 
     def __enter__(self) -> Self:
@@ -43,18 +63,20 @@ class MetricsLoggers:
         self.close()
 
 
-def open_loggers(info: RunInfo, names: Sequence[str] | None = None) -> MetricsLoggers:
-    """Opens the run's loggers. names: None takes TensorBoard where it is installed.
+def open_loggers(
+    info: RunInfo, names: Sequence[str] | None = None, *, say: Callable[[str], None] | None = None
+) -> MetricsLoggers:
+    """Opens the run's loggers. names: None takes TensorBoard if it is installed. say: shows a sentence to the user.
 
-    Raises UserError for an unknown name, or a service whose package is not installed.
+    Raises UserError for an unknown name, for a service whose package is not installed, and for one that does not start.
     """
     if names is None:
         names = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
-    return MetricsLoggers(info, names)
+    return MetricsLoggers(info, names, say or print)
 
 
 def load_logger(name: str) -> Callable[[RunInfo], MetricsLogger]:
-    """Returns the factory of the logger. Raises UserError where there is none, or its package is not installed."""
+    """Returns the factory of the logger. Raises UserError if it does not exist or its package is not installed."""
     if ":" in name:
         return cast("Callable[[RunInfo], MetricsLogger]", load_callable("logger", name))
     try:
@@ -65,7 +87,16 @@ def load_logger(name: str) -> Callable[[RunInfo], MetricsLogger]:
 
 
 def _make(name: str, info: RunInfo) -> MetricsLogger:
-    logger = load_logger(name)(info)
+    factory = load_logger(name)
+    try:
+        logger = factory(info)
+    except UserError:
+        raise
+    except Exception as error:
+        if ":" in name:
+            raise  # the user's own code: the traceback helps
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"logger {name!r} does not start: {first}") from error
     missing = [method for method in ("log", "close") if not callable(getattr(logger, method, None))]
     if missing:
         raise UserError(f"logger {name!r} has no {' and no '.join(missing)}: it needs log(step, metrics) and close().")

@@ -1,25 +1,65 @@
-"""MLflow, to the server that MLFLOW_TRACKING_URI names. Not run by our tests."""
+"""MLflow, at the server or database that MLFLOW_TRACKING_URI names."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import mlflow
+from mlflow.entities import Metric
 
-from interlace.observe.loggers.base import RunInfo
+from interlace.core.errors import UserError
+from interlace.observe.loggers.base import LoggedSample, RunInfo
+
+RUN_TAG = "interlace.run"
+"""Tag with the id of the run, by which a resumed run finds its MLflow run."""
+MOST_METRICS = 1000
+"""Metrics that one request of MLflow's API takes."""
 
 
 class Logger:
-    """A run of the experiment `interlace`, through a client of its own: mlflow's module functions keep global state."""
+    """A run of an experiment, through its own client: the functions of the module keep global state."""
 
     def __init__(self, info: RunInfo) -> None:
-        self._client = mlflow.MlflowClient()
-        experiment = self._client.get_experiment_by_name("interlace")
-        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment("interlace")
-        self._run_id = self._client.create_run(experiment_id, run_name=info.name).info.run_id
-        self._client.log_dict(self._run_id, dict(info.config), "config.json")
+        uri = mlflow.get_tracking_uri()
+        try:
+            self._client = mlflow.MlflowClient()
+            experiment_id = self._experiment(info.project_or("MLFLOW_EXPERIMENT_NAME"))
+            self._run_id = self._find_run(experiment_id, info) or self._create_run(experiment_id, info)
+            self._client.log_dict(self._run_id, dict(info.config), "config.json")
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"logger 'mlflow' cannot use {uri!r}: {first} Set MLFLOW_TRACKING_URI to a database such as "
+                f"sqlite:///{Path('mlflow.db').resolve()} or to the address of a server."
+            ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._client.log_metric(self._run_id, name, value, step=step)
+        now_ms = int(time.time() * 1000)
+        values = [Metric(name, float(value), now_ms, step) for name, value in metrics.items()]
+        for start in range(0, len(values), MOST_METRICS):
+            self._client.log_batch(self._run_id, metrics=values[start : start + MOST_METRICS])
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
+        rows = [
+            {"prompt": each.prompt, "response": each.response, "reward": each.reward, "num_tokens": each.num_tokens}
+            for each in samples
+        ]
+        self._client.log_dict(self._run_id, {"step": step, "samples": rows}, f"samples/step_{step:06d}.json")
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
+
+    def _experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name))
+
+    def _find_run(self, experiment_id: str, info: RunInfo) -> str | None:
+        """Returns the MLflow run of a run that is resumed."""
+        if info.resumed_at is None:
+            return None
+        found = self._client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{info.run_id}'", max_results=1)
+        return str(found[0].info.run_id) if found else None
+
+    def _create_run(self, experiment_id: str, info: RunInfo) -> str:
+        run = self._client.create_run(experiment_id, run_name=info.name, tags={RUN_TAG: info.run_id})
+        return str(run.info.run_id)

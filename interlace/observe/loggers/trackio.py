@@ -1,20 +1,35 @@
-"""Trackio, Hugging Face's local-first tracker. Not run by our tests."""
+"""Trackio, Hugging Face's local-first tracker."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import trackio
 
-from interlace.observe.loggers.base import RunInfo
+from interlace.observe.loggers.base import LoggedSample, RunInfo
+
+ID_LETTERS = 8
+"""Letters of the run's id in its name: Trackio identifies a run by its name alone."""
 
 
 class Logger:
-    """A run of the project `interlace`."""
+    """A run of a project."""
 
     def __init__(self, info: RunInfo) -> None:
-        self._run = trackio.init(project="interlace", name=info.name, resume="allow", config=dict(info.config))
+        self._run = trackio.init(
+            project=info.project_or("TRACKIO_PROJECT"),
+            name=f"{info.name}-{info.run_id[:ID_LETTERS]}".rstrip("-"),
+            resume="allow",
+            config=dict(info.config),
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
+        import pandas as pd
+
+        rows = [[each.prompt, each.response, each.reward, each.num_tokens] for each in samples]
+        frame = pd.DataFrame(rows, columns=["prompt", "response", "reward", "num_tokens"])
+        self._run.log({"samples": trackio.Table(dataframe=frame)}, step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -1,20 +1,20 @@
-"""Weights & Biases. Needs an account; not run by our tests."""
+"""Weights & Biases: online with an account, or offline with WANDB_MODE=offline."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import wandb
 
-from interlace.observe.loggers.base import RunInfo
+from interlace.observe.loggers.base import LoggedSample, RunInfo
 
 
 class Logger:
-    """A run of the project `interlace`; resumed under the same id."""
+    """A run of a project. A resumed run has the same id; another run of the same name has another id."""
 
     def __init__(self, info: RunInfo) -> None:
         self._run = wandb.init(
-            project="interlace",
+            project=info.project_or("WANDB_PROJECT"),
             name=info.name,
-            id=info.name,
+            id=info.run_id or None,
             resume="allow",
             dir=str(info.folder),
             config=dict(info.config),
@@ -22,6 +22,11 @@ class Logger:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
+        rows = [[each.prompt, each.response, each.reward, each.num_tokens] for each in samples]
+        table = wandb.Table(columns=["prompt", "response", "reward", "num_tokens"], data=rows)
+        self._run.log({"samples": table}, step=step)
 
     def close(self) -> None:
         self._run.finish()

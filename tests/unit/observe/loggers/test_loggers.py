@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from interlace.core.errors import UserError
 from interlace.observe.loggers import open_loggers
-from interlace.observe.loggers.base import RunInfo
+from interlace.observe.loggers.base import LoggedSample, RunInfo
 
 
 def info(folder: Path, resumed_at: int | None = None) -> RunInfo:
@@ -113,3 +115,110 @@ def test_a_service_that_is_not_installed_says_how_to_install_it(
     monkeypatch.delitem(sys.modules, "interlace.observe.loggers.trackio", raising=False)
     with pytest.raises(UserError, match="logger 'trackio' needs the package 'trackio': pip install trackio"):
         open_loggers(info(tmp_path), ["trackio"])
+
+
+class Slow(Recorder):
+    """Blocks until the test lets it continue, and shows what it received."""
+
+    gate = threading.Event()
+    received: ClassVar[list[tuple[str, int]]] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.gate.wait(10)
+        self.received.append(("log", step))
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.received.append((f"evaluation {metrics['eval/accuracy_greedy']}", step))
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
+        self.received.append((samples[0].response, step))
+
+    def close(self) -> None:
+        self.received.append(("close", 0))
+
+
+def test_a_slow_logger_does_not_hold_up_the_run_and_receives_before_and_after(tmp_path: Path) -> None:
+    sample = LoggedSample(prompt="1+1", response="2", reward=1.0, num_tokens=1)
+    with open_loggers(info(tmp_path), [f"{__name__}:Slow"]) as loggers:
+        loggers.log_evaluation(0, {"eval/accuracy_greedy": 0.1})
+        loggers.log(1, {"a": 2.0})
+        loggers.log_samples(1, [sample])
+        loggers.log_evaluation(1, {"eval/accuracy_greedy": 0.9})
+        assert lines(tmp_path) == [{"step": 1, "a": 2.0}], "metrics.jsonl waits for nobody"
+        Slow.gate.set()
+    assert Slow.received == [("evaluation 0.1", 0), ("log", 1), ("2", 1), ("evaluation 0.9", 1), ("close", 0)]
+
+
+class Failing(Recorder):
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        raise OSError("the server is gone")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_logger_that_fails_is_told_once_and_does_not_end_the_run(tmp_path: Path) -> None:
+    told: list[str] = []
+    with open_loggers(info(tmp_path), [f"{__name__}:Failing"], say=told.append) as loggers:
+        loggers.log(1, {})
+        loggers.log(2, {})
+    assert len(told) == 1 and "the server is gone" in told[0]
+    assert len(lines(tmp_path)) == 2
+
+
+def run_info(folder: Path, run_id: str, resumed_at: int | None = None) -> RunInfo:
+    return RunInfo(name="quickstart", folder=folder, config={"steps": 3}, run_id=run_id, resumed_at=resumed_at)
+
+
+def log_a_run(info: RunInfo, name: str) -> list[str]:
+    told: list[str] = []
+    sample = LoggedSample(prompt="1+1", response="2", reward=1.0, num_tokens=1)
+    with open_loggers(info, [name], say=told.append) as loggers:
+        loggers.log_evaluation(0, {"eval/accuracy_greedy": 0.1})
+        for step in (1, 2):
+            loggers.log(step, {f"metric/{number}": float(step) for number in range(83)})
+        loggers.log_evaluation(2, {"eval/accuracy_greedy": 0.9})
+        loggers.log_samples(2, [sample])
+    return told
+
+
+def test_mlflow_receives_all_metrics_in_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is in no extra: pip install mlflow")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    assert log_a_run(run_info(tmp_path, "a" * 32), "mlflow") == []
+    assert log_a_run(run_info(tmp_path, "a" * 32, resumed_at=2), "mlflow") == []
+    assert log_a_run(run_info(tmp_path, "b" * 32), "mlflow") == []
+    client = mlflow.MlflowClient()
+    runs = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert len(runs) == 2, "a resumed run is the same run, another one of the same name is not"
+    history = client.get_metric_history(runs[0].info.run_id, "eval/accuracy_greedy")
+    assert [(each.step, each.value) for each in history] == [(0, 0.1), (2, 0.9)]
+    assert len(runs[0].data.metrics) == 84
+
+
+def test_a_file_store_of_mlflow_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is in no extra: pip install mlflow")
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_tracking_uri(f"file:{tmp_path}/mlruns")
+    with pytest.raises(UserError, match="sqlite:///"):
+        open_loggers(run_info(tmp_path, "a" * 32), ["mlflow"])
+
+
+def test_wandb_offline_receives_evaluations_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is in the extra wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    assert log_a_run(run_info(tmp_path, "a" * 32), "wandb") == []
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    content = file.read_bytes()
+    assert b"mine" in content and b"a" * 32 in content and b"eval/accuracy_greedy" in content
+    assert list(tmp_path.glob("wandb/offline-run-*/files/media/table/samples*.json"))
+
+
+def test_trackio_receives_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
+    pytest.importorskip("trackio", reason="trackio is in no extra: pip install trackio")
+    assert log_a_run(run_info(tmp_path, "a" * 32), "trackio") == []
+    assert list((tmp_path / "trackio").glob("interlace*.db"))

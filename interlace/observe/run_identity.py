@@ -1,0 +1,114 @@
+"""Identity of a run and of its checkpoints, and the settings that a resumed run may change."""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.types import JSON
+from interlace.core.yaml_text import parse_yaml, to_yaml
+
+CHANGEABLE = (
+    "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster",
+    "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard",
+)  # fmt: skip
+"""Settings that may differ in a resumed run without making it another run."""
+RUN_FILE = "run.json"
+SETTINGS_FILE = "settings.yaml"
+"""Copy of the settings in a checkpoint."""
+
+
+class RunIdentity(Config):
+    """A run, and the model that it trains."""
+
+    run: str
+    """Random id, made at the start of the run."""
+    model: str
+    """Path of the model as the recipe gives it: a hub id, a folder or a built-in name."""
+
+
+class CheckpointIdentity(RunIdentity):
+    """The run, model and step of a checkpoint."""
+
+    step: int
+
+
+def create_run_id(folder: Path) -> str:
+    """Makes the id of a new run and writes it to the run's folder."""
+    run = uuid.uuid4().hex
+    (folder / RUN_FILE).write_text(json.dumps({"run": run}) + "\n", encoding="utf-8")
+    return run
+
+
+def read_run_id(folder: Path) -> str | None:
+    """Reads the id of a run; returns None if the file is missing or damaged."""
+    try:
+        return str(json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def check_identity(path: Path, found: CheckpointIdentity | None, wanted: RunIdentity) -> None:
+    """Raises UserError if a checkpoint in a run's folder is of another run, model or step."""
+    step = int(path.name.removeprefix("step_"))
+    if found is None:
+        wrong = "does not record its run, model and step"
+    elif found.run != wanted.run:
+        wrong = f"belongs to another run (its id is {found.run}; the id of this run is {wanted.run})"
+    elif found.model != wanted.model:
+        wrong = f"holds another model ({found.model!r}; this run trains {wanted.model!r})"
+    elif found.step != step:
+        wrong = f"was written at step {found.step} and renamed"
+    else:
+        return
+    raise UserError(
+        f"{path} {wrong}, so this run cannot resume from it. Move it out of the run's folder to resume from an "
+        f"earlier checkpoint, or start a new run from its weights: model={path}."
+    )
+
+
+def write_settings(folder: Path, settings: Mapping[str, JSON]) -> None:
+    """Writes the masked settings of a run into a checkpoint."""
+    (folder / SETTINGS_FILE).write_text(to_yaml(dict(settings)), encoding="utf-8")
+
+
+def check_changed_settings(checkpoint: Path, settings: Mapping[str, JSON]) -> list[str]:
+    """Compares the settings of a resumed run with those of the checkpoint.
+
+    settings: masked. Returns a sentence for each changed setting. Raises UserError that lists all changes, each with
+    the word allowed or not allowed, if one of them would make the resumed run another run.
+    """
+    written = dict(_flatten(parse_yaml((checkpoint / SETTINGS_FILE).read_text(encoding="utf-8")), ""))
+    present = dict(_flatten(settings, ""))
+    planned = written.get("schedule.preset") == present.get("schedule.preset") == "auto"
+    changeable = (*CHANGEABLE, *(("schedule",) if planned else ()))
+    lines, refused = [], False
+    for key in sorted(written.keys() | present.keys()):
+        before, after = written.get(key), present.get(key)
+        if before == after:
+            continue
+        is_allowed = f"{key}.".startswith(tuple(f"{name}." for name in changeable))
+        refused |= not is_allowed
+        verdict = "allowed" if is_allowed else "not allowed: it would make the resumed run another run"
+        lines.append(f"{key}: {_text(before)} -> {_text(after)} ({verdict})")
+    if refused:
+        listed = "\n  ".join(lines)
+        raise UserError(
+            f"the settings differ from those of {checkpoint}:\n  {listed}\n"
+            "Restore config.yaml, or start a new run with the new settings."
+        )
+    return lines
+
+
+def _flatten(value: JSON, prefix: str) -> Iterator[tuple[str, JSON]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flatten(inner, f"{prefix}.{name}" if prefix else name)
+    else:
+        yield prefix, value
+
+
+def _text(value: JSON) -> str:
+    return "unset" if value is None else json.dumps(value)[:200]

@@ -1,0 +1,78 @@
+"""A logger on a thread: the run queues metrics and never waits for a service."""
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from interlace.observe.loggers.base import LoggedSample, MetricsLogger
+
+CLOSE_WITHIN_S = 60.0
+"""Time for a service to receive what is queued when the run ends."""
+
+
+class ThreadedLogger:
+    """Makes, calls and closes a logger on one thread.
+
+    If a call fails, the user is told once and the logger gets no further calls: metrics.jsonl has everything.
+    """
+
+    def __init__(self, name: str, make: Callable[[], MetricsLogger], say: Callable[[str], None]) -> None:
+        """Returns once the logger is made. Raises the exception of `make`."""
+        self._name, self._say = name, say
+        self._calls: queue.Queue[Callable[[MetricsLogger], None] | None] = queue.Queue()
+        self._made = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(make,), name=f"logger-{name}", daemon=True)
+        self._thread.start()
+        self._made.wait()
+        if self._error:
+            raise self._error
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Queues the metrics of a step."""
+        self._calls.put(lambda logger: logger.log(step, metrics))
+
+    def log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Queues an evaluation; a logger without log_evaluation gets it as metrics of the step."""
+        self._calls.put(lambda logger: getattr(logger, "log_evaluation", logger.log)(step, metrics))
+
+    def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
+        """Queues samples, for a logger that has log_samples."""
+
+        def call(logger: MetricsLogger) -> None:
+            if log_samples := getattr(logger, "log_samples", None):
+                log_samples(step, samples)
+
+        self._calls.put(call)
+
+    def close(self) -> None:
+        """Closes the logger once the queue is empty, and waits for that for CLOSE_WITHIN_S at most."""
+        self._calls.put(None)
+        self._thread.join(CLOSE_WITHIN_S)
+        if self._thread.is_alive():
+            self._say(f"logger {self._name!r} did not finish in {CLOSE_WITHIN_S:.0f} s: its last metrics may be lost")
+
+    def _run(self, make: Callable[[], MetricsLogger]) -> None:
+        try:
+            logger = make()
+        except BaseException as error:  # noqa: BLE001 # house: raised on the thread that made the logger
+            self._error = error
+            return
+        finally:
+            self._made.set()
+        failed = False
+        while (call := self._calls.get()) is not None:
+            failed = failed or not self._try(lambda call=call: call(logger))  # type: ignore[misc]
+        self._try(logger.close)
+
+    def _try(self, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 # house: a service that fails must not end a run
+            first = (str(error).strip().splitlines() or [""])[0]
+            self._say(
+                f"logger {self._name!r} failed and gets no further metrics ({type(error).__name__}: {first}); "
+                "metrics.jsonl has all of them"
+            )
+            return False
+        return True
