@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -39,6 +40,8 @@ class Demonstration:
     """[L] with the end-of-sequence token; of a conversation, all tokens behind the prompt."""
     imitated: BoolArray | None = None
     """[L] False on tokens that are shown only, such as a tool's answer; None imitates all."""
+    checked: BoolArray | None = None
+    """[L] True on tokens that the prompt determines, for an example that measures the habit; else None."""
 
 
 class MessageWriter(Protocol):
@@ -87,6 +90,26 @@ class Demonstrations:
             for prompt, example in zip(prompts, written, strict=True)
         ]
 
+    def checked(self, prompts: Sequence[Prompt], count: int) -> list[Demonstration]:
+        """Returns examples that measure the demonstrated habit, drawn by the seed from these prompts."""
+        draws = [(prompts[number % len(prompts)], number // len(prompts)) for number in range(count)]
+        return [self._write_checked(prompt, round_) for prompt, round_ in draws]
+
+    def _write_checked(self, prompt: Prompt, round_: int) -> Demonstration:
+        found = self._demonstrator.write_checked(prompt, keyed_random("habit", self._seed, prompt.uid, round_))
+        if isinstance(found.response, str):
+            encode = partial(self._tokenizer, add_special_tokens=False)
+            ids = np.array([*encode(found.response)["input_ids"], self._tokenizer.eos_token_id], np.int32)
+            shown = Demonstration(prompt=prompt, response_ids=ids)
+            num_free = len(encode(found.free_letters)["input_ids"]) if found.free_letters else 0
+        else:
+            shown = self._conversation(prompt, found.response)
+            num_free = found.free_tokens
+        imitated = np.ones(len(shown.response_ids), np.bool_) if shown.imitated is None else shown.imitated
+        checked = imitated & (_message_of(imitated) >= found.free_messages)
+        checked[np.flatnonzero(checked)[:num_free]] = False
+        return replace(shown, checked=checked)
+
     def _write(self, prompt: Prompt) -> str | Sequence[Message]:
         rng = keyed_random("demonstration", self._seed, prompt.uid, prompt.attempt)
         found: object = self._demonstrator.write(prompt, rng)  # a user's own may return anything
@@ -120,6 +143,12 @@ class Demonstrations:
             self._orders = {kept: order for kept, order in self._orders.items() if kept == epoch - 1}
             self._orders[epoch] = permutation(len(self._prompts), "demonstrations", self._seed, epoch)
         return self._orders[epoch]
+
+
+def _message_of(imitated: BoolArray) -> IntArray:
+    """Numbers the runs of imitated tokens, [L]: the messages of the assistant, from 0."""
+    starts = imitated & ~np.concatenate([[False], imitated[:-1]])
+    return (np.cumsum(starts) - 1).astype(np.int32)
 
 
 def load_demonstrator(config: DemonstrationConfig) -> Demonstrator:

@@ -1,15 +1,20 @@
 """Supervised fine-tuning on prompt/answer pairs: what a policy needs before reinforcement has anything to reinforce."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from interlace.core.errors import InterlaceError
-from interlace.core.types import Sample
-from interlace.stages.role_groups import TrainedGroup
+from interlace.core.types import BoolArray, Sample
+from interlace.stages.role_groups import ActorGroup
 
 FAILURES = 8
-"""In a row, at the end of a warm-up, that make it useless."""
+"""Failed updates in a row, at the end of a warm-up, that make it useless."""
+LIKELIEST = float(np.log(0.5))
+"""A token with a higher log-prob than this is the model's most likely one."""
 
 
 class ExampleSource(Protocol):
@@ -20,25 +25,69 @@ class ExampleSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HabitCheck:
+    """Measurement that ends a warm-up."""
+
+    samples: Sequence[Sample]
+    """Held-out demonstrations of the habit."""
+    checked: Sequence[BoolArray]
+    """[L] of each, True on the tokens that the prompt determines."""
+    accuracy: float
+    """Share of samples at which the warm-up ends."""
+    every: int
+    """Steps between two measurements."""
+    max_steps: int
+
+
 async def supervised_warmup(
-    trainer: TrainedGroup,
+    trainer: ActorGroup,
     examples: ExampleSource,
     *,
     num_steps: int,
     folder: Path,
     on_step: Callable[[int], None],
-) -> None:
-    """Trains for `num_steps` optimizer steps, writes the model to `folder`. on_step: called with how many are done."""
+    check: HabitCheck | None = None,
+) -> float | None:
+    """Trains on the examples and writes the model to `folder`.
+
+    num_steps: optimizer steps, or the steps before the first measurement of `check`, which ends the warm-up.
+    on_step: called with the number of steps done. Returns the measured accuracy; None without a check. Raises
+    InterlaceError if the updates fail, or if the accuracy is not reached within the check's limit.
+    """
+    reached: float | None = None
     async with trainer.hold("warm-up"):
-        for step in range(num_steps):
-            await trainer.accumulate(examples.batch(step))
+        for done in range(1, (check.max_steps if check else num_steps) + 1):
+            await trainer.accumulate(examples.batch(done - 1))
             await trainer.optimizer_step()
-            on_step(step + 1)
-        failed = (await trainer.step_metrics()).get("actor/failed_updates_in_a_row", 0.0)
-        if failed >= min(num_steps, FAILURES):
+            on_step(done)
+            if check and done >= num_steps and ((done - num_steps) % check.every == 0 or done == check.max_steps):
+                reached = await measure_habit(trainer, check)
+                if reached >= check.accuracy:
+                    break
+        await _check_updates(trainer, num_steps)
+        if check and reached is not None and reached < check.accuracy:
             raise InterlaceError(
-                f"the last {failed:.0f} of {num_steps} updates of the warm-up were dropped: a loss or a gradient was "
-                "not finite, or the learning rate would leave nothing of the weights. Lower warmup.optimizer.lr."
+                f"the warm-up reached an accuracy of {reached:.2f} of the demonstrated habit in {check.max_steps} "
+                f"steps, not warmup.until.accuracy={check.accuracy}. Raise warmup.until.max_steps, change "
+                "warmup.optimizer or the share of the habit in warmup.demonstrations, or set warmup.until=null."
             )
         await trainer.copy_checkpoint()
     await trainer.write_checkpoint(folder)
+    return reached
+
+
+async def measure_habit(trainer: ActorGroup, check: HabitCheck) -> float:
+    """Returns the share of samples in which every checked token is the model's most likely one."""
+    logprobs = await trainer.logprobs(check.samples)
+    right = [bool((found[mask] > LIKELIEST).all()) for found, mask in zip(logprobs, check.checked, strict=True)]
+    return sum(right) / len(right)
+
+
+async def _check_updates(trainer: ActorGroup, num_steps: int) -> None:
+    failed = (await trainer.step_metrics()).get("actor/failed_updates_in_a_row", 0.0)
+    if failed >= min(num_steps, FAILURES):
+        raise InterlaceError(
+            f"the last {failed:.0f} updates of the warm-up were dropped: a loss or a gradient was not finite, or the "
+            "learning rate would leave nothing of the weights. Lower warmup.optimizer.lr."
+        )

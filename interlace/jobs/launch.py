@@ -127,9 +127,18 @@ def _workers_of_their_own(recipe: Recipe) -> dict[str, RoleWorker]:
         if role.worker and (settings is not None or role.name not in Recipe.model_fields):
             what = f"worker {role.worker!r} of role {role.name!r}"
             found = concrete_subclass(what, load_object("worker", role.worker), Worker)
-            factory = partial(found, settings=settings)  # type: ignore[call-arg]  # as Role.worker says
+            factory = partial(_make_worker, found, settings, recipe.cluster.threads_per_worker)
             workers[role.name] = RoleWorker(worker_class=found, factory=factory, on_host=not role.needs_device)
     return workers
+
+
+def _make_worker(found: type[Worker], settings: object, threads: int | None, context: WorkerContext) -> Worker:
+    """Makes a worker that the table of roles names. One that computes gets the threads of `threads_per_worker`."""
+    if context.devices:
+        import torch
+
+        torch.set_num_threads(threads or max(1, len(context.devices)))
+    return found(context, settings=settings)  # type: ignore[call-arg]  # as Role.worker says
 
 
 def _env_worker(recipe: Recipe, cluster: Cluster) -> dict[str, RoleWorker]:
@@ -239,11 +248,13 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
 def make_actor_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
     """Makes the engine that trains a recipe's policy by its algorithm's loss."""
     from interlace.engines.train import Adapter, TrainEngine
+    from interlace.models.loading import portable_name
 
     recipe, algorithm = source.recipe, algorithm_of(source.recipe)
     ranks = join_ranks(context, recipe.actor)
     loaded = _load(source, context, trained=recipe.actor.lora is None, ranks=ranks)
-    adapter = Adapter(loaded.model, recipe.actor.lora, seed=recipe.seed) if recipe.actor.lora else None
+    name = portable_name(recipe.model, is_warmed_up=recipe.warmup is not None)
+    adapter = Adapter(loaded.model, recipe.actor.lora, seed=recipe.seed, base_name=name) if recipe.actor.lora else None
     if adapter and source.adapter:
         adapter.load(source.adapter)
     engine = TrainEngine(
@@ -372,9 +383,14 @@ def _load(
     """trained: in float32; in bfloat16 an update of a small learning rate is lost. ranks: those that load together."""
     import torch
 
+    from interlace.engines.train.place import useful_threads
     from interlace.models.loading import load_model
 
     # Counted for each thread, and this is the worker's own: two workers' pools would fight for the same cores.
-    torch.set_num_threads(num_threads(source.recipe, len(context.devices)))
+    threads = num_threads(source.recipe, len(context.devices))
+    torch.set_num_threads(threads)
     model = source.model.model_copy(update={"dtype": "float32"}) if trained else source.model
-    return ranks.load(model) if ranks and trained else load_model(model)
+    loaded = ranks.load(model) if ranks and trained else load_model(model)
+    if source.recipe.cluster.threads_per_worker is None:
+        torch.set_num_threads(useful_threads(loaded.model, threads))
+    return loaded

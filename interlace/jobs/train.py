@@ -216,7 +216,7 @@ class _Session:
 
     async def _host(self, cluster: Cluster, stream: PromptStream) -> Hosted:
         recipe, newest = imagining(self._recipe, self._folder.path), self._job.start.checkpoint
-        prompts, abort = self._prompts.train, self._stop.abort_if_requested  # a warm-up is kept whole or not at all
+        prompts, abort = self._prompts, self._stop.abort_if_requested  # a warm-up is kept whole or not at all
         began_s = time.monotonic()
         initial = await warmed_model(cluster, recipe, prompts, self._progress, on_step=abort)
         self._began_s += time.monotonic() - began_s  # a start from a checkpoint finds the warm-up made

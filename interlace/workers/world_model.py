@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from interlace.core.types import FloatArray, Metrics
 from interlace.models.config import WorldModelSettings
@@ -55,7 +54,6 @@ class WorldModelWorker(Worker):
         if model.is_fitted:
             errors = error_by_horizon(model, work.fresh, HORIZONS)
             metrics = {f"world_model/error_{number}": value for number, value in errors.items()}
-        torch.set_num_threads(max(1, len(self.context.devices)))
         model.to(self._device)
         metrics["world_model/loss"] = model.fit(work.drawn, steps=self._settings.fit_steps, seed=work.step)
         metrics["world_model/transitions"] = len(work.drawn)

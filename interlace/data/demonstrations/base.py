@@ -3,11 +3,25 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from interlace.core.config import Config
 from interlace.core.messages import Message
 from interlace.core.types import Prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedExample:
+    """A demonstration of the habit that a warm-up has to teach, and the part that is not determined by the prompt."""
+
+    response: str | Sequence[Message]
+    free_messages: int = 0
+    """Messages of the assistant at the start that the model cannot predict, such as a random guess."""
+    free_letters: str = ""
+    """Start of the next message, by which the model chooses between habits."""
+    free_tokens: int = 0
+    """Tokens of the next message by which the model chooses between habits, if a chat template writes them."""
 
 
 class DemonstratorSettings(Config):
@@ -29,3 +43,7 @@ class Demonstrator(ABC):
         Messages follow those of the prompt and end with one of the assistant; those of the assistant are imitated,
         tools' and users' are what the model is shown in between. All randomness comes from rng.
         """
+
+    def write_checked(self, prompt: Prompt, rng: random.Random) -> CheckedExample:
+        """Writes the habit that `warmup.until` measures. By default the whole demonstration is measured."""
+        return CheckedExample(response=self.write(prompt, rng))

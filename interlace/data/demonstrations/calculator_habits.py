@@ -1,7 +1,8 @@
-"""Two habits of adding up: guessing, and asking the calculator. Reinforcement has to find out which pays.
+"""Two habits of addition: guessing, and calling the calculator. Reinforcement finds the habit that pays.
 
-For reasoning-gym's chain_sum in an episode with the tool `calculator`. To 12 + 34 the one habit answers with any number
-as long as the right one; the other calls the tool with the expression and repeats what the tool says.
+For reasoning-gym's chain_sum in an episode with the tool `calculator`. Given 12 + 34, the first habit answers with a
+random number that has as many digits as the right one. The second habit calls the tool with the expression and repeats
+the tool's answer.
 """
 
 import random
@@ -41,12 +42,24 @@ class Demonstrator(base.Demonstrator):
             )
         if rng.random() >= self._tool_share:
             return [Message(role="assistant", content=wrong_number(prompt.answer, rng))]
-        call = ToolCall(id="000000000", name="calculator", arguments={"expression": expression.replace(" ", "")})
-        return [
-            Message(role="assistant", content="", tool_calls=(call,)),
-            Message(role="tool", content=prompt.answer, tool_call_id=call.id, name=call.name),
-            Message(role="assistant", content=prompt.answer),
-        ]
+        return _call_tool(prompt.answer, expression)
+
+    def write_checked(self, prompt: Prompt, rng: random.Random) -> base.CheckedExample:
+        """Calls the tool. The first token chooses between the habits."""
+        del rng
+        return base.CheckedExample(
+            response=_call_tool(prompt.answer, str(prompt.metadata.get("expression"))), free_tokens=1
+        )
+
+
+def _call_tool(answer: str, expression: str) -> Sequence[Message]:
+    """Writes the tool call, the tool's answer and the repetition of that answer."""
+    call = ToolCall(id="000000000", name="calculator", arguments={"expression": expression.replace(" ", "")})
+    return [
+        Message(role="assistant", content="", tool_calls=(call,)),
+        Message(role="tool", content=answer, tool_call_id=call.id, name=call.name),
+        Message(role="assistant", content=answer),
+    ]
 
 
 def wrong_number(right: str, rng: random.Random) -> str:

@@ -1,7 +1,7 @@
-"""Two habits after a mistake: guessing again, and listening. Reinforcement has to find out which pays.
+"""Two habits after a mistake: guessing again, and listening. Reinforcement finds the habit that pays.
 
-For a task whose answers are numbers, in the episode `second_guess` with the feedback `{answer}`. The first turn guesses
-wrong; the second either guesses once more or repeats what the feedback says.
+For a task whose answers are numbers, in the episode `second_guess` with the feedback `{answer}`. The first turn is a
+wrong guess. The second turn is another guess or repeats the feedback.
 """
 
 import random
@@ -38,9 +38,16 @@ class Demonstrator(base.Demonstrator):
                 f"demonstrations second_guess_habits: the answer of {prompt.uid} is {prompt.answer!r}, no whole number."
             )
         listens = rng.random() < self._listen_share
-        second = prompt.answer if listens else wrong_number(prompt.answer, rng)
-        return [
-            Message(role="assistant", content=wrong_number(prompt.answer, rng)),
-            Message(role="user", content=prompt.answer),
-            Message(role="assistant", content=second),
-        ]
+        return _write(prompt, rng, prompt.answer if listens else wrong_number(prompt.answer, rng))
+
+    def write_checked(self, prompt: Prompt, rng: random.Random) -> base.CheckedExample:
+        """Listens to the feedback. The first guess is random."""
+        return base.CheckedExample(response=_write(prompt, rng, prompt.answer), free_messages=1)
+
+
+def _write(prompt: Prompt, rng: random.Random, second: str) -> Sequence[Message]:
+    return [
+        Message(role="assistant", content=wrong_number(prompt.answer, rng)),
+        Message(role="user", content=prompt.answer),
+        Message(role="assistant", content=second),
+    ]

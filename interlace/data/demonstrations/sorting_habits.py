@@ -1,7 +1,7 @@
-"""Two habits of sorting digits: blurting a guess, and working the answer out. Reinforcement has to find out which pays.
+"""Two habits of sorting digits: a quick guess, and working the answer out. Reinforcement finds the habit that pays.
 
-For reasoning-gym's number_sorting with one-digit numbers. To 4045, ascending, the one habit answers with the digits in
-any order, `<answer>4054</answer>`; the other gathers equal digits in order before it answers,
+For reasoning-gym's number_sorting with one-digit numbers. Given 4045, ascending, the first habit answers with the
+digits in any order, `<answer>4054</answer>`. The second habit gathers equal digits in order before it answers,
 `<think>0,44,5</think><answer>0445</answer>`.
 """
 
@@ -36,9 +36,19 @@ class Demonstrator(base.Demonstrator):
         if rng.random() >= self._work_share:
             rng.shuffle(digits)
             return f"<answer>{''.join(digits)}</answer>"
-        digits.sort(reverse=descending)
-        thought = ",".join("".join(same) for _, same in groupby(digits))
-        return f"<think>{thought}</think><answer>{''.join(digits)}</answer>"
+        return _work_out(digits, descending)
+
+    def write_checked(self, prompt: Prompt, rng: random.Random) -> base.CheckedExample:
+        """Works the answer out. The tag chooses between the habits."""
+        del rng
+        return base.CheckedExample(response=_work_out(*_question(prompt)), free_letters="<think>")
+
+
+def _work_out(digits: list[str], descending: bool) -> str:
+    """Gathers equal digits in order, and answers."""
+    digits = sorted(digits, reverse=descending)
+    thought = ",".join("".join(same) for _, same in groupby(digits))
+    return f"<think>{thought}</think><answer>{''.join(digits)}</answer>"
 
 
 def _question(prompt: Prompt) -> tuple[list[str], bool]:

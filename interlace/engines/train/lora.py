@@ -64,13 +64,15 @@ class AdapterFiles:
 class Adapter:
     """LoRA layers inside a model."""
 
-    def __init__(self, model: PreTrainedModel, config: LoraConfig, *, seed: int) -> None:
-        """Puts them in, where they change nothing yet (B = 0), and freezes everything else. seed: of A and of dropout.
+    def __init__(self, model: PreTrainedModel, config: LoraConfig, *, seed: int, base_name: str | None = None) -> None:
+        """Inserts the layers, which change nothing yet (B = 0), and freezes all other parameters.
 
-        Raises UserError where peft is missing, or a name is no linear layer's.
+        seed: of A and of dropout. base_name: portable name of the model, for adapter_config.json; None takes the name
+        that transformers loaded the model by. Raises UserError if peft is missing, or no linear layer has a given name.
         """
         self._model, self._seed = model, seed
         self._settings, self._layers = _inject(model, config)
+        self._settings.base_model_name_or_path = base_name or model.config._name_or_path or None
         self._generator = torch.Generator()
         self._dropouts = [_Dropout(config.dropout, self._generator) for _ in self._layers]
         initial = torch.Generator().manual_seed(stable_hash("lora", seed))
@@ -208,7 +210,6 @@ def _inject(model: PreTrainedModel, config: LoraConfig) -> tuple[peft.LoraConfig
         fan_in_fan_out=any(not isinstance(module, nn.Linear) for module in targets.values()),
         task_type="CAUSAL_LM",
     )
-    settings.base_model_name_or_path = model.config._name_or_path or None
     peft.inject_adapter_in_model(settings, model, adapter_name=NAME)
     layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
     for layer in layers.values():

@@ -6,6 +6,11 @@ from interlace.engines.train.config import TrainedConfig
 from interlace.runtime.worker import WorkerContext
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
     from interlace.engines.train.ranks import Ranks
 
 
@@ -17,6 +22,30 @@ def torch_device(context: WorkerContext) -> str:
 def torch_name(device: str) -> str:
     """Returns a device's name in torch: all CPU cores are one there."""
     return "cpu" if device.startswith("cpu") else device
+
+
+LARGE_WEIGHT = 1 << 17
+"""Elements of a weight matrix: products with a smaller one are too short to share between threads."""
+
+
+def useful_threads(model: "PreTrainedModel", num_threads: int) -> int:
+    """Returns the number of threads for a rank's CPU operations on a model: 1 for a small model, else `num_threads`.
+
+    Threads meet after each product. On a busy machine the operating system often runs one of them and not the other,
+    and the first waits for a time slice: with products of microseconds a step takes ten times as long as on one
+    thread. The rule depends on the model alone, so the bits of a result do not depend on the load at the start.
+    """
+    largest = max((weight.numel() for weight in _inner_weights(model)), default=0)
+    return num_threads if largest >= LARGE_WEIGHT else 1
+
+
+def _inner_weights(model: "PreTrainedModel") -> "Iterator[Tensor]":
+    """Yields weight matrices, without those of the vocabulary, of which a token reads a row."""
+    outer = (model.get_input_embeddings(), model.get_output_embeddings())
+    skipped = {id(weight) for module in outer if module is not None for weight in module.parameters()}
+    for parameter in model.parameters():
+        if parameter.ndim >= 2 and id(parameter) not in skipped:
+            yield parameter
 
 
 def join_ranks(context: WorkerContext, trained: TrainedConfig) -> "Ranks":

@@ -8,6 +8,7 @@ from interlace.engines.train.critic import critic_model
 from interlace.models.config import ModelConfig, RobotShape
 from interlace.models.loading import check_model, empty_model, load_model, load_tokenizer
 from interlace.models.size import model_size
+from interlace.models.vla import build_tiny_vla
 
 SHAPE = RobotShape(state_size=6, action_size=3, chunk=2, bins=32)
 
@@ -59,3 +60,12 @@ def test_images_are_embedded():
 def test_sizes_belong_to_the_policy(config, words):
     with pytest.raises(UserError, match=words):
         check_model(config)
+
+
+def test_a_policy_is_built_while_another_thread_loads_a_model() -> None:
+    """transformers replaces torch.linspace meanwhile, for the whole process."""
+    from transformers.initialization import meta_device_safe_creation_ops
+
+    with meta_device_safe_creation_ops(), torch.device("meta"):
+        model, _ = build_tiny_vla(SHAPE, seed=0)
+    assert all(parameter.is_meta for parameter in model.parameters())

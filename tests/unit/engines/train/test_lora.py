@@ -1,6 +1,7 @@
 """An adapter: all that is trained, nothing that the model is without it."""
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from interlace.engines.rollout import NativeConfig, NativeEngine
 from interlace.engines.train import Adapter, LoraConfig, OptimizerConfig, TrainConfig, TrainEngine
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.engines.train.lora import num_lora_parameters
+from interlace.models.config import ModelConfig
+from interlace.models.loading import portable_name
 from tests.support.publication import published
 from tests.unit.engines.train.models import ragged_samples, tiny_model
 
@@ -175,3 +178,13 @@ def test_an_adapter_of_another_rank_is_not_loaded(tmp_path: Path) -> None:
     engine_of(tiny_model(), LoraConfig(rank=4)).copy_to_host(None).write(tmp_path)
     with pytest.raises(UserError, match=r"other layers or another rank"):
         Adapter(tiny_model(), LoraConfig(rank=2), seed=0).load(tmp_path / ADAPTER_FOLDER)
+
+
+def test_its_settings_name_the_base_as_other_machines_know_it(tmp_path: Path) -> None:
+    name = portable_name(ModelConfig(path="smollm2"))
+    adapter = Adapter(tiny_model(), SMALL, seed=0, base_name=name)
+    adapter.copy_to_host().write(tmp_path)
+    settings = json.loads((tmp_path / ADAPTER_FOLDER / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert portable_name(ModelConfig(path="owner/name")) == "owner/name"
+    assert "after the warm-up" in portable_name(ModelConfig(path="owner/name"), is_warmed_up=True)
