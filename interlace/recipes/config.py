@@ -1,7 +1,8 @@
 """The `Recipe`: one experiment, whole. Every section is the configuration of the part it configures."""
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Self
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_serializer, model_validator
 
@@ -23,14 +24,17 @@ from interlace.episodes.experts import ExpertConfig
 from interlace.models.config import ModelConfig, WorldModelSettings, by_path
 from interlace.recipes import clusters
 from interlace.rewards.base import RewardConfig
+from interlace.runtime.gpu import has_gpu
 from interlace.schedule.open import bounding, bounds_of
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
+from interlace.schedule.vocabulary import foreign_setting_hint, foreign_value_hint
 from interlace.weights.config import WeightsConfig
 
 DEFAULT_ALGORITHM = "grpo"
 DEFAULT_SCHEDULE = "verl-colocated"
 AUTO = "auto"
+_ADDRESS = re.compile(r"(ray://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 
 class AlgorithmChoice(Config):
@@ -47,7 +51,7 @@ class AlgorithmChoice(Config):
         flat = _as_mapping("algorithm", data)
         if "settings" in flat:
             return flat
-        name = _text("algorithm.name", flat.pop("name", DEFAULT_ALGORITHM))
+        name = _name("algorithm", "name", flat.pop("name", DEFAULT_ALGORITHM))
         return {"name": name, "settings": create_algorithm(name, flat).settings}
 
     @model_serializer
@@ -72,7 +76,7 @@ class ScheduleChoice(Config):
         flat = _as_mapping("schedule", data)
         if "resolved" in flat:
             return flat
-        preset = _text("schedule.preset", flat.pop("preset", DEFAULT_SCHEDULE))
+        preset = _name("schedule", "preset", flat.pop("preset", DEFAULT_SCHEDULE))
         if preset == AUTO and not set(Schedule.model_fields) <= set(flat):
             return {"preset": preset, "open": True, "resolved": bounding(flat)}
         # With every field given, as in the config.yaml of a run, the preset's file may have changed or gone since.
@@ -90,7 +94,7 @@ class ClusterConfig(Config):
     """Place where the run computes. Written as the back end's name, or `{backend: ..., devices: ...}`."""
 
     backend: str = "local"
-    """local: in this process. ray: processes that Ray places, on this machine or many."""
+    """local: this process. ray: processes that Ray places, on one machine or many. Or your own as package.module:Name."""
     devices: str = "auto"
     """auto: every GPU, or a device for each CPU core. Else how many of which kind: `cpu:2`, `cuda:1,cpu:4`."""
     address: str | None = None
@@ -102,11 +106,17 @@ class ClusterConfig(Config):
     """Seconds without any progress before the run ends with an error that says who waits for what."""
 
     @model_validator(mode="after")
-    def _built(self) -> Self:
-        if self.backend not in builtin_names(clusters):
+    def _check_names(self) -> Self:
+        if ":" not in self.backend and self.backend not in builtin_names(clusters):
             hint = nearest(self.backend, builtin_names(clusters))
             virtual = " For the virtual clock: interlace simulate, or interlace compare --cluster sim."
             raise UserError(f"cluster.backend = {self.backend!r}: there is no such back end.{hint}{virtual}")
+        address = self.address
+        if address is not None and address not in ("auto", "local") and not _ADDRESS.fullmatch(address):
+            raise UserError(
+                f"cluster.address = {address!r} is not an address of a Ray cluster: write host:port, such as "
+                f"{address.split('/')[-1].rstrip(':') or '10.0.0.1'}:6379, or auto for the cluster of this machine."
+            )
         return self
 
 
@@ -142,11 +152,19 @@ class EvaluationConfig(Config):
     """Prompts whose answers before and after are printed; a robot's episodes are filmed."""
 
 
+def _listed(value: object) -> object:
+    """Turns a single name into a list of one; `none` and an empty text into an empty list."""
+    if not isinstance(value, str):
+        return value
+    return [name.strip() for name in value.split(",") if name.strip() and name.strip() != "none"]
+
+
 class LoggingConfig(Config):
     """Loggers that take metrics beside metrics.jsonl."""
 
-    loggers: tuple[str, ...] | None = None
-    """Names, or your own as package.module:Name; None takes TensorBoard where it is installed."""
+    loggers: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = None
+    """Names, or your own as package.module:Name; a single name needs no list. None takes TensorBoard if it is
+    installed."""
     timeline: bool = True
     """True writes timeline.json. The goodput ledger does not depend on this file."""
     trace_steps: tuple[int, int] | None = None
@@ -179,7 +197,23 @@ SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
 
 
 def _spelled_out(section: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: SHORT[section](value) if isinstance(value, str) else value)
+    def spell_out(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if hint := foreign_value_hint(section, value):
+            raise UserError(f"unknown {section} {value!r}. {hint}")
+        return SHORT[section](value)
+
+    return BeforeValidator(spell_out)
+
+
+def _refuse_foreign_value(section: str) -> Callable[[object], object]:
+    def refuse(value: object) -> object:
+        if isinstance(value, str) and (hint := foreign_value_hint(section, value)):
+            raise ValueError(hint.rstrip("."))
+        return value
+
+    return refuse
 
 
 class Recipe(Config):
@@ -218,7 +252,7 @@ class Recipe(Config):
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of checkpoints that stay, the newest ones."""
     sampling: SamplingParams = SamplingParams()
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: Annotated[OptimizerConfig, BeforeValidator(_refuse_foreign_value("optimizer"))] = OptimizerConfig()
     """Optimizer of the actor."""
     rollout: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(parse_engine), _spelled_out("rollout")] = (
         NativeConfig()
@@ -237,6 +271,50 @@ class Recipe(Config):
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_dtype(cls, data: object) -> object:
+        """Sets model.dtype to bfloat16 if it is not given and the run computes on GPUs."""
+        if not isinstance(data, Mapping) or not _is_on_gpus(data.get("cluster")):
+            return data
+        model = data.get("model")
+        if isinstance(model, ModelConfig):
+            model = model.model_dump(exclude_unset=True)
+        model = by_path(model)
+        return {**data, "model": {"dtype": "bfloat16", **model}} if isinstance(model, Mapping) else data
+
+    @classmethod
+    def advice(cls, key: str) -> str | None:
+        """Returns the setting that an unknown key stands for in another system, or the sections that have the key."""
+        if hint := foreign_setting_hint(key):
+            return hint
+        places = [found for found in setting_keys(cls) if found.endswith(f".{key}")]
+        return f"{key!r} is a key of other sections: {', '.join(places[:4])}." if places else None
+
+
+def _is_on_gpus(cluster: object) -> bool:
+    """Returns whether the devices of an unparsed section `cluster` are GPUs."""
+    devices = cluster.devices if isinstance(cluster, ClusterConfig) else "auto"
+    if isinstance(cluster, Mapping):
+        devices = str(cluster.get("devices", "auto"))
+    return "cuda" in devices or (devices == "auto" and has_gpu())
+
+
+def setting_keys(cls: type[Config], prefix: str = "") -> Iterator[str]:
+    """Yields the dotted keys of all settings below a config."""
+    for name, field in cls.model_fields.items():
+        inner = [part for part in _configs_in(field.annotation) if part is not cls]  # episode.others has episodes
+        if not inner:
+            yield prefix + name
+        for part in inner:
+            yield from setting_keys(part, f"{prefix}{name}.")
+
+
+def _configs_in(annotation: Any) -> list[type[Config]]:
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [found for arg in get_args(annotation) for found in _configs_in(arg)]
+
 
 def algorithm_of(recipe: Recipe) -> Algorithm:
     """Returns the recipe's algorithm."""
@@ -253,7 +331,10 @@ def _as_mapping(section: str, data: object) -> dict[str, Any]:
     raise UserError(f"{section} = {data!r}: write a name, or a mapping with `{key}` and what is to be changed.")
 
 
-def _text(key: str, value: object) -> str:
+def _name(section: str, key: str, value: object) -> str:
+    """Returns a name. Raises UserError for another type, and for a name of another system."""
     if not isinstance(value, str):
-        raise UserError(f"{key} = {value!r}: write a name.")
+        raise UserError(f"{section}.{key} = {value!r}: write a name.")
+    if hint := foreign_value_hint(section, value):
+        raise UserError(f"unknown {section} {value!r}. {hint}")
     return value
