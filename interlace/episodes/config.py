@@ -148,7 +148,7 @@ def episode_kind(spec: str) -> type[EpisodeKind]:
 
 
 def parse_episode(given: object) -> object:
-    """Reads an episode's settings from its name, or from a mapping with `name`. Raises UserError for an unknown name."""
+    """Reads an episode's settings from its name, or from a mapping with `name`. Raises UserError for an unknown one."""
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, Mapping):

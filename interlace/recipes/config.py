@@ -12,7 +12,7 @@ from interlace.core.errors import UserError, nearest
 from interlace.core.plugins import builtin_names
 from interlace.core.random import SEED_END
 from interlace.core.types import MIN_TEMPERATURE, SamplingParams
-from interlace.data.config import DataConfig
+from interlace.data.config import DataConfig, MixtureSource, expand_source
 from interlace.data.rendering.config import RendererConfig
 from interlace.data.replay import ReplayLearnerConfig
 from interlace.data.warmup import DemonstrationConfig
@@ -94,7 +94,7 @@ class ClusterConfig(Config):
     """Place where the run computes. Written as the back end's name, or `{backend: ..., devices: ...}`."""
 
     backend: str = "local"
-    """local: this process. ray: processes that Ray places, on one machine or many. Or your own as package.module:Name."""
+    """local: this process. ray: processes that Ray places, on one machine or many. Your own: package.module:Name."""
     devices: str = "auto"
     """auto: every GPU, or a device for each CPU core. Else how many of which kind: `cpu:2`, `cuda:1,cpu:4`."""
     address: str | None = None
@@ -178,14 +178,9 @@ class LoggingConfig(Config):
         return steps
 
 
-def _task(name: str) -> dict[str, object]:
-    """Reads a task written as a data file, or as the name of a reasoning-gym dataset."""
-    return {"reasoning_gym": {"name": name}} if name.isidentifier() else {"files": {"train": name}}
-
-
 SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
     "model": by_path,
-    "task": _task,
+    "task": expand_source,
     "algorithm": lambda name: {"name": name},
     "schedule": lambda name: {"preset": name},
     "cluster": lambda name: {"backend": name},
@@ -207,6 +202,31 @@ def _spelled_out(section: str) -> BeforeValidator:
     return BeforeValidator(spell_out)
 
 
+class TaskSource(MixtureSource):
+    """A source of a mixture, with its reward."""
+
+    reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
+    """Scorer of responses to its prompts; None takes the recipe's `reward`."""
+
+    @model_validator(mode="after")
+    def _check_reward(self) -> Self:
+        if self.reward is not None and self.reward.model is not None:
+            raise ValueError("a reward model scores the prompts of all sources: set it as the recipe's `reward`")
+        return self
+
+
+class TaskConfig(DataConfig):
+    """Prompts to train on and held-out prompts."""
+
+    mixture: tuple[TaskSource, ...] = ()
+    """Sources whose prompts are drawn by weight; in place of a single source."""
+
+    @property
+    def rewards(self) -> Mapping[str, RewardConfig]:
+        """Returns the rewards of single sources, by the name of the source."""
+        return {source.label: source.reward for source in self.mixture if source.reward is not None}
+
+
 def _refuse_foreign_value(section: str) -> Callable[[object], object]:
     def refuse(value: object) -> object:
         if isinstance(value, str) and (hint := foreign_value_hint(section, value)):
@@ -220,10 +240,10 @@ class Recipe(Config):
     """One experiment. A *step* is one turn of the loop; a *version* is one publication of weights."""
 
     model: Annotated[ModelConfig, _spelled_out("model")]
-    task: Annotated[DataConfig, _spelled_out("task")]
-    """Prompts to train on and held-out ones."""
+    task: Annotated[TaskConfig, _spelled_out("task")]
+    """Prompts to train on and held-out prompts."""
     reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
-    """Scorer of a response; None where the episode brings its own reward."""
+    """Scorer of a response; None if the episode gives the reward. A source of a mixture may have another reward."""
     episode: Annotated[SerializeAsAny[EpisodeConfig], BeforeValidator(parse_episode), _spelled_out("episode")] = (
         EpisodeConfig()
     )
@@ -270,6 +290,20 @@ class Recipe(Config):
     """Model of a robot's simulators that is fitted to the replay, for `episode.imagined`; None: there is none."""
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_reward(cls, data: object) -> object:
+        """Takes the first source's reward as the recipe's if all sources of a mixture have one."""
+        if not isinstance(data, Mapping) or data.get("reward") is not None:
+            return data
+        task = data.get("task")
+        parts = task.get("mixture") if isinstance(task, Mapping) else task
+        if not isinstance(parts, list | tuple) or not parts:
+            return data
+        if not all(isinstance(part, Mapping) and part.get("reward") is not None for part in parts):
+            return data
+        return {**data, "reward": parts[0]["reward"]}
 
     @model_validator(mode="before")
     @classmethod

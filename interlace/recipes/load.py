@@ -17,7 +17,7 @@ _RECIPES = YamlFiles(kind="recipe", folder=Path(__file__).parent)
 recipe_names, recipe_path = _RECIPES.names, _RECIPES.path
 FORM = "Overrides are written key=value, such as steps=10 or optimizer.lr=1e-4."
 KEPT = ("model", "cluster")
-"""Sections in which a single word changes one key and keeps the others. (A new algorithm keeps no setting of the old.)"""
+"""Sections in which a single word changes one key and keeps the others; a new algorithm keeps no setting."""
 
 
 def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:

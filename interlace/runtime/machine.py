@@ -71,8 +71,8 @@ def _cores(count: int | None, machines: Sequence[Machine]) -> list[tuple[str, in
         most = SHARED_BY * sum(shares)
         if count > most:
             raise UserError(
-                f"cluster.devices asks for cpu:{count}, and there are {sum(shares)} CPU cores, which {most} devices may "
-                f"share at most. Write cpu:{sum(shares)}, or a number up to {most}."
+                f"cluster.devices asks for cpu:{count}, and there are {sum(shares)} CPU cores, which {most} devices "
+                f"may share at most. Write cpu:{sum(shares)}, or a number up to {most}."
             )
         share, rest = divmod(count, len(machines))
         shares = [share + (place < rest) for place in range(len(machines))]
