@@ -1,12 +1,11 @@
-"""Meaning of a word of a schedule: a field, one of its values, another system's word, or a preset."""
+"""Meaning of a word: a field of a schedule, one of its values, a preset, or another system's word."""
 
-import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlace.core.errors import UserError
+from interlace.core.errors import UserError, close_names
 from interlace.core.yaml_text import parse_yaml, to_yaml
 
 if TYPE_CHECKING:
@@ -14,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def explanation(word: str) -> str:
-    """Lines, to be wrapped where they are shown. Raises UserError for a word that is none of them."""
+    """Returns lines that the caller wraps. Raises UserError for an unknown word."""
     from interlace.schedule.presets import preset_names, preset_path
     from interlace.schedule.vocabulary import vocabulary
 
     if word in preset_names() or word.endswith((".yaml", ".yml")):
         return "\n".join(_preset(preset_path(word)))
     words = vocabulary()
-    # As it is written on other systems' command lines and in their files: --partial-rollout, rollout.max_lag.
+    # Other systems write it on command lines and in files: --partial-rollout, rollout.max_lag.
     name = word.lstrip("-").replace("-", "_").rpartition(".")[2]
     if name in words.fields:
         return "\n".join(_field(name, words))
@@ -32,14 +31,21 @@ def explanation(word: str) -> str:
     owners = owners or [part for part in word.split(".") if part in words.fields]  # granularity.actor
     if owners:
         return "\n\n".join("\n".join(_field(owner, words)) for owner in owners)
+    foreign = {setting: values[name] for setting, values in words.values.items() if name in values}
+    if foreign:
+        return "\n".join(f"{setting}={word}: {sentence}" for setting, sentence in foreign.items())
+    raise _unknown(word, name, words)
+
+
+def _unknown(word: str, name: str, words: "Vocabulary") -> UserError:
+    from interlace.schedule.presets import preset_names
+
     values = [value for entry in words.fields.values() for value in entry.values if value.isidentifier()]
-    known = {*preset_names(), *words.fields, *words.aliases, *values}
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise UserError(
-        f"nothing is called {word!r}.{hint} Explained are the fields of a schedule "
-        f"({', '.join(sorted(words.fields))}), their values, presets (`interlace presets`), and what other systems "
-        "call these."
+    close = close_names(name, sorted({*preset_names(), *words.fields, *words.aliases, *values}))
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return UserError(
+        f"nothing is called {word!r}.{hint} The command explains the fields of a schedule (`interlace presets NAME` "
+        "lists them), their values, presets, and other systems' words for settings."
     )
 
 
@@ -67,7 +73,7 @@ def _field(name: str, words: "Vocabulary") -> Iterator[str]:
 
 
 def _has_setting(entry: "FieldMeaning", name: str) -> bool:
-    """Returns whether one of the entry's values is written with this key, as `{kind: migrate, batch: 48}` is."""
+    """Returns whether a value of the field has this key, as `{kind: migrate, batch: 48}` has `batch`."""
     return name.isidentifier() and any(
         re.search(rf"\{{.*\b{re.escape(name)}: ", text) for text in (entry.meaning, *entry.values.values())
     )
@@ -90,10 +96,12 @@ def _aliases(name: str, words: "Vocabulary") -> Iterator[str]:
 
 
 def _alias(alias: "Alias") -> Iterator[str]:
-    yield f"  there: {alias.means}"
+    if alias.means:
+        yield f"  there: {alias.means}"
     if alias.unit:
         yield f"  unit: {alias.unit}"
-    yield f"  here: {alias.here}"
+    if alias.here:
+        yield f"  here: {alias.here}"
     yield f"  convert: {alias.convert}"
 
 

@@ -84,6 +84,11 @@ def _fresh(
     derived = check_recipe(settings)
     folder = open_run(ROOT, name, overwrite=target.overwrite, held=held)
     console.print(derived_numbers_table(derived_numbers(settings, derived)))
+    if derived.num_dropped_prompts:
+        console.print(
+            f"{derived.num_dropped_prompts} prompts have more than task.max_prompt_tokens tokens and were dropped.",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
     if settings.prompts_per_step > derived.num_train_prompts:
         console.print(
             f"prompts_per_step={settings.prompts_per_step}, and there are {derived.num_train_prompts} prompts to train "

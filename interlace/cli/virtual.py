@@ -13,8 +13,8 @@ def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 819
     """Reads numbers of devices and as many profiles, with commas between. Raises UserError."""
     from interlace.jobs.simulate import Simulation
 
-    profiles = [given_profile(name.strip()) for name in profile.split(",")] if profile else [given_profile(None)]
     counts = [_count(devices, part) for part in devices.split(",")]
+    profiles = [given_profile(name.strip()) for name in profile.split(",")] if profile else [given_profile(None)]
     if len(counts) != len(profiles):
         raise UserError(
             f"--devices {devices} has {len(counts)} number(s) and --profile {profile} {len(profiles)} kind(s) of "

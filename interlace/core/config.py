@@ -7,29 +7,46 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from interlace.core.errors import UserError, nearest
+from interlace.core.errors import UserError, close_names, nearest
 
 _ALTERNATIVE = re.compile(r"(literal|tuple|function-\w+)\[.*|constrained-\w+|bool|int|float|str")
-"""Pydantic's name of one of the types that a field may have; stands in a mistake's place like a key, and is none."""
+"""Pydantic's name of one of the types of a field. It appears in the place of a mistake like a key."""
 _WANTED = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it must be a whole number, such as 10"),
     **dict.fromkeys(("float_parsing", "float_type"), "it must be a number, such as 0.5 or 1e-4"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "it must be true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "it must be a list in brackets, such as [a, b]"),
+    **dict.fromkeys(("dict_type", "mapping_type"), "it must be a mapping, such as {{key: value}}"),
     "string_type": "it must be text",
+    "none_required": "it must be null",
+    "finite_number": "it must be a finite number",
+    "int_parsing_size": "it must be a whole number with fewer digits",
+    "greater_than": "it must be more than {gt}",
+    "greater_than_equal": "it must be {ge} or more",
+    "less_than": "it must be less than {lt}",
+    "less_than_equal": "it must be {le} or less",
+    "literal_error": "it must be {expected}",
+    "enum": "it must be {expected}",
+    "too_short": "it must have {min_length} or more items",
+    "too_long": "it must have {max_length} items or fewer",
+    "string_too_short": "it must have {min_length} or more letters",
+    "string_too_long": "it must have {max_length} letters or fewer",
 }
-"""Plain words for pydantic's messages on types, by the kind of mistake."""
+"""Plain words for pydantic's messages, by the kind of mistake; braces name entries of the mistake's context."""
+_LISTED = 8
+"""Keys of a section that a message lists at most."""
 
 
 class Config(BaseModel):
-    """A frozen settings record. It sits beside what it configures; derived values are properties, never fields."""
+    """A frozen record of settings, stored with the part that it configures. Derived values are properties."""
 
-    # Infinity and NaN pass bounds such as gt=0, and config.yaml would not bring them back.
+    # Infinity and NaN pass bounds such as gt=0, and config.yaml cannot store them.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _truth_is_no_number(cls, data: Any) -> Any:
-        """YAML reads on, yes and true as true, which would count as 1."""
+    def _refuse_truth_as_number(cls, data: Any) -> Any:
+        """Refuses true for a number: YAML reads on, yes and true as true, which Python counts as 1."""
         for name, value in data.items() if isinstance(data, Mapping) else ():
             if isinstance(value, bool) and name in cls.model_fields:
                 types = set(_types(cls.model_fields[name].annotation))
@@ -41,51 +58,90 @@ class Config(BaseModel):
 
     @classmethod
     def parse(cls, data: Mapping[str, object], *, where: str = "") -> Self:
-        """Validates `data`, naming the dotted key of the first mistake.
+        """Validates `data`. Raises UserError with the dotted keys of the mistakes.
 
-        where: what the data is, for the message (a recipe's path, "schedule"). Raises UserError.
+        where: origin of the data, for the message (a recipe's path, "schedule").
         """
         try:
             return cls.model_validate(dict(data))
         except ValidationError as error:
             raise UserError(explain(cls, error, where)) from None
 
+    @classmethod
+    def advice(cls, key: str) -> str | None:  # noqa: ARG003 - for subclasses
+        """Returns the setting to write instead of an unknown key, in sentences; None if nothing is known of the key."""
+        return None
+
 
 def explain(cls: type[BaseModel], error: ValidationError, where: str = "") -> str:
-    """Writes a validation error as sentences, one a mistake: the dotted key, what was given, what is accepted."""
+    """Writes a validation error as sentences, one for each mistake: the dotted key, its value, and what is accepted."""
     prefix = f"{where}: " if where else ""
-    told: dict[str, list[str]] = {}
+    mistakes: dict[str, list[str]] = {}
     for detail in error.errors():
-        given, reason = _told(cls, detail)
-        told.setdefault(given, []).append(reason)
-    return "\n".join(f"{prefix}{given}{' Or: '.join(reasons)}" for given, reasons in told.items())
+        given, reason = _explain_mistake(cls, detail)
+        mistakes.setdefault(given, []).append(reason)
+    return "\n".join(f"{prefix}{given}{' Or: '.join(dict.fromkeys(reasons))}" for given, reasons in mistakes.items())
 
 
-def _told(cls: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
-    """Returns pairs (what was given, what is wrong with it); for a field that may be of several types, one a type."""
+def _explain_mistake(cls: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
+    """Returns a pair: the key with its value, and the reason. A field of several types has one pair for each type."""
     *sections, last = map(str, detail["loc"] or [""])
-    names_a_key = detail["type"] in ("extra_forbidden", "missing")  # whatever it is called
+    names_a_key = detail["type"] in ("extra_forbidden", "missing")  # also if the key looks like a type
     ends = [last] if last and (names_a_key or not _ALTERNATIVE.fullmatch(last)) else []
     found = (*(part for part in sections if not _ALTERNATIVE.fullmatch(part)), *ends)
     if detail["type"] == "extra_forbidden":
         place, options = _place(cls, found[:-1])
-        return f"unknown key {'.'.join((*place, last))!r}.", nearest(last, options)
+        given = f"unknown key {'.'.join((*place, last))!r}."
+        advice = cls.advice(last) if issubclass(cls, Config) and last not in options else None
+        return given, f" {advice}" if advice else nearest(last, options)
     loc, options = _place(cls, found)
-    key = ".".join(loc) or cls.__name__
+    key = ".".join(loc)
     if detail["type"] == "missing":
         return f"missing key {key!r}.", ""
-    # A section that contradicts itself says in which of its keys; the others would bury that.
+    # If a section contradicts itself, its message names the keys; the whole section would hide them.
     is_section = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
-    given = key if is_section else f"{key} = {detail['input']!r}"
+    given = key if is_section else f"{key} = {_shorten(detail['input'])}" if key else _shorten(detail["input"])
     if detail["type"] in ("model_type", "model_attributes_type"):
-        return f"{given}: ", f"Input should be a mapping, with keys of: {', '.join(sorted(options))}."
-    return f"{given}: ", f"{_WANTED.get(detail['type']) or detail['msg'].removeprefix('Value error, ')}."
+        return f"{given}: ", _section_form(key, options)
+    message = _describe(detail)
+    return (f"{given}: " if given else ""), f"{message}."
+
+
+def _describe(detail: ErrorDetails) -> str:
+    """Returns the condition that a value does not meet, in plain words."""
+    words = _WANTED.get(detail["type"])
+    if words is None:
+        return detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
+    context = {name: _number(value) for name, value in detail.get("ctx", {}).items()}
+    text = words.format(**context)
+    if detail["type"] == "literal_error" and isinstance(detail["input"], str):
+        close = close_names(detail["input"], re.findall(r"'([^']*)'", context["expected"]))
+        text += f" (did you mean {close[0]!r}?)" if close else ""
+    return text
+
+
+def _number(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _shorten(value: object) -> str:
+    """Returns a value as a message shows it: on one line, at most 200 letters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _section_form(key: str, options: Sequence[str]) -> str:
+    """Returns how a section is written, by the example of its first key."""
+    listed = ", ".join(options[:_LISTED]) + (f" and {len(options) - _LISTED} others" if len(options) > _LISTED else "")
+    first = f"{key}.{options[0]}=..." if options else f"{key}={{}}"
+    return f"it has settings, so write {first}; its settings are {listed}."
 
 
 def _place(cls: type[BaseModel], parts: Sequence[str]) -> tuple[tuple[str, ...], Sequence[str]]:
-    """A mistake's place as its keys, without the kind that pydantic adds of a section of several, and the keys there.
+    """Returns the keys of a mistake's place, and the keys that its section has.
 
-    parts: what pydantic calls the place.
+    parts: pydantic's location of the mistake. It contains the kind of a section that may be of several kinds, which
+    is not a key.
     """
     keys: list[str] = []
     here = [cls]
@@ -109,7 +165,7 @@ def _is_section(one: Any) -> bool:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """Yields all types that a field may have."""
+    """Yields all types that an annotation contains."""
     yield annotation
     for arg in get_args(annotation):
         yield from _types(arg)

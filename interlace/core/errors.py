@@ -1,8 +1,11 @@
-"""Errors that teach: what was given, what it conflicts with, what to do."""
+"""Errors that state the value given, the conflict and the fix."""
 
-import difflib
 import errno
+import re
 from collections.abc import Iterable
+
+MOST_LISTED = 12
+"""Names that a message lists at most; of more, it proposes some."""
 
 
 class InterlaceError(Exception):
@@ -10,35 +13,35 @@ class InterlaceError(Exception):
 
 
 class UserError(InterlaceError):
-    """The input cannot work. The command line prints the message and exits with code 2, before any work starts."""
+    """The input cannot work. The command line prints the message and exits with code 2 before any work starts."""
 
 
 class DiskFullError(UserError):
-    """A file could not be written for lack of space."""
+    """A file could not be written because the disk is full."""
 
 
 class HangError(InterlaceError):
-    """Nothing can make progress any more; the message holds the wait-for graph."""
+    """No operation can make progress; the message contains the wait-for graph."""
 
 
 class StoppedError(InterlaceError):
-    """The run was asked to stop, and what it was in the middle of did not end in time."""
+    """The run was asked to stop, and its current operation did not end in time."""
 
 
 class WorkerDiedError(InterlaceError):
-    """A worker's process is gone; the message says which, and what it was doing."""
+    """The process of a worker ended; the message names the worker and its operation."""
 
 
 class EpisodeFailedError(InterlaceError):
-    """An episode in another process failed; the message is the reason, as its sample ends with it."""
+    """An episode in another process failed; the message is the reason that its sample records."""
 
 
 class EpisodeLostError(InterlaceError):
-    """The process or simulator that an episode ran in is gone or broke; the sample may begin again."""
+    """The process or simulator of an episode ended or failed; the sample may begin again."""
 
 
 class RemoteError(InterlaceError):
-    """A worker's operation raised. Carries where (group, rank, method) and the remote traceback."""
+    """A worker's operation raised. Contains its group, rank and method, and the remote traceback."""
 
     def __init__(self, group: str, rank: int, method: str, remote_traceback: str) -> None:
         self.group, self.rank, self.method, self.remote_traceback = group, rank, method, remote_traceback
@@ -49,24 +52,70 @@ class RemoteError(InterlaceError):
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Says whether an error tells of a disk that is full, or of a quota that is used up."""
+    """Returns whether an error was caused by a full disk or an exhausted quota."""
     return isinstance(error, DiskFullError) or (
         isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     )
 
 
 def nearest(given: str, options: Iterable[str]) -> str:
-    """Returns the tail of an unknown-name error: ' Did you mean X?' where an option is close, then the options."""
+    """Returns the end of an error on an unknown name: the options that are close, then all if there are few."""
     names = sorted(options)
-    # A system's name is written in small letters here.
-    lowered = {name.lower(): name for name in names}
-    close = [given] if given in names else difflib.get_close_matches(given.lower(), lowered, n=1, cutoff=0.5)
-    hint = f" Did you mean {lowered.get(close[0], close[0])!r}?" if close else ""
-    return f"{hint} Known: {', '.join(names)}."
+    close = close_names(given, names)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    if len(names) <= MOST_LISTED:
+        return f"{hint} Known: {', '.join(names)}."
+    return hint or f" None of the {len(names)} known names is like it."
+
+
+def close_names(given: str, options: Iterable[str], *, most: int = 8) -> list[str]:
+    """Returns the options that a user may have meant, the closest first.
+
+    An option is close if it differs in case alone, by few letters, or if one name begins with the other or is a part
+    of it, as `verl` is of `verl-colocated` and `lr` of `optimizer_lr`.
+    """
+    names = list(options)
+    if given in names:
+        return [given]
+    wanted = given.lower()
+    if same := [name for name in names if name.lower() == wanted]:
+        return same[:1]
+    allowed = 1 + len(wanted) // 7
+    distances = {name: _edits(wanted, name.lower(), allowed) for name in names}
+    typos = sorted((name for name in names if distances[name] <= allowed), key=lambda name: (distances[name], name))
+    if typos:
+        return typos[:1]
+    related = [name for name in names if len(wanted) > 1 and _shares_part(wanted, name.lower())]
+    return related[:most]
+
+
+def _shares_part(wanted: str, name: str) -> bool:
+    """Returns whether one name begins with the other, or `wanted` is one of the words in `name`."""
+    shorter, longer = sorted((wanted, name), key=len)
+    return (len(shorter) > 3 and longer.startswith(shorter)) or wanted in re.split(r"[-_.]", name)
+
+
+def _edits(one: str, other: str, limit: int) -> int:
+    """Counts insertions, deletions, substitutions and swaps of neighbours from one text to the other.
+
+    Stops at `limit` + 1.
+    """
+    if abs(len(one) - len(other)) > limit:
+        return limit + 1
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for place, letter in enumerate(one, start=1):
+        before, last, row = row, before, [place]
+        for column, another in enumerate(other, start=1):
+            cost = min(before[column] + 1, row[-1] + 1, before[column - 1] + (letter != another))
+            if place > 1 and column > 1 and letter == other[column - 2] and one[place - 2] == another:
+                cost = min(cost, last[column - 2] + 1)
+            row.append(cost)
+    return row[-1]
 
 
 class EnginesBusyError(UserError):
-    """Refusal of a turn that would have to wait for new weights for longer than its caller does."""
+    """A turn was refused because it would wait for new weights longer than its caller waits."""
 
     retry_after_s = 1.0
-    """Seconds after which it may be asked for again."""
+    """Seconds after which the caller may ask again."""

@@ -1,4 +1,4 @@
-"""Messages of a conversation, the calls in them, and the tools that can be called."""
+"""Messages of a conversation, the calls in them, and tools."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,19 +9,21 @@ from interlace.core.errors import UserError
 from interlace.core.types import JSON
 
 ROLES = ("system", "user", "assistant", "tool")
+_SAME_ROLE = {"developer": "system"}
+"""Other names of a role."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """A call that the model asked for."""
+    """A call of a tool by the model."""
 
     id: str = ""
-    """Nine letters and digits, which every chat template takes; unique in its conversation."""
+    """Nine letters and digits, which every chat template accepts; unique in its conversation."""
     name: str
-    """Name of the tool; empty where the call could not be read so far."""
+    """Name of the tool; empty if the call could not be read up to it."""
     arguments: Mapping[str, JSON] = field(default_factory=dict)
     error: str = ""
-    """Reason why the call could not be read, written for the model; empty where it could."""
+    """Reason why the call could not be read, written for the model; empty if it could."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +33,7 @@ class Message:
     role: str
     content: str
     reasoning: str | None = None
-    """Thoughts before the content, where the model's format marks them."""
+    """Thoughts before the content, if the model's format marks them."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls of an assistant's message."""
     tool_call_id: str | None = None
@@ -46,7 +48,7 @@ Messages: TypeAlias = tuple[Message, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolSpec:
-    """A tool, as the model is shown it."""
+    """Description of a tool for the model."""
 
     name: str
     description: str = ""
@@ -61,13 +63,17 @@ class ToolSpec:
 
 
 def as_message(value: "JSON | Message", where: str = "message") -> Message:
-    """Reads a message that may be written as a mapping, in OpenAI's form. Raises UserError for what is none."""
+    """Reads a message that may be a mapping in OpenAI's form. Raises UserError for another value.
+
+    The role `developer` becomes `system`; text parts of a content are joined.
+    """
     if isinstance(value, Message):
         return value
     is_whole = isinstance(value, Mapping) and "role" in value and ("content" in value or "tool_calls" in value)
     if not isinstance(value, Mapping) or not is_whole:
         raise UserError(f"{where} is {value!r:.80}: write {{role: user, content: text}}, of roles {', '.join(ROLES)}.")
-    role, content = value["role"], value.get("content")
+    role, content = value["role"], _content(value.get("content"), where)
+    role = _SAME_ROLE.get(str(role), role)
     if role not in ROLES:
         raise UserError(f"{where} has the role {role!r}; the roles are {', '.join(ROLES)}.")
     calls = value.get("tool_calls") or ()
@@ -85,6 +91,20 @@ def as_message(value: "JSON | Message", where: str = "message") -> Message:
         tool_call_id=_text(value.get("tool_call_id")),
         name=_text(value.get("name")),
     )
+
+
+def _content(content: JSON, where: str) -> JSON:
+    """Returns a content, its text parts joined. Raises UserError for a part of another kind."""
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        text = part.get("text") if isinstance(part, Mapping) and kind == "text" else None
+        if not isinstance(text, str):
+            raise UserError(f"{where} has a part of type {kind!r} in its content: only text can be read.")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _text(value: JSON) -> str | None:
@@ -105,18 +125,18 @@ def _as_call(value: JSON, where: str) -> ToolCall:
 
 
 def read_arguments(text: str, where: str) -> Mapping[str, JSON]:
-    """Reads the arguments of a call from their JSON text. Raises UserError where they are no object."""
+    """Reads the arguments of a call from their JSON text. Raises UserError if they are not an object."""
     try:
         found = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} has a tool call whose arguments are no JSON: {error}.") from None
+        raise UserError(f"{where} has a tool call whose arguments are not JSON: {error}.") from None
     if not isinstance(found, dict):
         raise UserError(f"{where} has a tool call whose arguments are {text!r:.80}: they must be an object.")
     return found
 
 
 def as_tool(value: "JSON | ToolSpec", where: str = "tool") -> ToolSpec:
-    """Reads a tool that may be written as a mapping, in OpenAI's form. Raises UserError for what is none."""
+    """Reads a tool that may be a mapping in OpenAI's form. Raises UserError for another value."""
     if isinstance(value, ToolSpec):
         return value
     function = value.get("function", value) if isinstance(value, Mapping) else None
@@ -131,9 +151,9 @@ def as_tool(value: "JSON | ToolSpec", where: str = "tool") -> ToolSpec:
 
 
 def to_mapping(message: Message, *, as_text: bool = False) -> dict[str, JSON]:
-    """Writes a message in OpenAI's form, with each call's arguments as an object, which most chat templates read.
+    """Writes a message in OpenAI's form. Arguments of calls are objects, as most chat templates read them.
 
-    as_text: the arguments as JSON text.
+    as_text: writes the arguments as JSON text.
     """
 
     def arguments(call: ToolCall) -> JSON:
@@ -161,9 +181,9 @@ def tool_mapping(tool: ToolSpec) -> dict[str, JSON]:
 
 
 def same_message(one: Message, other: Message) -> bool:
-    """Says whether two messages are the same for the model.
+    """Returns whether two messages are the same for the model.
 
-    A client may have lost the reasoning and the spaces around a content, and calls may have other ids.
+    They may differ in the reasoning and in spaces around a content, which clients lose, and in the ids of calls.
     """
     if (one.role, one.content.strip(), one.tool_call_id if one.role == "tool" else None) != (
         other.role,

@@ -1,11 +1,15 @@
-"""Finding a part by name: built-ins are modules of a folder, a user's own is `package.module:Name`."""
+"""Parts by name: a built-in is a module of a folder, a part of the user is `package.module:Name`.
+
+`find_class` serves the folders whose parts are classes: a module is a part if it defines a concrete subclass of the
+folder's base class. `find_part` serves the folders whose modules are the parts themselves.
+"""
 
 import importlib
 import inspect
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -13,31 +17,88 @@ from typing import TypeVar
 from interlace.core.errors import UserError, nearest
 
 T = TypeVar("T")
+OWN = " Your own is written package.module:Name."
 
 
 def builtin_names(package: ModuleType, *, hidden: tuple[str, ...] = ("base",)) -> list[str]:
-    """Names of the modules in a package's folder, sorted; a leading underscore or a name in `hidden` is left out."""
+    """Lists the modules of a package's folder, sorted, without private ones and those in `hidden`."""
     found = (module.name for module in pkgutil.iter_modules(package.__path__))
     return sorted(name for name in found if not name.startswith("_") and name not in hidden)
 
 
 def builtin_module(kind: str, package: ModuleType, name: str, *, hidden: tuple[str, ...] = ("base",)) -> ModuleType:
-    """Imports the module of a built-in part. kind: what it is, for the message. Raises UserError naming the nearest."""
+    """Imports the module of a built-in part. Raises UserError with the nearest name if it does not exist.
+
+    kind: noun for the message, such as "reward".
+    """
     names = builtin_names(package, hidden=hidden)
     if name not in names:
-        own = " Your own is written package.module:Name."
-        raise UserError(f"unknown {kind} {name!r}.{nearest(name, names)}{own}")
+        raise unknown_name(kind, name, names)
     return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def find_part(kind: str, package: ModuleType, spec: str, methods: Sequence[str]) -> object:
+    """Finds a part that is called by its functions: a built-in module, or a class or object of the user.
+
+    A class is called without arguments. methods: the functions that the part must have. Raises UserError.
+    """
+    if ":" not in spec:
+        return builtin_module(kind, package, spec)
+    found = load_object(kind, spec)
+    part = found() if inspect.isclass(found) else found
+    if missing := [name for name in methods if not callable(getattr(part, name, None))]:
+        raise UserError(f"{kind} {spec!r} has no {' and no '.join(missing)}: it needs {', '.join(methods)}.")
+    return part
+
+
+def find_class(kind: str, package: ModuleType, spec: str, base: type[T]) -> type[T]:
+    """Finds the class that a built-in's name, or the user's `package.module:Name`, stands for. Raises UserError."""
+    if ":" in spec:
+        return concrete_subclass(f"{kind} {spec!r}", load_object(kind, spec), base)
+    found = _class_in(package, spec, base) if spec in builtin_names(package) else None
+    if found is None:
+        raise unknown_name(kind, spec, class_names(package, base))
+    return found
+
+
+def class_names(package: ModuleType, base: type) -> list[str]:
+    """Lists the modules of a folder that define a concrete subclass of `base`. Imports all modules of the folder."""
+    return [name for name in builtin_names(package) if _class_in(package, name, base) is not None]
+
+
+def _class_in(package: ModuleType, name: str, base: type[T]) -> type[T] | None:
+    found = importlib.import_module(f"{package.__name__}.{name}")
+    return next((one for one in _classes_of(found) if issubclass(one, base) and not inspect.isabstract(one)), None)
+
+
+def _classes_of(module: ModuleType) -> Iterator[type]:
+    """Yields the public classes that a module itself defines."""
+    for name, value in vars(module).items():
+        if inspect.isclass(value) and value.__module__ == module.__name__ and not name.startswith("_"):
+            yield value
+
+
+def unknown_name(kind: str, name: str, names: Sequence[str]) -> UserError:
+    """Returns the error for a name that is not among the built-ins. It proposes package.module:Name for a path."""
+    module, dot, attribute = name.replace("/", ".").rpartition(".py:" if ".py:" in name else ".")
+    if dot and module and attribute.isidentifier() and attribute != "py":
+        return UserError(f"unknown {kind} {name!r}. Did you mean '{module}:{attribute}'?{OWN}")
+    return UserError(f"unknown {kind} {name!r}.{nearest(name, names)}{OWN}")
 
 
 def load_object(kind: str, spec: str) -> object:
     """Loads the object that `package.module:Name` names. The current folder is importable, as with `python -m`.
 
-    Raises UserError where the module or the name in it is not there, or the module itself raises.
+    Raises UserError if the module or the name in it does not exist, or the module itself raises.
     """
     module_name, _, attribute = spec.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
         raise UserError(f"{kind} {spec!r} is not of the form package.module:Name.")
+    if module_name.endswith(".py") or "/" in module_name:
+        proposed = module_name.removesuffix(".py").strip("/").replace("/", ".")
+        raise UserError(
+            f"{kind} {spec!r} is a file; Python modules are written with dots and without .py: {proposed}:{attribute}."
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -55,18 +116,18 @@ def load_object(kind: str, spec: str) -> object:
 
 
 def _is_own(name: str, value: object, module: ModuleType) -> bool:
-    """Returns whether a module itself defines what it holds under a name, so that the name may be meant."""
+    """Returns whether the module itself defines the value of a public name."""
     return not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
 
 
 def _line(error: BaseException) -> str:
-    """Returns the place where an error was raised: `file.py, line 3,`."""
+    """Returns the place that raised an error: `file.py, line 3,`."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{last.filename}, line {last.lineno},"
 
 
 def load_callable(kind: str, spec: str) -> Callable[..., object]:
-    """Loads like load_object, refusing an object that cannot be called."""
+    """Loads an object as load_object() does. Raises UserError if it cannot be called."""
     found = load_object(kind, spec)
     if not callable(found):
         raise UserError(f"{kind} {spec!r} is a {type(found).__name__}, not something that can be called.")
@@ -74,10 +135,10 @@ def load_callable(kind: str, spec: str) -> Callable[..., object]:
 
 
 def concrete_subclass(what: str, found: object, base: type[T]) -> type[T]:
-    """Returns a subclass of `base` that leaves nothing out. Raises UserError, naming `what`, for anything else."""
+    """Returns `found` if it is a subclass of `base` without abstract methods. Raises UserError, naming `what`."""
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"{what} is not a subclass of {base.__name__}, of {base.__module__}.")
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))  # type: ignore[attr-defined]
-        raise UserError(f"{what} lacks {missing}: to be defined in the class.")
+        raise UserError(f"{what} lacks {missing}: define it in the class.")
     return found

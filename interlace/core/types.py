@@ -81,6 +81,8 @@ class Prompt:
     """Further columns of the row, for a reward function."""
     attempt: int = 0
     """Epoch or retry; part of the sampling noise's key, so that a second pass draws new samples."""
+    source: str = ""
+    """Name of its source in a mixture, or of its held-out set; empty if the task has one source."""
 
 
 class PromptSource(Protocol):

@@ -1,4 +1,4 @@
-"""Prompts that are conversations: a row's messages, read from a file and put through the tokenizer's chat template."""
+"""Prompts that are conversations: the messages of a row."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,17 +9,17 @@ from interlace.core.types import JSON
 
 
 def read_messages(value: Sequence[JSON], where: str) -> Messages:
-    """Returns the messages that a cell holds. where: the row and its column, for the UserError of what is none."""
+    """Reads the messages of a cell. Raises UserError for another value. where: the row and its column, for messages."""
     messages = tuple(as_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1))
     if not messages:
-        raise UserError(f"{where} is an empty list: a chat has at least one message, of the user.")
+        raise UserError(f"{where} is an empty list: a chat has one message or more, the last of the user.")
     if messages[-1].role == "assistant":
         raise UserError(
-            f"{where} ends with a message of the assistant, and the model is to write that. Leave it out; what a "
-            "right response is compared with stands in the answer column."
+            f"{where} ends with a message of the assistant, which the model has to write. Remove it and put the "
+            "expected answer into the column of answers, or train on whole conversations: interlace train sft."
         )
     if messages[-1].role == "system":
-        raise UserError(f"{where} ends with the system message: nothing asks for a response. Add the user's message.")
+        raise UserError(f"{where} ends with the system message, which needs no response. Add the user's message.")
     return messages
 
 
@@ -29,7 +29,7 @@ def with_last(messages: Messages, content: str) -> Messages:
 
 
 def as_text(messages: Messages) -> str:
-    """Returns what a person would read: the content of a lone message, else each behind its role."""
+    """Returns a conversation as text for people: the content of a single message, else each message after its role."""
     if len(messages) == 1:
         return messages[0].content
     return "\n\n".join(f"{message.role}: {message.content}" for message in messages)

@@ -2,13 +2,13 @@
 
 import json
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from interlace.core.errors import UserError, nearest
-from interlace.core.messages import Message, Messages, to_mapping
+from interlace.core.messages import Message, Messages, to_mapping, tool_mapping
 from interlace.core.types import JSON, Prompt
 from interlace.data.chat import as_text, with_last
 from interlace.data.config import PromptFormat
@@ -17,16 +17,16 @@ from interlace.data.rows import Row
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Write: TypeAlias = Callable[[Messages, Mapping[str, JSON]], list[int]]
-"""Function from a row's messages and its metadata to tokens."""
+Write: TypeAlias = Callable[[Messages, Row], list[int]]
+"""Function from the messages of a row, and the row, to tokens."""
 
 
 def render(row: Row, style: PromptFormat) -> str:
-    """Returns the question as the template writes it; of a chat, its last message's.
+    """Returns the question as the template writes it; of a chat, its last message.
 
-    Raises UserError where the template names what the row has not, or asks for a format of its own.
+    Raises UserError if the template names a column that the row does not have, or contains a format specification.
     """
-    known: dict[str, JSON] = {**row.metadata, "prompt": row.prompt}  # a column called so may be no prompt
+    known: dict[str, JSON] = {**row.metadata, "prompt": row.prompt}  # metadata may have another column `prompt`
     text = []
     for literal, name, spec, conversion in _parts(style):
         text.append(literal)
@@ -56,7 +56,7 @@ def _fill(value: JSON, style: PromptFormat) -> str:
     items = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
     filled = []
     for item in items:
-        # What is no text is written as in the file, not in Python's words.
+        # Values that are not text are written as in a JSON file, not as Python prints them.
         text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False, default=str)
         for old, new in style.replace.items():
             text = text.replace(old, new)
@@ -70,10 +70,11 @@ def to_prompts(
     style: PromptFormat,
     tokenizer: "PreTrainedTokenizerBase",
     write: Write | None = None,
+    source: str = "",
 ) -> list[Prompt]:
-    """Tokenizes rendered rows. questions: one a row. Raises UserError where a prompt has no tokens, or is no text.
+    """Tokenizes rendered rows. questions: one for each row. Raises UserError for a prompt that cannot be tokenized.
 
-    write: in place of the chat template, where messages are written with tools.
+    write: writes messages in place of the chat template, for episodes on messages. source: see Prompt.
     """
     if not rows:
         return []
@@ -85,8 +86,8 @@ def to_prompts(
     for row, text in zip(rows, dressed, strict=True):
         _check_characters(row, text)
     if chat and write:
-        ids = [write(messages, row.metadata) for row, messages in zip(rows, spoken, strict=True)]
-    elif chat:  # which writes the special tokens itself
+        ids = [write(messages, row) for row, messages in zip(rows, spoken, strict=True)]
+    elif chat:  # the template writes the special tokens
         ids = tokenizer(dressed, add_special_tokens=False)["input_ids"]
     else:
         ids = _with_specials(dressed, tokenizer)
@@ -95,29 +96,35 @@ def to_prompts(
             raise UserError(f"{row.origin}: the prompt is empty.")
     return [
         Prompt(
-            uid=row.uid,
+            uid=f"{source}/{row.uid}" if source else row.uid,
             token_ids=np.array(tokens, np.int32),
             text=shown_text(row, question),
             answer=row.answer,
             messages=messages if chat else (),
             metadata=row.metadata,
+            source=source,
         )
         for row, question, messages, tokens in zip(rows, questions, spoken, ids, strict=True)
     ]
 
 
 def shown_text(row: Row, question: str) -> str:
-    """Returns what a person and a reward see of a prompt: the question, of a chat with what went before it."""
+    """Returns the prompt as people and rewards see it: the question, in a chat after the messages before it."""
     return as_text(with_last(row.messages, question)) if row.messages else question
 
 
 def _with_specials(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
-    """Adds the tokens that the tokenizer puts around a text, but not the end of a text that is to be continued."""
+    """Tokenizes with the tokenizer's special tokens, except an end token, since the model continues the text.
+
+    A text that a template wrote begins with the start token; the tokenizer's own is then left out.
+    """
     ids: list[list[int]] = tokenizer(list(texts))["input_ids"]
+    begins_twice = 2 * [tokenizer.bos_token_id]
+    ids = [tokens[1:] if tokens[:2] == begins_twice else tokens for tokens in ids]
     for place, tokens in enumerate(ids):
         if tokens[-1:] == [tokenizer.eos_token_id]:
             bare = tokenizer(texts[place], add_special_tokens=False)["input_ids"]
-            ids[place] = tokens if tokens[-len(bare) :] == bare else tokens[:-1]  # the writer's own stays
+            ids[place] = tokens if tokens[-len(bare) :] == bare else tokens[:-1]  # an end token in the text stays
     return ids
 
 
@@ -129,7 +136,7 @@ def _check_characters(row: Row, text: str) -> None:
 
 
 def _conversation(row: Row, question: str, style: PromptFormat) -> Messages:
-    """Returns what is said: the row's chat or its question alone, behind the recipe's system message."""
+    """Returns the messages of a prompt: the row's chat, or its question, after the recipe's system message."""
     messages = with_last(row.messages, question) if row.messages else (Message(role="user", content=question),)
     if style.system is not None and messages[0].role != "system":
         return (Message(role="system", content=style.system), *messages)
@@ -137,8 +144,13 @@ def _conversation(row: Row, question: str, style: PromptFormat) -> Messages:
 
 
 def _dress(row: Row, messages: Messages, style: PromptFormat, tokenizer: "PreTrainedTokenizerBase | None") -> str:
-    """Returns the text that is tokenized. tokenizer: the one whose chat template is applied; None applies none."""
+    """Returns the text that is tokenized. tokenizer: applies its chat template; None applies no template."""
     if tokenizer is None:
+        if row.tools:
+            raise UserError(
+                f"{row.origin} has tools, which only a chat template can write, and none is applied. Take an instruct "
+                "model or its tokenizer (model.tokenizer), or set task.columns.tools=null."
+            )
         if len(row.messages) > 1:
             raise UserError(
                 f"{row.origin}: the prompt is a chat of {len(row.messages)} messages, which only a chat template can "
@@ -148,15 +160,24 @@ def _dress(row: Row, messages: Messages, style: PromptFormat, tokenizer: "PreTra
             )
         question = messages[-1].content
         return question if style.system is None else f"{style.system}\n\n{question}"
-    from jinja2 import TemplateError  # what transformers renders with
+    from jinja2 import TemplateError  # transformers renders with jinja2
 
     written = [to_mapping(message) for message in messages]
+    tools = [tool_mapping(tool) for tool in row.tools] or None
     try:
-        # Its annotation knows texts only, a message may have calls.
-        return str(tokenizer.apply_chat_template(written, add_generation_prompt=True, tokenize=False))  # type: ignore[arg-type]
+        # Its annotation allows texts only, and a message may have calls.
+        text = str(
+            tokenizer.apply_chat_template(written, tools=tools, add_generation_prompt=True, tokenize=False)  # type: ignore[arg-type]
+        )
     except TemplateError as error:
         roles = ", ".join(message.role for message in messages)
         raise UserError(
             f"{row.origin}: the tokenizer's chat template cannot be applied to messages of {roles}: {error}. Change "
             "the messages or task.format.system, or set task.format.chat_template=false."
         ) from None
+    if missing := [tool.name for tool in row.tools if tool.name not in text]:
+        raise UserError(
+            f"{row.origin}: column 'tools' names the tool {missing[0]!r}, and the tokenizer's chat template does not "
+            "write tools. Take a model whose template does, or set task.columns.tools=null."
+        )
+    return text

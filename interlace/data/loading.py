@@ -1,15 +1,16 @@
-"""Training and held-out prompts from a source, disjoint by text."""
+"""Training and held-out prompts from the sources of a task, disjoint by text."""
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from interlace.core.errors import UserError
 from interlace.core.random import permutation
 from interlace.core.types import Prompt
-from interlace.data.config import DataConfig, FileSource, PromptFormat, ReasoningGymSource
-from interlace.data.files import file_rows
+from interlace.data.config import DataConfig, FileSource, HubSource, PromptFormat, ReasoningGymSource, SourceConfig
+from interlace.data.files import file_rows, hub_rows
 from interlace.data.formatting import Write, render, shown_text, to_prompts
 from interlace.data.procedural import procedural_rows
 from interlace.data.rows import Row, Split
@@ -20,20 +21,35 @@ if TYPE_CHECKING:
 
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 DRAWS_PER_PROMPT = 20
-"""How often a generated data set is asked for each distinct prompt before it is called exhausted."""
+"""Draws from a generated data set for each distinct prompt, after which it counts as exhausted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptSet:
-    """Prompts that a run trains on and prompts that judge it; no text is in both."""
+    """Prompts to train on and held-out prompts; no text is in both."""
 
     train: tuple[Prompt, ...]
     heldout: tuple[Prompt, ...]
+    """Held-out prompts; with several sets, one set after another, told apart by `Prompt.source`."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Number of prompts with more than max_prompt_tokens that were dropped, by source."""
 
     @property
     def longest(self) -> Prompt:
-        """Returns the prompt of most tokens, of either split."""
+        """Returns the prompt with the most tokens, of either split."""
         return max([*self.train, *self.heldout], key=lambda prompt: len(prompt.token_ids))
+
+    def first_of_each_set(self, count: int | None) -> tuple[Prompt, ...]:
+        """Returns the first `count` prompts of each held-out set; None returns all."""
+        if count is None:
+            return self.heldout
+        seen: Counter[str] = Counter()
+        found = []
+        for prompt in self.heldout:
+            seen[prompt.source] += 1
+            if seen[prompt.source] <= count:
+                found.append(prompt)
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +63,90 @@ class _Rendered:
         return shown_text(self.row, self.question)
 
 
-def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write: Write | None = None) -> PromptSet:
-    """Reads or draws both splits. write: as to_prompts().
+_Pair: TypeAlias = tuple[list[_Rendered], list[_Rendered]]
+"""Rows to train on, and held-out rows."""
 
-    Generated prompts are distinct; a file's own repetitions are kept, as they may be meant as weights. Raises UserError
-    where the source cannot be read, lacks what the template names, or has fewer distinct prompts than asked for.
-    """
-    if config.reasoning_gym is not None:
-        train, heldout = _procedural(config.reasoning_gym, config.format)
-    elif config.files is not None:
-        train, heldout = _files(config.files, config.format)
-    elif config.starts is not None:
-        splits = {split: list(_render(start_rows(config.starts, split), config.format)) for split in SPLITS}
-        train, heldout = splits["train"], splits["heldout"]
-    else:
-        raise ValueError("a DataConfig has one source")
 
-    def prompts(items: list[_Rendered]) -> tuple[Prompt, ...]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Loader:
+    """Tokenizes the rows of sources and drops prompts that are too long."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    write: Write | None
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def prompts(
+        self, items: list[_Rendered], source: SourceConfig, style: PromptFormat, label: str = ""
+    ) -> tuple[Prompt, ...]:
+        """Returns the prompts of rows. Raises UserError for one that is too long, unless the source drops it."""
         rows, questions = [item.row for item in items], [item.question for item in items]
-        return tuple(to_prompts(rows, questions, config.format, tokenizer, write))
+        found = to_prompts(rows, questions, style, self.tokenizer, self.write, label)
+        limit = source.max_prompt_tokens
+        if limit is None:
+            return tuple(found)
+        for prompt, row in zip(found, rows, strict=True):
+            if len(prompt.token_ids) > limit and source.overlong == "refuse":
+                raise UserError(
+                    f"{row.origin}: the prompt has {len(prompt.token_ids)} tokens, more than "
+                    f"task.max_prompt_tokens={limit}. Raise it, or set task.overlong=drop."
+                )
+        kept = tuple(prompt for prompt in found if len(prompt.token_ids) <= limit)
+        if len(kept) < len(found):
+            self.dropped[label] += len(found) - len(kept)
+        return kept
 
-    return PromptSet(train=prompts(train), heldout=prompts(heldout))
+
+def load_prompts(config: DataConfig, tokenizer: "PreTrainedTokenizerBase", write: Write | None = None) -> PromptSet:
+    """Reads or generates both splits of all sources. write: as to_prompts().
+
+    Generated prompts are distinct; repetitions in a table are kept, as they may be meant as weights. Raises UserError
+    for a source that cannot be read, that lacks a column of the template, or has fewer prompts than requested.
+    """
+    loader = _Loader(tokenizer=tokenizer, write=write)
+    train: list[Prompt] = []
+    heldout: list[Prompt] = []
+    if not config.mixture:
+        ours, theirs = _source_rows(config, config.format)
+        train += loader.prompts(ours, config, config.format)
+        heldout += loader.prompts(theirs, config, config.format)
+    for part in config.mixture:
+        style = part.format or config.format
+        ours, theirs = _source_rows(part, style)
+        train += loader.prompts(ours, part, style, part.label)
+        heldout += loader.prompts(theirs, part, style, part.label)
+        if not any(prompt.source == part.label for prompt in train):
+            raise UserError(f"source {part.label!r} of task.mixture has no prompt to train on. Remove it.")
+    for name, source in config.heldout_sets.items():
+        style = source.format or config.format
+        heldout += loader.prompts(_source_rows(source, style)[0], source, style, name)
+    # Starts of one instruction have equal texts and differ in their states.
+    has_starts = any(source.starts is not None for source in (config, *config.mixture))
+    taken = set() if has_starts else {prompt.text for prompt in heldout}
+    rest = tuple(prompt for prompt in train if prompt.text not in taken)
+    if not rest:
+        why = f"{sum(loader.dropped.values())} were dropped as too long, and" if loader.dropped else "every prompt is"
+        raise UserError(f"no prompt is left to train on: {why} held out. Check the task's held-out prompts and limits.")
+    return PromptSet(train=rest, heldout=tuple(heldout), dropped=dict(loader.dropped))
 
 
-def _procedural(source: ReasoningGymSource, style: PromptFormat) -> tuple[list[_Rendered], list[_Rendered]]:
+def _source_rows(config: SourceConfig, style: PromptFormat) -> _Pair:
+    if config.reasoning_gym is not None:
+        return _procedural(config.reasoning_gym, style)
+    if config.starts is not None:
+        starts = config.starts
+        train, heldout = (list(_render(start_rows(starts, split), style)) for split in SPLITS)
+        return train, heldout
+    files, hub = config.files, config.hub
+    if files is not None:
+        rows = [file_rows(files, split, config.columns, config.omit) for split in SPLITS]
+        return _split(files, files.train, [list(_render(found, style)) for found in rows])
+    if hub is not None:
+        rows = [hub_rows(hub, split, config.columns, config.omit) for split in SPLITS]
+        return _split(hub, hub.name, [list(_render(found, style)) for found in rows])
+    raise ValueError("a source has one section")
+
+
+def _procedural(source: ReasoningGymSource, style: PromptFormat) -> _Pair:
     heldout = _distinct(_render(procedural_rows(source, "heldout"), style), source.heldout_size, (), source.name)
     taken = {item.text for item in heldout}
     train = _distinct(_render(procedural_rows(source, "train"), style), source.train_size, taken, source.name)
@@ -82,7 +158,7 @@ def _render(rows: Iterable[Row], style: PromptFormat) -> Iterator[_Rendered]:
 
 
 def _distinct(items: Iterator[_Rendered], count: int, taken: Collection[str], name: str) -> list[_Rendered]:
-    """Returns the first `count` items of texts that were not seen before and are not in `taken`."""
+    """Returns the first `count` items whose text is new and not in `taken`."""
     if not count:
         return []
     seen = set(taken)
@@ -95,30 +171,29 @@ def _distinct(items: Iterator[_Rendered], count: int, taken: Collection[str], na
         if len(found) == count:
             return found
     raise UserError(
-        f"reasoning_gym dataset {name!r} gave only {len(found)} distinct prompts beside {len(taken)} held-out ones, "
-        f"{count} were asked for: ask for fewer, or widen its parameters."
+        f"reasoning_gym dataset {name!r} gave only {len(found)} distinct prompts in addition to {len(taken)} held-out "
+        f"ones, and {count} are needed: lower the size, or widen its parameters."
     )
 
 
-def _files(source: FileSource, style: PromptFormat) -> tuple[list[_Rendered], list[_Rendered]]:
-    train = list(_render(file_rows(source, "train"), style))
-    heldout = list(_render(file_rows(source, "heldout"), style))
+def _split(source: FileSource | HubSource, name: str, rows: list[list[_Rendered]]) -> _Pair:
+    """Takes held-out rows from those to train on, if the source has no held-out rows of its own."""
+    train, heldout = rows
     if source.heldout_size:
-        heldout = _kept_back(train, source)
+        heldout = _held_back(train, source.heldout_size, name)
     taken = {item.text for item in heldout}
     rest = [item for item in train if item.text not in taken]
     if not rest:
-        raise UserError(f"{source.train}: every prompt is also held out, so none is left to train on.")
+        raise UserError(f"{name}: every prompt is also held out, so none is left to train on.")
     return rest, heldout
 
 
-def _kept_back(train: list[_Rendered], source: FileSource) -> list[_Rendered]:
+def _held_back(train: list[_Rendered], size: int, name: str) -> list[_Rendered]:
     first = {item.text: item for item in reversed(train)}
     distinct = [item for item in train if first[item.text] is item]
-    if len(distinct) <= source.heldout_size:
+    if len(distinct) <= size:
         raise UserError(
-            f"{source.train} has {len(distinct)} distinct prompts, heldout_size={source.heldout_size} leaves none to "
-            "train on: lower it."
+            f"{name} has {len(distinct)} distinct prompts, heldout_size={size} leaves none to train on: lower it."
         )
-    chosen = permutation(len(distinct), "heldout")[: source.heldout_size]
+    chosen = permutation(len(distinct), "heldout")[:size]
     return [distinct[index] for index in sorted(chosen)]

@@ -1,10 +1,10 @@
-"""Rows that every source of prompts yields."""
+"""Rows of the sources of prompts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from interlace.core.messages import Messages
+from interlace.core.messages import Messages, ToolSpec
 from interlace.core.types import JSON
 
 Split = Literal["train", "heldout"]
@@ -21,6 +21,8 @@ class Row:
     prompt: str
     """The question; of a chat, the last message's content."""
     messages: Messages = ()
-    """The chat, its last message included; empty where the prompt is plain text."""
+    """The chat, its last message included; empty if the prompt is plain text."""
     answer: str
+    tools: tuple[ToolSpec, ...] = ()
+    """Tools that the prompt lists."""
     metadata: Mapping[str, JSON] = field(default_factory=dict)

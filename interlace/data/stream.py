@@ -1,45 +1,53 @@
-"""The order in which prompts are served, exactly resumable."""
+"""The stream of prompts of a run, exactly resumable."""
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from pydantic import JsonValue
+
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.random import permutation, stable_hash
+from interlace.core.random import stable_hash
 from interlace.core.types import Prompt
+from interlace.data.samplers.shuffle import Shuffle
+from interlace.data.sampling import Draw, NoSettings, PromptSampler, mean_rates
 
 
 class StreamState(Config):
     """Position of a stream; part of a checkpoint."""
 
     drawn: int = 0
-    """Draws so far, prompts that were handed back counted once."""
+    """Draws so far; a prompt that was handed back counts once."""
     pending: tuple[int, ...] = ()
     """Numbers of draws to serve before new ones, ascending."""
     fingerprint: int
     """Fingerprint of the prompts and the seed: a stream is restored only over the same ones."""
+    sampler: JsonValue = None
+    """State of the sampler; None if its draws follow from their numbers."""
 
 
 class PromptStream:
-    """Serves prompts over epochs: each time every prompt once, in an order keyed by (seed, epoch), its `attempt`.
+    """Serves prompts without end, in the order of a sampler; each prompt has its epoch as `attempt`.
 
-    Draw n is prompt permutation(epoch)[n % size] of epoch n // size, so a state is a few numbers, and a prompt tells
-    its draw. One that was drawn but not trained on is handed back and served again before new ones, in the original
-    order: none is skipped, none comes twice. Not safe for threads.
+    A prompt that was served but not trained on is handed back and served again before new ones, in the original order:
+    none is skipped or served twice. Not safe for threads.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
-        """prompts: in a fixed order, with distinct uids. Raises ValueError where there is none or a uid repeats."""
+    def __init__(self, prompts: Sequence[Prompt], seed: int, sampler: PromptSampler | None = None) -> None:
+        """prompts: in a fixed order, with distinct uids. sampler: of these prompts; None shuffles each epoch.
+
+        Raises ValueError without prompts, or if a uid repeats.
+        """
         self._prompts = tuple(prompts)
         self._position = {prompt.uid: index for index, prompt in enumerate(self._prompts)}
         if not self._prompts or len(self._position) != len(self._prompts):
             raise ValueError(f"{len(self._prompts)} prompts with {len(self._position)} distinct uids: need one or more")
         self._seed = seed
+        self._sampler = sampler or Shuffle(NoSettings(), self._prompts, seed)
         self._drawn = 0
         self._pending: list[int] = []
-        self._orders: dict[int, list[int]] = {}
 
     @cached_property
     def _fingerprint(self) -> int:
@@ -50,76 +58,73 @@ class PromptStream:
 
     @property
     def exhausted(self) -> bool:
-        """Returns False: after an epoch comes the next."""
+        """Returns False: a stream does not end."""
         return False
 
     def __next__(self) -> Prompt:
-        """Returns the next prompt; there is always one."""
+        """Returns the next prompt."""
         if self._pending:
             return self._prompt(self._pending.pop(0))
         self._drawn += 1
         return self._prompt(self._drawn - 1)
 
     def hand_back(self, prompts: Iterable[Prompt]) -> None:
-        """Serves these, which this stream gave out, again before new ones. Raises ValueError for any other prompt."""
-        for draw in self._draws(prompts, self._drawn, self._pending):
+        """Serves prompts of this stream again, before new ones. Raises ValueError for any other prompt."""
+        for draw in self._numbers(prompts, self._drawn, self._pending):
             insort(self._pending, draw)
 
-    def state(self, unfinished: Iterable[Prompt] = ()) -> StreamState:
-        """Returns what `restore` needs. unfinished: prompts given out and not trained on; they are served first.
+    def observe(self, solved: Iterable[tuple[str, float]]) -> None:
+        """Tells the sampler the results of trained samples: uid of the prompt, and 1 if solved or 0."""
+        self._sampler.observe(mean_rates((self._position[uid], rate) for uid, rate in solved if uid in self._position))
 
-        This stream goes on as it is. Raises ValueError for a prompt that this stream has not out.
+    def state(self, unfinished: Iterable[Prompt] = ()) -> StreamState:
+        """Returns the state for `restore`. unfinished: prompts served and not trained on; they are served first.
+
+        Does not change the stream. Raises ValueError for a prompt that the stream did not serve.
         """
         return self.state_later(unfinished)()
 
     def state_later(self, unfinished: Iterable[Prompt]) -> Callable[[], StreamState]:
-        """Returns a function that gives the present state whenever called: finding the draws' numbers takes time."""
+        """Returns a function that gives the present state at any later time: the search for draw numbers is slow."""
         drawn, waiting, out = self._drawn, tuple(self._pending), tuple(unfinished)
+        sampler = self._sampler.snapshot()
 
         def state() -> StreamState:
-            pending = sorted([*waiting, *self._draws(out, drawn, waiting)])
-            return StreamState(drawn=drawn, pending=tuple(pending), fingerprint=self._fingerprint)
+            pending = sorted([*waiting, *self._numbers(out, drawn, waiting)])
+            return StreamState(
+                drawn=drawn, pending=tuple(pending), fingerprint=self._fingerprint, sampler=sampler(pending)
+            )
 
         return state
 
     def restore(self, state: StreamState) -> None:
-        """Goes on from a state. Raises UserError where it is of other prompts or another seed."""
+        """Continues from a state. Raises UserError for a state of other prompts or of another seed."""
         if state.fingerprint != self._fingerprint:
             raise UserError(
-                "the checkpoint's prompts are not this run's: its data settings, a data file or the seed changed. "
-                "Resume with the run's own config.yaml, or start a new run from the checkpoint's model."
+                "the prompts of the checkpoint are not the prompts of this run: its data settings, a data file or the "
+                "seed changed. Resume with the run's own config.yaml, or start a new run from the checkpoint's model."
             )
         self._drawn, self._pending = state.drawn, list(state.pending)
+        if state.sampler is not None:
+            self._sampler.restore(state.sampler)
 
-    def _draws(self, prompts: Iterable[Prompt], drawn: int, pending: Iterable[int]) -> list[int]:
-        """Numbers of the draws that gave these prompts; each must be out, and named once.
+    def _numbers(self, prompts: Iterable[Prompt], drawn: int, pending: Iterable[int]) -> list[int]:
+        """Returns the numbers of the draws of these prompts; each must be in use, and appear once.
 
-        drawn, pending: those of when the prompts were out.
+        drawn, pending: state of the stream while the prompts were in use.
         """
         found: list[int] = []
         waiting = set(pending)
         for prompt in prompts:
-            draw = self._draw_of(prompt)
-            if draw is None or draw >= drawn or draw in waiting:
-                raise ValueError(f"prompt {prompt.uid!r} of epoch {prompt.attempt} is not out")
-            waiting.add(draw)
-            found.append(draw)
+            position = self._position.get(prompt.uid)
+            number = None if position is None else self._sampler.number_of(Draw(position, prompt.attempt))
+            if number is None or number >= drawn or number in waiting:
+                raise ValueError(f"prompt {prompt.uid!r} of epoch {prompt.attempt} is not in use")
+            waiting.add(number)
+            found.append(number)
         return found
 
-    def _draw_of(self, prompt: Prompt) -> int | None:
-        index = self._position.get(prompt.uid)
-        if index is None:
-            return None
-        return prompt.attempt * len(self._prompts) + self._order(prompt.attempt).index(index)
-
-    def _prompt(self, draw: int) -> Prompt:
-        epoch, position = divmod(draw, len(self._prompts))
-        prompt = self._prompts[self._order(epoch)[position]]
-        return prompt if epoch == prompt.attempt else replace(prompt, attempt=epoch)
-
-    def _order(self, epoch: int) -> list[int]:
-        if epoch not in self._orders:
-            # Two epochs can be out at once where the gate lets generation run over an epoch's end.
-            self._orders = {kept: order for kept, order in self._orders.items() if kept >= epoch - 1}
-            self._orders[epoch] = permutation(len(self._prompts), "prompts", self._seed, epoch)
-        return self._orders[epoch]
+    def _prompt(self, number: int) -> Prompt:
+        position, attempt = self._sampler.draw(number)
+        prompt = self._prompts[position]
+        return prompt if attempt == prompt.attempt else replace(prompt, attempt=attempt)

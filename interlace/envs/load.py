@@ -1,7 +1,6 @@
 """Environments by name, with their settings."""
 
 import importlib
-import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +10,10 @@ from pydantic import Field
 
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.core.plugins import builtin_module, builtin_names, concrete_subclass, load_object
+from interlace.core.plugins import class_names, concrete_subclass, find_class, load_object
 from interlace.envs.base import Simulator, VectorEnv
 from interlace.envs.simulated import SimulatedEnvs
 from interlace.envs.spec import EnvSettings
-
-SHARED = ("base", "film", "fleet", "load", "mujoco_camera", "pool", "process", "simulated", "spec")
-"""Modules of this folder that are not families."""
 
 
 class EnvConfig(Config):
@@ -49,8 +45,8 @@ class EnvConfig(Config):
 
 
 def env_family_names() -> list[str]:
-    """Lists the built-in families, sorted. Imports none of them."""
-    return builtin_names(_package(), hidden=SHARED)
+    """Lists the built-in families, sorted."""
+    return class_names(_package(), Simulator)
 
 
 def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> VectorEnv:
@@ -71,18 +67,13 @@ def create_envs(family: str, settings: Mapping[str, object], num_envs: int) -> V
 
 def find_family(family: str, settings: Mapping[str, object]) -> tuple[type[Simulator] | type[VectorEnv], EnvSettings]:
     """Finds a family's class and reads its settings. Raises UserError."""
-    found = load_object("environment", family) if ":" in family else _builtin(family)
+    if ":" not in family:
+        builtin = find_class("environment", _package(), family, Simulator)  # type: ignore[type-abstract]
+        return builtin, builtin.Settings.parse(settings, where=f"environment {family}")
+    found = load_object("environment", family)
     base = VectorEnv if isinstance(found, type) and issubclass(found, VectorEnv) else Simulator
     kind: type[Simulator] | type[VectorEnv] = concrete_subclass(f"environment {family!r}", found, base)
     return kind, kind.Settings.parse(settings, where=f"environment {family}")
-
-
-def _builtin(name: str) -> object:
-    module = builtin_module("environment", _package(), name, hidden=SHARED)
-    defined = [
-        value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__
-    ]
-    return next(value for value in defined if issubclass(value, Simulator | VectorEnv))
 
 
 def simulators_bytes(config: EnvConfig) -> int:

@@ -1,4 +1,7 @@
-"""Settings of a recipe's `episode`, and the kinds of episode by name. Imports no torch."""
+"""Settings of a recipe's `episode`, and the kinds of episodes by name. Imports no torch.
+
+A module of this folder is an episode if it defines a concrete subclass of EpisodeKind.
+"""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -10,33 +13,34 @@ from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, model_va
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.messages import ToolSpec
-from interlace.core.plugins import builtin_module, builtin_names, load_object
+from interlace.core.plugins import class_names, find_class, load_object
 from interlace.episodes.base import Episode
 from interlace.models.actions import ActionTokens
 
-HIDDEN = ("base", "by_row", "config", "chat_model", "experts", "history", "imagination", "server")
-"""Modules of this folder that are no episodes."""
 SINGLE = "single_turn"
 
 
 class EpisodeConfig(Config):
-    """Settings that every episode has. Written as the name alone, or `{name: ..., setting: value, ...}`."""
+    """Settings of every episode. Written as the name alone, or `{name: ..., setting: value, ...}`."""
 
     name: str = SINGLE
     """A built-in, or your own as package.module:Name."""
     timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds of an episode's own code and tools after which its sample fails; waiting for turns does not count."""
+    """Limit, in seconds, of the time that an episode's code and tools take; then its sample fails. The time that it
+    waits for turns does not count."""
     max_turns: int = Field(default=64, ge=1)
-    """Turns of an episode; asking for one more fails its sample. `tools` ends with its last turn instead."""
+    """Most turns of an episode; a request for one more fails its sample. The episode `tools` ends with its last turn
+    instead."""
     workers: int = Field(default=0, ge=0)
-    """Processes that run episodes, many at once in each, so that no code of theirs holds the run up: of this machine,
-    on Ray of any node; 0: the controller's. One that dies is started again, and its samples begin again."""
+    """Processes that run episodes, each many at once, so that their code does not delay the run: on this machine, or
+    with Ray on any node. 0: episodes run in the controller. A process that ends is replaced, and its samples begin
+    again."""
     column: str | None = None
-    """Column of the data whose value names one of `others` for its row; a row without a value has this episode."""
+    """Column of the data that names one of `others` for its row; a row without a value has this episode."""
     others: "dict[str, Annotated[SerializeAsAny[EpisodeConfig], BeforeValidator(parse_episode)]]" = Field(
         default_factory=dict
     )
-    """Further episodes by the value that a row names them by. Their time and turns are limited as written here."""
+    """Further episodes, by the value of `column` that selects them. Each has the time and turns written for it here."""
 
     @model_validator(mode="after")
     def _others_are_named(self) -> Self:
@@ -46,46 +50,46 @@ class EpisodeConfig(Config):
                 "`column`; set both or none"
             )
         if nested := [name for name, other in self.others.items() if other.others]:
-            raise ValueError(f"others.{nested[0]} has others of its own; write all of them in one place")
+            raise ValueError(f"others.{nested[0]} has `others` as well; write all of them in episode.others")
         return self
 
     @property
     def is_single_turn(self) -> bool:
-        """Says whether every sample is one request."""
+        """Returns whether every sample is one request."""
         return self.name == SINGLE and not self.others
 
 
 class OwnEpisodeConfig(EpisodeConfig):
-    """Settings of an episode of your own."""
+    """Settings of an episode that the user wrote."""
 
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Arguments that its class, or function, is called with."""
+    """Arguments of its class or function."""
 
 
 class EpisodeKind(ABC):
-    """Kind of episode behind a name in a recipe. A subclass says what its episodes need and makes them."""
+    """Kind of episode that a name in a recipe selects. A subclass declares the needs of its episodes and makes them."""
 
     Config: ClassVar[type[EpisodeConfig]] = EpisodeConfig
     brings_reward: ClassVar[bool] = True
-    """False where the recipe's `reward` always scores what it makes."""
+    """False if the recipe's `reward` always scores its samples."""
     needs_chat: ClassVar[bool] = False
-    """True where it works on messages, so that the tokenizer must have a chat template."""
+    """True if it works on messages, so that the tokenizer must have a chat template."""
 
     def __init__(self, config: EpisodeConfig) -> None:
         self.config = config
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check
-        """Refuses (UserError) what cannot work, as far as it shows before anything starts."""
+        """Raises UserError for settings that cannot work, as far as this is known before the run starts."""
 
     def check_policy(self, actions: ActionTokens | None) -> None:  # noqa: B027 - most take any policy
-        """Refuses (UserError) a policy that cannot serve. actions: see Session."""
+        """Raises UserError for a policy that cannot serve. actions: see Session."""
 
     def notes(self) -> tuple[str, ...]:
-        """Returns what a run says of its episodes once, at its start."""
+        """Returns sentences on its episodes that a run prints once, at its start."""
         return ()
 
     def tools(self) -> tuple[ToolSpec, ...]:
-        """Returns the tools that its prompts are written with."""
+        """Returns the tools that its prompts list."""
         return ()
 
     @abstractmethod
@@ -93,8 +97,8 @@ class EpisodeKind(ABC):
         """Makes the object that runs the episodes of one process."""
 
 
-class OwnEpisode(EpisodeKind):
-    """Episode of a user's own: a class with `run`, made with `options`, or an object that has `run`."""
+class _OwnEpisode(EpisodeKind):
+    """Episode that the user wrote: a class with `run`, made with `options`, or an object with `run`."""
 
     Config = OwnEpisodeConfig
     config: OwnEpisodeConfig
@@ -108,7 +112,7 @@ class OwnEpisode(EpisodeKind):
         made = self._made(found) if inspect.isclass(found) or not hasattr(found, "run") else found
         run = getattr(made, "run", None)
         if not inspect.iscoroutinefunction(run):
-            what = "no method `run`" if run is None else "a method `run` that is no `async def`"
+            what = "no method `run`" if run is None else "a method `run` that is not an `async def`"
             raise UserError(f"episode {spec!r} has {what}: write `async def run(self, prompt, session)`.")
         try:
             inspect.signature(run).bind(None, None)
@@ -130,23 +134,21 @@ def episode_names() -> list[str]:
     """Lists the built-in episodes, sorted."""
     import interlace.episodes as package
 
-    return builtin_names(package, hidden=HIDDEN)
+    return class_names(package, EpisodeKind)
 
 
 def episode_kind(spec: str) -> type[EpisodeKind]:
-    """Finds a built-in by name, or a user's `package.module:Name`. Raises UserError where there is none."""
+    """Finds a built-in by name, or the user's `package.module:Name`. Raises UserError if it does not exist."""
     import interlace.episodes as package
 
     if ":" in spec:
         found = load_object("episode", spec)
-        return found if inspect.isclass(found) and issubclass(found, EpisodeKind) else OwnEpisode
-    module = builtin_module("episode", package, spec, hidden=HIDDEN)
-    classes = [value for value in vars(module).values() if inspect.isclass(value)]
-    return next(one for one in classes if issubclass(one, EpisodeKind) and one.__module__ == module.__name__)
+        return found if inspect.isclass(found) and issubclass(found, EpisodeKind) else _OwnEpisode
+    return find_class("episode", package, spec, EpisodeKind)  # type: ignore[type-abstract]
 
 
 def parse_episode(given: object) -> object:
-    """Reads the settings of the episode that a word, or a mapping under `name`, names. UserError for an unknown one."""
+    """Reads an episode's settings from its name, or from a mapping with `name`. Raises UserError for an unknown one."""
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, Mapping):
@@ -157,9 +159,9 @@ def parse_episode(given: object) -> object:
     return episode_kind(spec).Config.parse(given, where=f"episode {spec}")
 
 
-EpisodeConfig.model_rebuild()  # it holds more of its kind, which parse_episode reads
+EpisodeConfig.model_rebuild()  # `others` contains further EpisodeConfigs, which parse_episode reads
 
 
 def create_kind(config: EpisodeConfig) -> EpisodeKind:
-    """Returns the kind of some settings, its choice by rows left out."""
+    """Returns the kind that the settings name, without the choice by rows."""
     return episode_kind(config.name)(config)

@@ -70,6 +70,7 @@ class StepMeter:
             "step": batch.step + 1,
             "version": version,
             **_rewards(samples),
+            **_by_source(samples),
             **_lengths(samples, lengths),
             **episode_metrics([sample.counts for sample in samples if sample.counts]),
             **batch.metrics,
@@ -128,6 +129,19 @@ def _rewards(samples: Sequence[Sample]) -> Metrics:
         values = [sample.reward_parts[name] for sample in samples if name in sample.reward_parts]
         parts[name if "/" in name else f"reward/{name}"] = fsum(values) / len(values)
     return {"reward/mean": mean, "reward/std": spread, "reward/max": max(rewards), "reward/min": min(rewards), **parts}
+
+
+def _by_source(samples: Sequence[Sample]) -> Metrics:
+    """Returns the metrics of each source of a mixture; empty if the task has one source."""
+    found: Metrics = {}
+    for name in sorted({sample.prompt.source for sample in samples} - {""}):
+        own = [sample for sample in samples if sample.prompt.source == name]
+        rewards = [sample.reward for sample in own if sample.reward is not None]
+        if rewards:
+            found[f"source/{name}/reward"] = fsum(rewards) / len(rewards)
+        found[f"source/{name}/response_length"] = sum([sample.num_sampled for sample in own]) / len(own)
+        found[f"source/{name}/samples"] = len(own)
+    return found
 
 
 def _lengths(samples: Sequence[Sample], lengths: Sequence[int]) -> Metrics:

@@ -31,7 +31,7 @@ async def _evaluate(cluster: Cluster, recipe: Recipe, progress: ProgressView) ->
     hosted = await host(cluster, recipe, groups, PromptStream(prompts.train, recipe.seed))
     await hosted.run.start()
     progress.stage("evaluation", 0, 1)
-    evaluation = await Evaluator(hosted, prompts.heldout).evaluate()
+    evaluation = await Evaluator(hosted, prompts.first_of_each_set(recipe.evaluation.num_prompts)).evaluate()
     progress.stage("evaluation", 1, 1)
     if evaluation.warning:
         progress.say(f"evaluation: {evaluation.warning}")

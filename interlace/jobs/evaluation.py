@@ -1,5 +1,9 @@
 """Held-out accuracy: what an evaluation found."""
 
+from collections.abc import Mapping
+
+from pydantic import Field
+
 from interlace.core.config import Config
 from interlace.core.types import Metrics
 
@@ -23,6 +27,8 @@ class Evaluation(Config):
     sampled_accuracy: float | None
     """Share of samples that are correct; None where none were asked for."""
     answers: tuple[Answer, ...]
+    by_set: Mapping[str, tuple[float, float | None]] = Field(default_factory=dict)
+    """Greedy and sampled accuracy of each held-out set, by its name; empty for a single set without a name."""
     num_failed: int = 0
     """Answers that could not be scored, which count as wrong."""
     failure: str = ""
@@ -38,4 +44,9 @@ class Evaluation(Config):
     def metrics(self) -> Metrics:
         """Returns the numbers as they are logged."""
         sampled = {} if self.sampled_accuracy is None else {"eval/accuracy_sampled": self.sampled_accuracy}
-        return {"eval/accuracy_greedy": self.greedy_accuracy, **sampled}
+        sets = {}
+        for name, (greedy, drawn) in self.by_set.items():
+            sets[f"eval/{name}/accuracy_greedy"] = greedy
+            if drawn is not None:
+                sets[f"eval/{name}/accuracy_sampled"] = drawn
+        return {"eval/accuracy_greedy": self.greedy_accuracy, **sampled, **sets}

@@ -21,15 +21,16 @@ class Evaluator:
     """Asks the same questions with the same sampling noise each time, so that evaluations can be compared."""
 
     def __init__(self, hosted: Hosted, prompts: Sequence[Prompt]) -> None:
-        """prompts: held-out; sampled as in training, but for the temperature.
+        """prompts: held-out, of all sets; sampled as in training, with the evaluation's temperature.
 
         Without prompts, or where single turns have no reward to be scored by, there is no evaluation.
         """
         recipe = hosted.recipe
         self._settings, self._sampling, self._scoring = recipe.evaluation, hosted.sampling, recipe.reward
+        self._scoring_of = recipe.task.rewards
         self._plays = not recipe.episode.is_single_turn
         self._run, self._reward = hosted.run, hosted.groups.reward
-        self._prompts = tuple(prompts[: self._settings.num_prompts]) if self._reward or self._plays else ()
+        self._prompts = tuple(prompts) if self._reward or self._plays else ()
 
     @property
     def has_prompts(self) -> bool:
@@ -49,7 +50,7 @@ class Evaluator:
                 prompt=sample.prompt.text,
                 right_answer=sample.prompt.answer,
                 response=sample.text,
-                correct=self._is_right(result),
+                correct=self._is_right(result, sample.prompt.source),
             )
             for sample, result in shown[::step][: self._settings.num_shown]
         ]
@@ -58,9 +59,18 @@ class Evaluator:
             greedy_accuracy=self._share(greedy),
             sampled_accuracy=self._share(sampled) if sampled else None,
             answers=tuple(answers),
+            by_set=self._by_set(greedy, sampled),
             num_failed=len(failures),
             failure=brief(failures[0]) if failures else "",
         )
+
+    def _by_set(self, greedy: Sequence[Scored], sampled: Sequence[Scored]) -> dict[str, tuple[float, float | None]]:
+        """Returns the greedy and sampled accuracy of each held-out set; empty for a single set without a name."""
+        found = {}
+        for name in dict.fromkeys(prompt.source for prompt in self._prompts):
+            first, others = ([one for one in kind if one[0].prompt.source == name] for kind in (greedy, sampled))
+            found[name] = (self._share(first), self._share(others) if others else None)
+        return {} if set(found) <= {""} else found
 
     def _params(self, temperature: float) -> SamplingParams:
         return self._sampling.model_copy(update={"temperature": temperature})
@@ -111,11 +121,12 @@ class Evaluator:
         return [(sample, sample.outcome or next(scored, none)) for sample in samples]
 
     def _share(self, scored: Sequence[Scored]) -> float:
-        return sum(self._is_right(result) for _, result in scored) / len(scored)
+        return sum(self._is_right(result, sample.prompt.source) for sample, result in scored) / len(scored)
 
-    def _is_right(self, result: RewardResult) -> bool:
+    def _is_right(self, result: RewardResult, source: str) -> bool:
         if result.failure is None and SUCCESS in result.parts:
             return result.parts[SUCCESS] > RIGHT_FROM
-        if self._scoring is None:
+        scoring = self._scoring_of.get(source, self._scoring)
+        if scoring is None:
             return result.failure is None and result.reward > RIGHT_FROM
-        return self._scoring.is_right(result)
+        return scoring.is_right(result)

@@ -1,6 +1,6 @@
 """From a recipe to the workers of its roles."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,8 @@ from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import ROLES, Role, place_in_flow, role_named
 from interlace.stages.role_groups import ActorGroup, RolloutGroup
-from interlace.workers.reward import RewardModelWorker, RewardWorker
+from interlace.workers.reward import RewardModelWorker, RewardWorker, SampleScorer
+from interlace.workers.reward_by_source import ScorerBySource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -160,12 +161,19 @@ def _around(worker: type[Worker], make_engine: Callable[..., object]) -> RoleWor
     )
 
 
+def make_scorer(reward: RewardConfig, by_source: Mapping[str, RewardConfig]) -> SampleScorer:
+    """Makes the scorer of a recipe's reward, and of the sources of its mixture that have another."""
+    if not by_source:
+        return Scorer(reward)
+    return ScorerBySource(Scorer(reward), {source: Scorer(config) for source, config in by_source.items()})
+
+
 def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
     """Makes the scorer: a model has a rank on each device of its placement; anything else scores on the host."""
     if reward.model is not None:
         make_engine = partial(make_reward_model, recipe.cluster.threads_per_worker, reward)
         return replace(_around(RewardModelWorker, make_engine), whole_on_each=True)
-    factory = partial(RewardWorker, make_scorer=partial(Scorer, reward))
+    factory = partial(RewardWorker, make_scorer=partial(make_scorer, reward, recipe.task.rewards))
     return RoleWorker(worker_class=RewardWorker, factory=factory, on_host=True)
 
 

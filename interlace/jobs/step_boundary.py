@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.stream import PromptStream
 from interlace.flows.run import Ended, StepResult
+from interlace.flows.step_metrics import SCORED
 from interlace.jobs.evaluation import Evaluation
-from interlace.jobs.evaluator import Evaluator
+from interlace.jobs.evaluator import RIGHT_FROM, Evaluator
 from interlace.jobs.failed_updates import FailedUpdates
 from interlace.jobs.films import keep_films
 from interlace.jobs.host import Hosted
@@ -29,6 +30,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.recipes.config import Recipe
+from interlace.rewards.base import ACCURACY
 
 LOGGED_SAMPLES = 32
 """Most samples in a table of a logger."""
@@ -46,6 +48,18 @@ class TrainJob:
     stop: StopSignal
     planner: OnlinePlanner | None
     start: RunStart
+
+
+def solved_samples(ended: Sequence[Ended], recipe: Recipe) -> list[tuple[str, float]]:
+    """Returns, for each scored sample, the uid of its prompt and 1 if it was solved, else 0; in order of admission."""
+    scored = [entry.sample for entry in ended if entry.event in SCORED and entry.sample.reward is not None]
+    found = []
+    for sample in sorted(scored, key=lambda sample: sample.key):
+        reward = recipe.task.rewards.get(sample.prompt.source, recipe.reward)
+        enough = reward.correct if reward else RIGHT_FROM
+        verdict = sample.reward_parts.get(ACCURACY, float((sample.reward or 0.0) >= enough))
+        found.append((sample.prompt.uid, verdict))
+    return found
 
 
 class StepBoundary:
@@ -92,6 +106,7 @@ class StepBoundary:
         self.done_steps = result.step
         write_transcripts(self._folder.samples, result.step, result.ended)
         self._notes.say(result, is_unchanged=self._run.publisher.is_unchanged)
+        self._stream.observe(solved_samples(result.ended, self._recipe))
         evaluation: Metrics = {}
         self.after = None
         if recipe.eval_every and result.step % recipe.eval_every == 0 and self._evaluator.has_prompts:

@@ -9,6 +9,7 @@ from typing import Any
 
 from interlace.core.errors import InterlaceError, StoppedError
 from interlace.core.types import JSON, TerminalEvent
+from interlace.data.sampling import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.episodes.config import create_kind
@@ -191,17 +192,18 @@ class _Session:
         return TraceFile(self._folder.timeline, cluster.devices)
 
     async def _work(self, cluster: Cluster, logger: MetricsLoggers, trace: StepTrace) -> None:
-        job, stream = self._job, PromptStream(self._prompts.train, self._recipe.seed)
+        job, prompts, recipe = self._job, self._prompts.train, self._recipe
+        stream = PromptStream(prompts, recipe.seed, create_sampler(recipe.task, prompts, recipe.seed))
         if job.start.state:
             stream.restore(job.start.state.stream)
         hosted = await self._host(cluster, stream)
-        learning = open_learning(self._recipe, self._folder.path, job.start.checkpoint, hosted.groups)
+        learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups)
         hosted.run.replay.learning = learning
         boundary = self._boundary = StepBoundary(
             job,
             hosted,
             Saver(cluster, self._checkpoints, hosted.groups, self._folder, learning, settings=self._settings),
-            Evaluator(hosted, self._prompts.heldout),
+            Evaluator(hosted, self._prompts.first_of_each_set(recipe.evaluation.num_prompts)),
             stream,
             logger=logger,
             trace=trace,
@@ -238,6 +240,7 @@ class _Session:
 
     async def _say_how_it_computes(self, groups: RoleGroups) -> None:
         report = await groups.rollout[0].report()
+        self._progress.say(f"model: the engines generate with {self._recipe.model.dtype} weights (model.dtype)")
         invariant = "does not depend" if report.invariant else "depends"
         self._progress.say(
             f"rollout: {report.attention}; a sample {invariant} on what shares its batch ({report.reason})"

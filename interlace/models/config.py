@@ -1,8 +1,8 @@
 """Which model, and how it is held."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from interlace.core.config import Config
 from interlace.core.random import SEED_END
@@ -84,6 +84,12 @@ class WorldModelSettings(EnsembleConfig):
     """Optimizer steps of a fit."""
 
 
+def _full_name(dtype: Any) -> Any:
+    """Returns torch's name of a type that is written short, such as bf16."""
+    names = {"bf16": "bfloat16", "fp32": "float32", "f32": "float32", "float": "float32"}
+    return names.get(dtype.removeprefix("torch."), dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+
+
 class ModelConfig(Config):
     """A causal language model and its tokenizer."""
 
@@ -97,8 +103,9 @@ class ModelConfig(Config):
     """Padding token for a tokenizer that has none; a token of its vocabulary."""
     eos_token: str | None = None
     """End token for a tokenizer that has none; a token of its vocabulary."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights. A trained model is float32; its weights are rounded for the engines that generate."""
+    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_full_name)] = "float32"
+    """Type of the weights in the engines that generate; a trained model is float32. In a recipe the default is bfloat16
+    if the run computes on GPUs."""
     seed: int = Field(default=0, ge=0, lt=SEED_END)
     """Seed of a tiny model's random weights."""
     trust_remote_code: bool = False

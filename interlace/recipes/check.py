@@ -1,12 +1,15 @@
-"""Everything that can be known to be wrong with a recipe before work starts, and the numbers that follow from it."""
+"""Check of a recipe before work starts, and the numbers that follow from it."""
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
+from interlace.data.config import SOURCES
 from interlace.data.loading import PromptSet
+from interlace.data.sampling import create_sampler
 from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
@@ -43,10 +46,12 @@ class Derived:
 
     num_parameters: int
     num_lora_parameters: int | None = None
-    """Parameters of the adapter, where one is trained."""
+    """Parameters of the adapter, if one is trained."""
     num_train_prompts: int
     num_heldout_prompts: int
-    """Number of held-out prompts, from which the evaluation takes its own."""
+    """Number of held-out prompts that an evaluation uses."""
+    num_dropped_prompts: int = 0
+    """Number of prompts that were dropped as too long."""
     max_prompt_tokens: int
     """Tokens of the longest prompt, to train on or held out."""
     samples_per_step: int
@@ -85,7 +90,8 @@ def check_recipe(recipe: Recipe) -> Derived:
     tokenizer = load_tokenizer(recipe.model)
     _check_reference(recipe, algorithm.needs, tokenizer)
     prompts = recipe_prompts(recipe, tokenizer)
-    _check_evaluation(recipe, len(prompts.heldout))
+    _check_evaluation(recipe, prompts)
+    create_sampler(recipe.task, prompts.train, recipe.seed)
     _check_warmup(recipe, prompts, tokenizer)
     size = model_size(model)
     num_lora = num_lora_parameters(model, recipe.actor.lora) if recipe.actor.lora else None
@@ -106,7 +112,8 @@ def check_recipe(recipe: Recipe) -> Derived:
         num_parameters=size.num_parameters,
         num_lora_parameters=num_lora,
         num_train_prompts=len(prompts.train),
-        num_heldout_prompts=len(prompts.heldout[: recipe.evaluation.num_prompts]),
+        num_heldout_prompts=len(prompts.first_of_each_set(recipe.evaluation.num_prompts)),
+        num_dropped_prompts=sum(prompts.dropped.values()),
         max_prompt_tokens=longest,
         samples_per_step=samples,
         samples_per_minibatch=samples // recipe.minibatches,
@@ -177,8 +184,9 @@ def _check_step_size(recipe: Recipe, samples: int) -> None:
         )
 
 
-def _check_evaluation(recipe: Recipe, num_heldout: int) -> None:
-    wanted = recipe.evaluation.num_prompts
+def _check_evaluation(recipe: Recipe, prompts: PromptSet) -> None:
+    wanted, sizes = recipe.evaluation.num_prompts, Counter(prompt.source for prompt in prompts.heldout)
+    num_heldout = max(sizes.values(), default=0)
     if wanted is not None and wanted > num_heldout:
         raise UserError(
             f"evaluation.num_prompts={wanted}, but the task holds out {num_heldout} prompts. Lower it, or raise "
@@ -192,8 +200,10 @@ def _check_evaluation(recipe: Recipe, num_heldout: int) -> None:
 
 
 def _heldout_size(recipe: Recipe) -> str:
-    """Returns the key that says how many prompts are held out."""
-    return f"task.{'files' if recipe.task.files else 'reasoning_gym'}.heldout_size"
+    """Returns the key that sets the number of held-out prompts."""
+    if recipe.task.mixture:
+        return "heldout_size of a source of task.mixture"
+    return f"task.{next(name for name in SOURCES if getattr(recipe.task, name) is not None)}.heldout_size"
 
 
 def _check_warmup(recipe: Recipe, prompts: PromptSet, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -212,7 +222,8 @@ def _longest_prompt(recipe: Recipe, prompts: PromptSet, size: ModelSize) -> int:
     if size.context is not None and num_tokens + max_new_tokens > size.context:
         raise UserError(
             f"prompt {longest.uid} has {num_tokens} tokens, and with sampling.max_new_tokens={max_new_tokens} that is "
-            f"more than the model's context of {size.context}. Lower max_new_tokens, or leave out long prompts."
+            f"more than the model's context of {size.context}. Lower max_new_tokens, or drop long prompts: "
+            f"task.overlong=drop task.max_prompt_tokens={max(1, size.context - max_new_tokens)}."
         )
     longest_in = create_kind(recipe.rollout).longest_in
     needed, fitting = num_tokens + max_new_tokens, longest_in(recipe.rollout.max_tokens)

@@ -1,7 +1,9 @@
-"""Mistakes in a recipe that its settings alone show: no model, no data, no torch."""
+"""Checks of a recipe that need its settings alone: no model, no data, no torch."""
 
 from interlace.algorithms import Algorithm
 from interlace.core.errors import UserError
+from interlace.data.check import check_sources
+from interlace.data.config import SourceConfig
 from interlace.data.rendering.load import check_renderer
 from interlace.engines.train.config import training_temperature
 from interlace.episodes.by_row import simulators_of
@@ -11,15 +13,16 @@ from interlace.observe.loggers import load_logger
 from interlace.recipes.check_learning import check_learning
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.layout import num_ranks
-from interlace.rewards.base import load_reward
+from interlace.rewards.base import RewardConfig, load_reward
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import placed_roles
 
 
 def check_settings(recipe: Recipe) -> None:
-    """Refuses (UserError) settings that contradict each other, and names that stand for nothing."""
+    """Raises UserError for settings that contradict each other, and for unknown names."""
     check_sizes(recipe, algorithm_of(recipe))
     training_temperature(recipe.sampling)
+    check_sources(recipe.task)
     _check_episodes(recipe)
     _check_scorer(recipe)
     check_learning(recipe)
@@ -33,13 +36,13 @@ def _check_episodes(recipe: Recipe) -> None:
 
 
 def check_sizes(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Raises UserError where the recipe's sizes and its algorithm cannot work together, wherever it runs."""
+    """Raises UserError if the recipe's sizes and its algorithm cannot work together, on any cluster."""
     _check_algorithm(recipe, algorithm)
     _check_minibatches(recipe)
 
 
 def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
-    """Raises UserError where a role's placement names devices that the cluster has not, or its ranks do not fit."""
+    """Raises UserError if a role is placed on devices that do not exist, or its ranks do not fit them."""
     if recipe.schedule.open:
         raise UserError(
             "schedule=auto is chosen when `interlace train` starts. Elsewhere name a preset, or have one planned: "
@@ -48,7 +51,7 @@ def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
     simulators, schedule = simulators_of(recipe.episode), recipe.schedule.resolved
     for role in placed_roles():
         if role.counts_envs and simulators is None:
-            continue  # a schedule for robots may serve others too, on fewer devices
+            continue  # a schedule for robots may serve other episodes as well, on fewer devices
         for instance in schedule.instances(role.name, devices):
             num_ranks(recipe, role.name, instance)
     if simulators:
@@ -56,24 +59,30 @@ def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
 
 
 def _check_scorer(recipe: Recipe) -> None:
-    reward = recipe.reward
-    if reward is None:
-        return
-    if reward.model is None:
-        load_reward(reward.name)
-    if reward.name == "reasoning_gym" and recipe.task.reasoning_gym is None:
-        raise UserError(
-            "reward reasoning_gym scores prompts of a reasoning_gym dataset, but the task's come from files. "
-            "Take reward=exact, reward=math_verify, or a function of your own."
-        )
+    for reward, source in _rewards_by_source(recipe):
+        if reward.model is None:
+            load_reward(reward.name)
+        if reward.name == "reasoning_gym" and source.reasoning_gym is None:
+            raise UserError(
+                "reward reasoning_gym scores prompts of a reasoning_gym dataset, and the prompts come from another "
+                "source. Take reward=exact, reward=math_verify, or a function of your own."
+            )
+
+
+def _rewards_by_source(recipe: Recipe) -> list[tuple[RewardConfig, SourceConfig]]:
+    """Returns the reward of each source, without the sources whose episodes give the reward."""
+    if not recipe.task.mixture:
+        return [] if recipe.reward is None else [(recipe.reward, recipe.task)]
+    found = [(source.reward or recipe.reward, source) for source in recipe.task.mixture]
+    return [(reward, source) for reward, source in found if reward is not None]
 
 
 def _check_algorithm(recipe: Recipe, algorithm: Algorithm) -> None:
     name = recipe.algorithm.name
     if algorithm.is_group_relative and recipe.samples_per_prompt == 1:
         raise UserError(
-            f"samples_per_prompt=1 leaves algorithm {name!r} nothing to learn from: it compares the samples of a "
-            "prompt with one another. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
+            f"samples_per_prompt=1 leaves algorithm {name!r} nothing to learn from: it compares the samples of each "
+            "prompt. Set samples_per_prompt to 2 or more, or take an algorithm without groups."
         )
     _check_rewards(recipe, algorithm)
     if algorithm.needs.greedy_baseline:
@@ -98,14 +107,14 @@ def _check_baseline(recipe: Recipe) -> None:
 
 
 def _check_rewards(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Checks the rewards that settings bound; on a reward that only the run can show, the algorithm itself raises."""
+    """Checks the rewards that are bounded by settings; of other rewards, the algorithm checks each value in the run."""
     reward = recipe.reward
     if reward is None and create_kind(recipe.episode).brings_reward:
         return
     if reward is None:
         raise UserError(
-            f"the recipe has no `reward`, and episode {recipe.episode.name!r} brings none of its own: there would be "
-            "nothing to learn from. Set reward=exact, reward=math_verify, or a function of your own as "
+            f"the recipe has no `reward`, and episode {recipe.episode.name!r} gives no reward: there would be nothing "
+            "to learn from. Set reward=exact, reward=math_verify, or a function of your own as "
             "reward=package.module:function."
         )
     least, wanted = reward.least, algorithm.min_reward

@@ -1,7 +1,8 @@
 """The `Recipe`: one experiment, whole. Every section is the configuration of the part it configures."""
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Self
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_serializer, model_validator
 
@@ -11,7 +12,7 @@ from interlace.core.errors import UserError, nearest
 from interlace.core.plugins import builtin_names
 from interlace.core.random import SEED_END
 from interlace.core.types import MIN_TEMPERATURE, SamplingParams
-from interlace.data.config import DataConfig
+from interlace.data.config import DataConfig, MixtureSource, expand_source
 from interlace.data.rendering.config import RendererConfig
 from interlace.data.replay import ReplayLearnerConfig
 from interlace.data.warmup import DemonstrationConfig
@@ -23,14 +24,17 @@ from interlace.episodes.experts import ExpertConfig
 from interlace.models.config import ModelConfig, WorldModelSettings, by_path
 from interlace.recipes import clusters
 from interlace.rewards.base import RewardConfig
+from interlace.runtime.gpu import has_gpu
 from interlace.schedule.open import bounding, bounds_of
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
+from interlace.schedule.vocabulary import foreign_setting_hint, foreign_value_hint
 from interlace.weights.config import WeightsConfig
 
 DEFAULT_ALGORITHM = "grpo"
 DEFAULT_SCHEDULE = "verl-colocated"
 AUTO = "auto"
+_ADDRESS = re.compile(r"(ray://)?(\[[0-9a-fA-F:]+\]|[\w.-]+):\d{1,5}")
 
 
 class AlgorithmChoice(Config):
@@ -47,7 +51,7 @@ class AlgorithmChoice(Config):
         flat = _as_mapping("algorithm", data)
         if "settings" in flat:
             return flat
-        name = _text("algorithm.name", flat.pop("name", DEFAULT_ALGORITHM))
+        name = _name("algorithm", "name", flat.pop("name", DEFAULT_ALGORITHM))
         return {"name": name, "settings": create_algorithm(name, flat).settings}
 
     @model_serializer
@@ -72,7 +76,7 @@ class ScheduleChoice(Config):
         flat = _as_mapping("schedule", data)
         if "resolved" in flat:
             return flat
-        preset = _text("schedule.preset", flat.pop("preset", DEFAULT_SCHEDULE))
+        preset = _name("schedule", "preset", flat.pop("preset", DEFAULT_SCHEDULE))
         if preset == AUTO and not set(Schedule.model_fields) <= set(flat):
             return {"preset": preset, "open": True, "resolved": bounding(flat)}
         # With every field given, as in the config.yaml of a run, the preset's file may have changed or gone since.
@@ -90,7 +94,7 @@ class ClusterConfig(Config):
     """Place where the run computes. Written as the back end's name, or `{backend: ..., devices: ...}`."""
 
     backend: str = "local"
-    """local: in this process. ray: processes that Ray places, on this machine or many."""
+    """local: this process. ray: processes that Ray places, on one machine or many. Your own: package.module:Name."""
     devices: str = "auto"
     """auto: every GPU, or a device for each CPU core. Else how many of which kind: `cpu:2`, `cuda:1,cpu:4`."""
     address: str | None = None
@@ -103,11 +107,17 @@ class ClusterConfig(Config):
     """Seconds without any progress before the run ends with an error that says who waits for what."""
 
     @model_validator(mode="after")
-    def _built(self) -> Self:
-        if self.backend not in builtin_names(clusters):
+    def _check_names(self) -> Self:
+        if ":" not in self.backend and self.backend not in builtin_names(clusters):
             hint = nearest(self.backend, builtin_names(clusters))
             virtual = " For the virtual clock: interlace simulate, or interlace compare --cluster sim."
             raise UserError(f"cluster.backend = {self.backend!r}: there is no such back end.{hint}{virtual}")
+        address = self.address
+        if address is not None and address not in ("auto", "local") and not _ADDRESS.fullmatch(address):
+            raise UserError(
+                f"cluster.address = {address!r} is not an address of a Ray cluster: write host:port, such as "
+                f"{address.split('/')[-1].rstrip(':') or '10.0.0.1'}:6379, or auto for the cluster of this machine."
+            )
         return self
 
 
@@ -174,11 +184,19 @@ class EvaluationConfig(Config):
     """Prompts whose answers before and after are printed; a robot's episodes are filmed."""
 
 
+def _listed(value: object) -> object:
+    """Turns a single name into a list of one; `none` and an empty text into an empty list."""
+    if not isinstance(value, str):
+        return value
+    return [name.strip() for name in value.split(",") if name.strip() and name.strip() != "none"]
+
+
 class LoggingConfig(Config):
     """Loggers that receive the metrics in addition to metrics.jsonl."""
 
-    loggers: tuple[str, ...] | None = None
-    """Names, or your own as package.module:Name; None takes TensorBoard if it is installed."""
+    loggers: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = None
+    """Names, or your own as package.module:Name; a single name needs no list. None takes TensorBoard if it is
+    installed."""
     project: str | None = None
     """Project (W&B, Trackio) or experiment (MLflow). None takes WANDB_PROJECT, TRACKIO_PROJECT or
     MLFLOW_EXPERIMENT_NAME of the environment, else `interlace`."""
@@ -197,14 +215,9 @@ class LoggingConfig(Config):
         return steps
 
 
-def _task(name: str) -> dict[str, object]:
-    """Reads a task written as a data file, or as the name of a reasoning-gym dataset."""
-    return {"reasoning_gym": {"name": name}} if name.isidentifier() else {"files": {"train": name}}
-
-
 SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
     "model": by_path,
-    "task": _task,
+    "task": expand_source,
     "algorithm": lambda name: {"name": name},
     "schedule": lambda name: {"preset": name},
     "cluster": lambda name: {"backend": name},
@@ -216,17 +229,58 @@ SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
 
 
 def _spelled_out(section: str) -> BeforeValidator:
-    return BeforeValidator(lambda value: SHORT[section](value) if isinstance(value, str) else value)
+    def spell_out(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if hint := foreign_value_hint(section, value):
+            raise UserError(f"unknown {section} {value!r}. {hint}")
+        return SHORT[section](value)
+
+    return BeforeValidator(spell_out)
+
+
+class TaskSource(MixtureSource):
+    """A source of a mixture, with its reward."""
+
+    reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
+    """Scorer of responses to its prompts; None takes the recipe's `reward`."""
+
+    @model_validator(mode="after")
+    def _check_reward(self) -> Self:
+        if self.reward is not None and self.reward.model is not None:
+            raise ValueError("a reward model scores the prompts of all sources: set it as the recipe's `reward`")
+        return self
+
+
+class TaskConfig(DataConfig):
+    """Prompts to train on and held-out prompts."""
+
+    mixture: tuple[TaskSource, ...] = ()
+    """Sources whose prompts are drawn by weight; in place of a single source."""
+
+    @property
+    def rewards(self) -> Mapping[str, RewardConfig]:
+        """Returns the rewards of single sources, by the name of the source."""
+        return {source.label: source.reward for source in self.mixture if source.reward is not None}
+
+
+def _refuse_foreign_value(section: str) -> Callable[[object], object]:
+    def refuse(value: object) -> object:
+        if isinstance(value, str) and (hint := foreign_value_hint(section, value)):
+            raise ValueError(hint.rstrip("."))
+        return value
+
+    return refuse
 
 
 class Recipe(Config):
     """One experiment. A *step* is one turn of the loop; a *version* is one publication of weights."""
 
     model: Annotated[ModelConfig, _spelled_out("model")]
-    task: Annotated[DataConfig, _spelled_out("task")]
-    """Prompts to train on and held-out ones."""
+    task: Annotated[TaskConfig, _spelled_out("task")]
+    """Prompts to train on and held-out prompts."""
     reward: Annotated[RewardConfig | None, _spelled_out("reward")] = None
-    """Scorer of a response; None where the episode brings its own reward."""
+    """Scorer of a response; None if the episode gives the reward. A source of a mixture may have another reward."""
     episode: Annotated[SerializeAsAny[EpisodeConfig], BeforeValidator(parse_episode), _spelled_out("episode")] = (
         EpisodeConfig()
     )
@@ -255,7 +309,7 @@ class Recipe(Config):
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of checkpoints that stay, the newest ones."""
     sampling: SamplingParams = SamplingParams()
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: Annotated[OptimizerConfig, BeforeValidator(_refuse_foreign_value("optimizer"))] = OptimizerConfig()
     """Optimizer of the actor."""
     rollout: Annotated[SerializeAsAny[EngineConfig], BeforeValidator(parse_engine), _spelled_out("rollout")] = (
         NativeConfig()
@@ -274,6 +328,64 @@ class Recipe(Config):
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _share_reward(cls, data: object) -> object:
+        """Takes the first source's reward as the recipe's if all sources of a mixture have one."""
+        if not isinstance(data, Mapping) or data.get("reward") is not None:
+            return data
+        task = data.get("task")
+        parts = task.get("mixture") if isinstance(task, Mapping) else task
+        if not isinstance(parts, list | tuple) or not parts:
+            return data
+        if not all(isinstance(part, Mapping) and part.get("reward") is not None for part in parts):
+            return data
+        return {**data, "reward": parts[0]["reward"]}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_dtype(cls, data: object) -> object:
+        """Sets model.dtype to bfloat16 if it is not given and the run computes on GPUs."""
+        if not isinstance(data, Mapping) or not _is_on_gpus(data.get("cluster")):
+            return data
+        model = data.get("model")
+        if isinstance(model, ModelConfig):
+            model = model.model_dump(exclude_unset=True)
+        model = by_path(model)
+        return {**data, "model": {"dtype": "bfloat16", **model}} if isinstance(model, Mapping) else data
+
+    @classmethod
+    def advice(cls, key: str) -> str | None:
+        """Returns the setting that an unknown key stands for in another system, or the sections that have the key."""
+        if hint := foreign_setting_hint(key):
+            return hint
+        places = [found for found in setting_keys(cls) if found.endswith(f".{key}")]
+        return f"{key!r} is a key of other sections: {', '.join(places[:4])}." if places else None
+
+
+def _is_on_gpus(cluster: object) -> bool:
+    """Returns whether the devices of an unparsed section `cluster` are GPUs."""
+    devices = cluster.devices if isinstance(cluster, ClusterConfig) else "auto"
+    if isinstance(cluster, Mapping):
+        devices = str(cluster.get("devices", "auto"))
+    return "cuda" in devices or (devices == "auto" and has_gpu())
+
+
+def setting_keys(cls: type[Config], prefix: str = "") -> Iterator[str]:
+    """Yields the dotted keys of all settings below a config."""
+    for name, field in cls.model_fields.items():
+        inner = [part for part in _configs_in(field.annotation) if part is not cls]  # episode.others has episodes
+        if not inner:
+            yield prefix + name
+        for part in inner:
+            yield from setting_keys(part, f"{prefix}{name}.")
+
+
+def _configs_in(annotation: Any) -> list[type[Config]]:
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [found for arg in get_args(annotation) for found in _configs_in(arg)]
+
 
 def algorithm_of(recipe: Recipe) -> Algorithm:
     """Returns the recipe's algorithm."""
@@ -290,7 +402,10 @@ def _as_mapping(section: str, data: object) -> dict[str, Any]:
     raise UserError(f"{section} = {data!r}: write a name, or a mapping with `{key}` and what is to be changed.")
 
 
-def _text(key: str, value: object) -> str:
+def _name(section: str, key: str, value: object) -> str:
+    """Returns a name. Raises UserError for another type, and for a name of another system."""
     if not isinstance(value, str):
-        raise UserError(f"{key} = {value!r}: write a name.")
+        raise UserError(f"{section}.{key} = {value!r}: write a name.")
+    if hint := foreign_value_hint(section, value):
+        raise UserError(f"unknown {section} {value!r}. {hint}")
     return value

@@ -1,9 +1,8 @@
-"""Check, before anything starts, that the rollout engine that a recipe names can do what the recipe asks."""
+"""Check, before a run starts, that the rollout engine of a recipe supports the recipe's settings."""
 
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
-from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.kinds import EngineKind, Feature, create_kind
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.layout import num_spanned, num_used
@@ -14,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrainedModel") -> None:
-    """Raises UserError where the engine is not installed, its instances span other numbers of devices than it computes
-    on, or settings ask for what it lacks.
+    """Raises UserError for an engine that is not installed, whose instances span another number of devices than it
+    computes on, or that lacks a feature which the settings need.
     """
     kind = create_kind(recipe.rollout)
     _check_span(recipe, "rollout", devices)
@@ -31,7 +30,7 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrained
 
 
 def _check_adapter(recipe: Recipe, kind: EngineKind) -> None:
-    """Raises UserError where an adapter is to travel alone, and there is none or the engine cannot take it in."""
+    """Raises UserError for weights.adapter=alone without an adapter, or with an engine that cannot add one."""
     if recipe.weights.adapter == "merged":
         return
     if recipe.actor.lora is None:
@@ -44,31 +43,35 @@ def _check_adapter(recipe: Recipe, kind: EngineKind) -> None:
 
 
 def _check_correction(recipe: Recipe) -> None:
-    """Raises UserError where weights in eight bits sample what an algorithm then takes for its own policy's."""
-    if not isinstance(recipe.rollout, NativeConfig) or recipe.rollout.weights != "int8":
-        return
+    """Raises UserError for weights in eight bits without an off-policy correction.
+
+    The engine then samples from a policy that differs from the trained one.
+    """
+    rounded = {"rollout.weights": "model"} if getattr(recipe.rollout, "weights", "model") == "int8" else {}
+    rounded |= {"weights.codec": "raw"} if recipe.weights.codec == "int8" else {}
     off_policy = getattr(algorithm_of(recipe).settings, "off_policy", None)
-    if off_policy is None or off_policy.correction == "none":
+    if rounded and (off_policy is None or off_policy.correction == "none"):
+        setting, exact = next(iter(rounded.items()))
         raise UserError(
-            "rollout.weights=int8 samples from another distribution than is trained, and algorithm "
+            f"{setting}=int8 samples from another distribution than is trained, and algorithm "
             f"{recipe.algorithm.name!r} does not correct for it. Set algorithm.off_policy.proximal=recomputed and "
-            "algorithm.off_policy.correction=truncate (or mask, which also goes without recomputed), or "
-            "rollout.weights=model."
+            "algorithm.off_policy.correction=truncate (or mask, which does not need recomputed), or "
+            f"{setting}={exact}."
         )
 
 
 def check_invariance(recipe: Recipe) -> None:
-    """Raises UserError where samples of the recipe's engine depend on what shares their batch."""
+    """Raises UserError if a sample of the recipe's engine depends on the other samples of its batch."""
     kind = create_kind(recipe.rollout)
     if reason := kind.lacks.get("invariance"):
         raise UserError(
-            f"rollout.engine = {recipe.rollout.engine!r} gives a sample other bits beside other samples ({reason}), so "
-            "that no two schedules give the same ones. Compare schedules with rollout.engine=native."
+            f"rollout.engine = {recipe.rollout.engine!r} gives a sample other bits in another batch ({reason}), so two "
+            "schedules do not give the same samples. Compare schedules with rollout.engine=native."
         )
 
 
 def spanning_roles(recipe: Recipe, devices: tuple[Device, ...]) -> tuple[str, ...]:
-    """Names the roles of which an instance is placed on several devices. No engine was run here on several GPUs."""
+    """Returns the roles with an instance on several devices. No engine was run here on several GPUs."""
     return tuple(
         role
         for role in ("rollout", "reference")
@@ -81,7 +84,7 @@ def _instances(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> tuple[
 
 
 def _check_span(recipe: Recipe, role: str, devices: tuple[Device, ...]) -> None:
-    """A device more would be locked and paid for, and do nothing."""
+    """Raises UserError if an instance holds devices that it does not compute on."""
     for instance in _instances(recipe, role, devices):
         pool = instance[0].pool
         used = num_used(recipe, role, instance)
@@ -114,6 +117,6 @@ def _check_features(recipe: Recipe, kind: EngineKind, devices: tuple[Device, ...
     for feature, asked in wanted.items():
         if reason := kind.lacks.get(feature):
             raise UserError(
-                f"rollout.engine = {recipe.rollout.engine!r} cannot do what is asked: {reason}, and {asked}, or take "
+                f"rollout.engine = {recipe.rollout.engine!r} cannot do this: {reason}, and {asked}, or take "
                 "rollout.engine=native."
             )

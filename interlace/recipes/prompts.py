@@ -9,6 +9,7 @@ from interlace.core.types import JSON
 from interlace.data.loading import PromptSet, load_prompts
 from interlace.data.rendering.examples import ExampleWriter
 from interlace.data.rendering.load import create_renderer
+from interlace.data.rows import Row
 from interlace.data.warmup import MessageWriter
 from interlace.episodes.by_row import check_rows, config_of
 from interlace.episodes.config import create_kind
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> "ChatTemplateRenderer | None":
-    """Makes the renderer of a recipe's model; None where its episodes have no use for one."""
+    """Makes the renderer of a recipe's model; None if its episodes do not use one."""
     if recipe.episode.is_single_turn:
         return None
     tokenizer = tokenizer or load_tokenizer(recipe.model)
@@ -32,7 +33,7 @@ def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = No
 
 
 def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> PromptSet:
-    """Reads or draws both splits. UserError as load_prompts, and where an episode cannot be asked these prompts."""
+    """Reads or generates both splits. Raises UserError as load_prompts, and for prompts that no episode can use."""
     tokenizer = tokenizer or load_tokenizer(recipe.model)
     renderer = renderer_of(recipe, tokenizer)
     _check_chat(recipe, tokenizer, renderer)
@@ -41,8 +42,13 @@ def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" =
     else:
         tools_of = _tools_by_row(recipe)
 
-        def write(messages: Messages, row: Mapping[str, JSON]) -> list[int]:
-            return renderer.render(messages, tools_of(row))
+        def write(messages: Messages, row: Row) -> list[int]:
+            if row.tools:
+                raise UserError(
+                    f"{row.origin}: column 'tools' lists the tools of a row, and the recipe's episode shows the tools "
+                    "that it can call. Set task.columns.tools=null, or take episode=single_turn."
+                )
+            return renderer.render(messages, tools_of(row.metadata))
 
         prompts = load_prompts(recipe.task, tokenizer, write)
     check_rows(recipe.episode, [*prompts.train, *prompts.heldout])
@@ -50,7 +56,7 @@ def recipe_prompts(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" =
 
 
 def message_writer(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> MessageWriter | None:
-    """Returns what writes a recipe's warm-up examples that are messages; None where nothing can."""
+    """Returns the writer of a recipe's warm-up examples that are messages; None without a chat template."""
     renderer = renderer_of(recipe, tokenizer)
     if renderer is None:
         return None
@@ -66,7 +72,7 @@ def _tools_by_row(recipe: Recipe) -> Callable[[Mapping[str, JSON]], tuple[ToolSp
 
 
 def _check_chat(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase", renderer: "ChatTemplateRenderer | None") -> None:
-    """Refuses (UserError) episodes that work on messages, or with tools, where the chat template has no place."""
+    """Raises UserError for episodes on messages or with tools if the chat template cannot write them."""
     for config in (recipe.episode, *recipe.episode.others.values()):
         kind = create_kind(config)
         if kind.needs_chat and renderer is None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from interlace.core.errors import UserError, nearest
 from interlace.schedule.placement import Device
 
+SHARED_BY = 4
+"""CPU devices that may share a core, so that schedules for several devices can be tried on a small machine."""
 _POOL = re.compile(r"(?P<pool>[a-z]+)(:(?P<count>\d+))?")
 
 
@@ -35,8 +37,8 @@ class DeviceSlot:
 def find_slots(spec: str, machines: Sequence[Machine]) -> tuple[DeviceSlot, ...]:
     """Finds the devices of `auto`, or of counts by kind (`cpu:2`, `cuda:1,cpu:4`); a kind without a count means all.
 
-    auto takes every GPU, or where there is none one device for each CPU core. More CPU devices than cores are allowed:
-    they share them. Raises UserError for a spec that cannot be read or devices that are not there.
+    auto takes every GPU, or one device for each CPU core if there is no GPU. Up to SHARED_BY CPU devices share a core.
+    Raises UserError for a spec that cannot be read and for devices that do not exist.
     """
     if spec == "auto":
         spec = "cuda" if any(machine.gpu_bytes for machine in machines) else "cpu"
@@ -56,9 +58,9 @@ def _read(part: str, spec: str, seen: Sequence[str]) -> tuple[str, int | None]:
     if match is None or match["count"] == "0" or match["pool"] in seen:
         raise UserError(f"cluster.devices = {spec!r}: write auto, or each kind once with a count, such as cpu:2.")
     if match["pool"] not in ("cpu", "cuda"):
-        raise UserError(
-            f"cluster.devices = {spec!r}: unknown kind {match['pool']!r}.{nearest(match['pool'], ['cpu', 'cuda'])}"
-        )
+        hint = " Did you mean 'cuda'?" if match["pool"] in ("gpu", "gpus", "nvidia") else ""
+        hint = hint or nearest(match["pool"], ["cpu", "cuda"])
+        raise UserError(f"cluster.devices = {spec!r}: unknown kind {match['pool']!r}.{hint}")
     return match["pool"], int(match["count"]) if match["count"] else None
 
 
@@ -66,6 +68,12 @@ def _cores(count: int | None, machines: Sequence[Machine]) -> list[tuple[str, in
     """Returns (machine, number, bytes) of each CPU device, dealt evenly over the machines where a count is given."""
     shares = [machine.num_cores for machine in machines]
     if count is not None:
+        most = SHARED_BY * sum(shares)
+        if count > most:
+            raise UserError(
+                f"cluster.devices asks for cpu:{count}, and there are {sum(shares)} CPU cores, which {most} devices "
+                f"may share at most. Write cpu:{sum(shares)}, or a number up to {most}."
+            )
         share, rest = divmod(count, len(machines))
         shares = [share + (place < rest) for place in range(len(machines))]
     return [

@@ -1,6 +1,10 @@
-"""Vocabulary of schedules: meanings, and what to write for other systems' words. The data is vocabulary.yaml."""
+"""Vocabulary: meanings of a schedule's fields, and the settings that other systems' words stand for.
+
+The data is vocabulary.yaml.
+"""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -9,6 +13,7 @@ from interlace.core.config import Config
 from interlace.core.errors import UserError
 
 FILE = Path(__file__).parent / "vocabulary.yaml"
+SAME = "The same value."
 
 
 class FieldMeaning(Config):
@@ -16,9 +21,9 @@ class FieldMeaning(Config):
 
     meaning: str
     values: Mapping[str, str]
-    """Value, or kind of value -> what it means."""
+    """Meaning of each value, or kind of value."""
     default: str | None = None
-    """In words, where the value itself says little."""
+    """Description of the default, if the value alone is unclear."""
     counts_versions: bool = False
     """True if the setting is a staleness, which other systems count in several units."""
 
@@ -27,46 +32,55 @@ class Alias(Config):
     """A word of another system."""
 
     system: str
-    means: str
-    """There."""
+    means: str = ""
+    """Meaning of the word in that system; empty if the word alone is clear."""
     unit: str | None = None
     here: str
-    """The setting that says it here, from the recipe's root."""
-    convert: str
-    """Conversion: what to write for a value of the word."""
+    """Dotted key of the setting, from the recipe's root; empty if no setting corresponds to the word."""
+    convert: str = SAME
+    """The value to write here for a value of the word."""
 
 
 class Vocabulary(Config):
     """All words."""
 
     staleness: str
-    """The unit of staleness, and what the others are in it."""
+    """The unit of staleness, and its conversion into other units."""
     fields: Mapping[str, FieldMeaning]
     aliases: Mapping[str, tuple[Alias, ...]]
-    """A word may be several systems', and mean something else in each."""
+    """A word may belong to several systems, and mean something else in each."""
+    values: Mapping[str, Mapping[str, str]]
+    """For a setting, the values of other systems and a sentence on each."""
 
 
+@cache
 def vocabulary() -> Vocabulary:
     """Returns the vocabulary as shipped."""
     return Vocabulary.parse(yaml.safe_load(FILE.read_text(encoding="utf-8")), where=FILE.name)
 
 
 def refuse_foreign_words(unknown: Iterable[str]) -> None:
-    """Raises UserError for the first that is another system's word for something: what to write instead."""
+    """Raises UserError for the first word that another system uses, with the setting to write instead."""
     for name in unknown:
-        if told := foreign_setting_hint(name):
-            raise UserError(f"schedule.{told}")
+        if hint := foreign_setting_hint(name):
+            raise UserError(f"unknown key 'schedule.{name}'. {hint}")
 
 
 def foreign_setting_hint(name: str) -> str | None:
-    """Returns what to write instead of another system's word; None if the word is unknown."""
+    """Returns the setting to write instead of another system's word; None if the word is unknown."""
     found = vocabulary().aliases.get(name)
     if not found:
         return None
-    ways = "\n".join(_way(alias) for alias in found)
-    return f"{name} is another system's word and no setting here.\n{ways}\nMore: interlace presets --explain {name}"
+    ways = " ".join(_way(alias) for alias in found)
+    return f"{ways} More: interlace presets --explain {name}"
+
+
+def foreign_value_hint(setting: str, value: str) -> str | None:
+    """Returns the value to write instead of another system's value of a setting; None if it is unknown."""
+    return vocabulary().values.get(setting, {}).get(value.lower())
 
 
 def _way(alias: Alias) -> str:
-    unit = f" (in: {alias.unit})" if alias.unit else ""
-    return f"{alias.system}{unit}: write {alias.here}. {alias.convert}"
+    unit = f" (in {alias.unit})" if alias.unit else ""
+    setting = f"write {alias.here}. " if alias.here else ""
+    return f"{alias.system}{unit}: {setting}{alias.convert}"

@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from interlace.core.config import Config
+from interlace.core.errors import nearest
 from interlace.core.plugins import builtin_names
 
 BY_PLACE = "auto"
@@ -16,10 +17,11 @@ class WeightsConfig(Config):
 
     transport: str = BY_PLACE
     """auto: `alias` within one process, `shared_memory` on one machine, `object_store` between machines of a Ray
-    cluster. Or one of weights/transports by name."""
+    cluster. Or one of weights/transports by name, or your own as package.module:Name."""
     codec: str = "raw"
     """raw: the bits that are served. cast: half the bytes, rounded to bfloat16. int8: a quarter, rounded by rows.
-    delta: positions and new values of what changed since the version before, without any loss."""
+    delta: positions and new values of what changed since the version before, without any loss. Or your own as
+    package.module:Name."""
     adapter: Literal["merged", "alone"] = "merged"
     """Content of a version where an adapter is trained (actor.lora). merged: all weights with the adapter added in.
     alone: its factors alone; each engine adds them to the base that it loaded."""
@@ -38,8 +40,10 @@ class WeightsConfig(Config):
 
         for key, given, package in (("transport", self.transport, transports), ("codec", self.codec, codecs)):
             names = [*builtin_names(package), *([BY_PLACE] if key == "transport" else [])]
-            if given not in names:
-                raise ValueError(f"weights.{key} = {given!r}: there is none of that name. Known: {', '.join(names)}")
+            if ":" not in given and given not in names:
+                raise ValueError(
+                    f"unknown weights.{key} {given!r}.{nearest(given, names)} Your own: package.module:Name"
+                )
         if self.transport == "folder" and not self.folder:
             raise ValueError("weights.transport = 'folder' needs weights.folder, a path that both sides see")
         if self.codec == "delta" and self.transport in ("alias", "shared_memory", "cuda_ipc"):

@@ -8,7 +8,7 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from interlace.core.plugins import builtin_module
+from interlace.core.plugins import find_part
 from interlace.weights import codecs
 from interlace.weights.config import WeightsConfig
 from interlace.weights.plan import ITEM_BYTES, Box, Shard
@@ -93,5 +93,5 @@ class CodecModule(Protocol):
 
 @cache  # asked for each tensor of a version, and each time it looks through a folder
 def codec_named(name: str) -> CodecModule:
-    """Returns a codec by name. Raises UserError for an unknown one."""
-    return cast("CodecModule", builtin_module("codec of weights", codecs, name))
+    """Returns a built-in codec, or the user's as package.module:Name. Raises UserError for an unknown one."""
+    return cast("CodecModule", find_part("codec of weights", codecs, name, ("encoder", "decoder")))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
 
-from interlace.core.plugins import builtin_module
+from interlace.core.plugins import find_part
 from interlace.weights import transports
 from interlace.weights.codecs.base import Parcel, Piece
 from interlace.weights.config import WeightsConfig
@@ -88,5 +88,5 @@ class Held:
 
 @cache  # asked for each tensor of a version, and each time it looks through a folder
 def transport_named(name: str) -> TransportModule:
-    """Returns a transport by name. Raises UserError for an unknown one."""
-    return cast("TransportModule", builtin_module("transport of weights", transports, name))
+    """Returns a built-in transport, or the user's as package.module:Name. Raises UserError for an unknown one."""
+    return cast("TransportModule", find_part("transport of weights", transports, name, ("sender", "receiver")))

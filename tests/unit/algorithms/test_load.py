@@ -65,7 +65,7 @@ def test_a_users_own() -> None:
         ("dppo", {"clip_high": 0.28}, "set max_loss and max_gain"),
         ("math:sqrt", {}, "not a subclass"),
         (f"{__name__}:Bare", {}, r"is made as Bare\(settings\), which fails"),
-        ("interlace.algorithms.policy:PolicyAlgorithm", {}, "lacks advantages: to be defined"),
+        ("interlace.algorithms.policy:PolicyAlgorithm", {}, "lacks advantages: define it"),
     ],
 )
 def test_mistakes_are_named(spec: str, settings: dict[str, object], said: str) -> None:

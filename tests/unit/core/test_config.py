@@ -43,10 +43,16 @@ class Recipe(Config):
         ({"name": "x", "reference": {"beta": 1}}, ["'reference.beta'", "Did you mean 'betas'?"]),
         ({}, ["missing key 'name'"]),
         ({"name": "x", "steps": "many"}, ["steps = 'many'", "a whole number"]),
-        ({"name": "x", "optimizer": {"learning_rate": 0}}, ["optimizer.learning_rate = 0", "greater than 0"]),
+        ({"name": "x", "optimizer": {"learning_rate": 0}}, ["optimizer.learning_rate = 0: it must be more than 0."]),
         (
             {"name": "x", "granule": 0},
-            ["granule = 0: Input should be 'step' or 'group'. Or: Input should be greater"],
+            ["granule = 0: it must be 'step' or 'group'. Or: it must be 1 or more."],
+        ),
+        ({"name": "x", "granule": "grup"}, ["granule = 'grup': it must be 'step' or 'group' (did you mean 'group'?)"]),
+        ({"name": "x", "optimizer": {"betas": 0.9}}, ["optimizer.betas = 0.9: it must be a list in brackets"]),
+        (
+            {"name": "x", "optimizer": "adamw"},
+            ["optimizer = 'adamw': it has settings, so write optimizer.learning_rate="],
         ),
         ({"name": "x", "granule": {"lo": 1}}, ["unknown key 'granule.lo'. Did you mean 'low'?"]),
         ({"name": "x", "str": 1}, ["unknown key 'str'"]),

@@ -2,10 +2,11 @@
 
 import pickle
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlace.core.errors import RemoteError, nearest
+from interlace.core.errors import RemoteError, close_names, nearest
 
 
 def test_a_remote_error_survives_the_way_home() -> None:
@@ -23,3 +24,25 @@ def test_a_known_name_is_always_its_own_nearest(options: list[str]) -> None:
 
 def test_a_name_is_near_however_it_is_capitalised() -> None:
     assert "Did you mean 'areal'?" in nearest("AReaL", ["areal", "magistral"])
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "close"),
+    [
+        ("areel", ["areal", "magistral"], ["areal"]),
+        ("gpro", ["grpo", "gspo", "ppo"], ["grpo"]),
+        ("promts_per_step", ["prompts_per_step", "samples_per_prompt"], ["prompts_per_step"]),
+        ("verl", ["areal", "verl-colocated", "verl-one-step"], ["verl-colocated", "verl-one-step"]),
+        ("deepspeed", ["seed", "steps"], []),
+        ("tokenizer", ["optimizer"], []),
+        ("system", ["steps"], []),
+        ("export", ["report"], []),
+        ("sweep", ["serve"], []),
+    ],
+)
+def test_only_a_name_that_may_be_meant_is_proposed(given: str, options: list[str], close: list[str]) -> None:
+    assert close_names(given, options) == close
+
+
+def test_a_long_list_of_names_is_not_printed() -> None:
+    assert nearest("zzz", [f"name_{number}" for number in range(29)]) == " None of the 29 known names is like it."

@@ -18,9 +18,9 @@ def write(folder: Path, *lines: str, name: str = "set.jsonl") -> Path:
     return path
 
 
-def refusal(path: Path | str, **settings: str) -> str:
+def refusal(path: Path | str, **columns: str | None) -> str:
     with pytest.raises(UserError) as caught:
-        file_rows(FileSource(train=str(path), **settings), "train")
+        file_rows(FileSource(train=str(path)), "train", columns)
     return str(caught.value)
 
 
@@ -39,8 +39,9 @@ def test_an_answer_that_is_no_text_is_what_the_file_says(tmp_path: Path) -> None
 
 def test_other_column_names(tmp_path: Path) -> None:
     path = write(tmp_path, json.dumps({"question": "q", "solution": "s", "prompt": "p"}))
-    (row,) = file_rows(FileSource(train=str(path), prompt_column="question", answer_column="solution"), "train")
-    assert (row.prompt, row.answer, row.metadata) == ("q", "s", {"prompt": "p"})
+    (row,) = file_rows(FileSource(train=str(path)), "train", {"prompt": "question", "answer": "solution"})
+    assert (row.prompt, row.answer) == ("q", "s")
+    assert row.metadata == {"prompt": "p", "question": "q", "solution": "s"}
 
 
 def test_parquet_is_read_like_jsonl(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_parquet_is_read_like_jsonl(tmp_path: Path) -> None:
         ("1+1", "2", "easy"),
         ("2+2", "4", "easy"),
     ]
-    assert "set.parquet:1: there is no column 'solution'" in refusal(path, answer_column="solution")
+    assert "set.parquet:1: there is no column 'solution'" in refusal(path, answer="solution")
 
 
 def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
@@ -66,9 +67,14 @@ def test_each_mistake_names_file_and_line(tmp_path: Path) -> None:
     assert f"{tmp_path}/set.jsonl:2: not JSON" in refusal(write(tmp_path, good, "{prompt: 1}"))
     assert "set.jsonl:2: a list; each line must be a JSON object" in refusal(write(tmp_path, good, "[1]"))
     missing = refusal(write(tmp_path, good, '{"prompt": "1", "anwser": "2"}'))
-    assert "set.jsonl:2: there is no column 'answer'. Did you mean 'anwser'?" in missing
+    assert (
+        "set.jsonl:2: there is no column 'answer'. Did you mean 'anwser'? Then set task.columns.answer=anwser."
+        in missing
+    )
     assert "set.jsonl:1: column 'answer' is null" in refusal(write(tmp_path, '{"prompt": "1", "answer": null}'))
-    assert "set.jsonl:1: column 'answer' is NaN" in refusal(write(tmp_path, '{"prompt": "1", "answer": NaN}'))
+    assert "set.jsonl:1: column 'answer' is NaN, which JSON cannot hold" in refusal(
+        write(tmp_path, '{"prompt": "1", "answer": NaN}')
+    )
     assert "set.jsonl:1: column 'prompt' is a int" in refusal(write(tmp_path, '{"prompt": 1, "answer": "1"}'))
 
 
@@ -103,7 +109,10 @@ def test_a_chat_is_read_with_its_history(tmp_path: Path, column: str, kind: str)
         ([], "is an empty list"),
         (["1+1?"], "message 1 is '1+1?': write {role: user, content: text}"),
         ([{"role": "human", "content": "?"}], "message 1 has the role 'human'; the roles are system, user"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "message 1 has a content of type list"),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            "message 1 has a part of type 'image' in its content: only text",
+        ),
         (CHAT[:3], "ends with a message of the assistant"),
         (CHAT[:1], "ends with the system message"),
     ],
@@ -123,7 +132,7 @@ def test_files_that_are_empty_missing_or_of_another_kind(tmp_path: Path) -> None
     assert "is empty" in refusal(write(tmp_path))
     assert "is empty" in refusal(write(tmp_path, "", "  "))
     assert "does not exist" in refusal(tmp_path / "none.jsonl")
-    assert "is a folder; name one .jsonl or .parquet file" in refusal(tmp_path)
-    assert "neither .jsonl nor .parquet" in refusal(write(tmp_path, "a", name="set.csv"))
+    assert "is a folder, and not one that save_to_disk() of `datasets` wrote" in refusal(tmp_path)
+    assert "is not one of .jsonl, .json, .csv" in refusal(write(tmp_path, "a", name="set.txt"))
     pytest.importorskip("pyarrow")
     assert "is not a Parquet file" in refusal(write(tmp_path, "a", name="set.parquet"))

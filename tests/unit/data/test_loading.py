@@ -56,7 +56,7 @@ def test_generated_prompts_depend_on_their_settings_alone(tokenizer: PreTrainedT
 
 def test_too_few_distinct_prompts_are_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
     few = {**SORTING, "parameters": {"min_numbers": 1, "max_numbers": 1, "max_decimals": 0, "min_value": 0}}
-    with pytest.raises(UserError, match="distinct prompts beside 0 held-out ones, 100 were asked for"):
+    with pytest.raises(UserError, match="distinct prompts in addition to 0 held-out ones, and 100 are needed"):
         load(tokenizer, reasoning_gym={**few, "parameters": {**few["parameters"], "max_value": 9}}, format=COMPACT)  # type: ignore[dict-item]
 
 

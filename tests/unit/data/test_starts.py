@@ -29,7 +29,7 @@ def test_no_two_starts_of_a_task_are_the_same() -> None:
 
 
 def test_shares_are_one_a_task() -> None:
-    with pytest.raises(ValidationError, match="shares has 2 numbers and instructions 3 texts: give one a task"):
+    with pytest.raises(ValidationError, match="shares has 2 numbers and instructions 3 texts: give one for each task"):
         StartSource(instructions=THREE, shares=(2, 1))
     with pytest.raises(ValidationError, match="greater than 0"):
         StartSource(instructions=THREE, shares=(2, 0, 1))

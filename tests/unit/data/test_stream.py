@@ -82,17 +82,17 @@ def test_only_a_prompt_that_is_out_can_be_handed_back() -> None:
     unseen = next(p for p in prompts(4) if p.uid not in {prompt.uid for prompt in out})
     stranger = Prompt(uid="other/0", token_ids=np.zeros(1, np.int32), text="", answer="")
     for wrong in ([unseen], [stranger], [out[0], out[0]]):
-        with pytest.raises(ValueError, match="is not out"):
+        with pytest.raises(ValueError, match="is not in use"):
             stream.hand_back(wrong)
     stream.hand_back([out[0]])
-    with pytest.raises(ValueError, match="is not out"):
+    with pytest.raises(ValueError, match="is not in use"):
         stream.hand_back([out[0]])
 
 
 def test_a_state_of_other_prompts_is_refused() -> None:
     state = PromptStream(prompts(5), seed=0).state()
     for other in (PromptStream(prompts(6), seed=0), PromptStream(prompts(5), seed=1)):
-        with pytest.raises(UserError, match="not this run's"):
+        with pytest.raises(UserError, match="are not the prompts of this run"):
             other.restore(state)
 
 

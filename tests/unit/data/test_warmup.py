@@ -97,7 +97,7 @@ def test_what_is_written_must_be_text(tokenizer: PreTrainedTokenizerBase, prompt
         (DemonstrationConfig(style="sorting_habit"), "unknown demonstration style.*Did you mean 'sorting_habits'"),
         (DemonstrationConfig(style="sorting_habits", settings={"work_shar": 1}), "Did you mean 'work_share'"),
         (DemonstrationConfig(style="interlace.core.types:Prompt"), "not a subclass of Demonstrator"),
-        (DemonstrationConfig(style=f"{__name__}:Silent"), "lacks write: to be defined"),
+        (DemonstrationConfig(style=f"{__name__}:Silent"), "lacks write: define it"),
     ],
 )
 def test_mistakes(

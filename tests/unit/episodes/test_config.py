@@ -73,7 +73,7 @@ def test_the_settings_survive_a_run_folder(tmp_path: Path) -> None:
         ({"name": 3}, "episode.name = 3: write a name"),
         ({"name": f"{HERE}:Givn"}, "has no 'Givn'. Did you mean 'Given'"),
         ({"column": "agent"}, "set both or none"),
-        ({"column": "agent", "others": {"a": {"column": "b", "others": {"c": "single_turn"}}}}, "others of its own"),
+        ({"column": "agent", "others": {"a": {"column": "b", "others": {"c": "single_turn"}}}}, "has `others` as well"),
     ],
 )
 def test_mistakes_are_named(given: object, message: str) -> None:

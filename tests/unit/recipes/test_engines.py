@@ -64,7 +64,7 @@ def test_a_name_brings_its_own_settings_and_config_yaml_keeps_them() -> None:
         ("rollout.engine=3", "rollout.engine = 3: write a name"),
         ("rollout={engine: vllm, kv: pages}", "rollout, with engine vllm: unknown key 'kv'"),
         ("rollout={engine: native, gpu_memory_utilization: 0.5}", "rollout, with engine native: unknown key"),
-        ("rollout.max_running=0", "max_running = 0: Input should be greater than or equal to 1"),
+        ("rollout.max_running=0", "max_running = 0: it must be 1 or more"),
         ("rollout.engine=tests.unit.recipes.test_engines:recipe", "not a subclass of EngineKind"),
     ],
 )
@@ -114,7 +114,7 @@ def test_an_engine_that_spans_devices_takes_as_many() -> None:
 )
 def test_what_an_engine_lacks_is_refused_where_it_is_asked_for(overrides: tuple[str, ...], reason: str) -> None:
     check(*overrides, *CPU)
-    with pytest.raises(UserError, match=rf"cannot do what is asked: .*{reason}.*rollout.engine=native"):
+    with pytest.raises(UserError, match=rf"cannot do this: .*{reason}.*rollout.engine=native"):
         check(*overrides, LACKING, *CPU)
 
 
@@ -131,7 +131,7 @@ def test_log_probs_from_before_truncation_are_not_trained_on(cut: str) -> None:
 
 def test_schedules_are_compared_on_an_engine_whose_samples_are_their_own() -> None:
     check_invariance(recipe())
-    with pytest.raises(UserError, match="gives a sample other bits beside other samples"):
+    with pytest.raises(UserError, match="gives a sample other bits in another batch"):
         check_invariance(recipe(LACKING))
 
 

@@ -4,14 +4,32 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
+from interlace.algorithms import algorithm_names, create_algorithm
 from interlace.core.config import Config
 from interlace.core.errors import UserError
-from interlace.recipes.config import Recipe
+from interlace.engines.rollout.config import NativeConfig, VLLMConfig
+from interlace.episodes.robot import RobotConfig
+from interlace.recipes.config import Recipe, setting_keys
 from interlace.schedule.presets import load_schedule
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.vocabulary import vocabulary
 
 WORDS = vocabulary()
+
+
+def _keys() -> set[str]:
+    """Returns all keys of a recipe, those of sections included; algorithms, engines and episodes have further ones."""
+    found = {key.replace("schedule.resolved.", "schedule.") for key in setting_keys(Recipe)}
+    for name in algorithm_names():
+        settings = create_algorithm(name, {}).Settings
+        found |= {key.replace("settings.", "") for key in setting_keys(settings, "algorithm.")}
+    found |= {key for kind in (NativeConfig, VLLMConfig) for key in setting_keys(kind, "rollout.")}
+    found |= {f"episode.{key}" for key in setting_keys(RobotConfig)}
+    parts = [key.split(".") for key in found]
+    return {".".join(part[:size]) for part in parts for size in range(1, len(part) + 1)}
+
+
+KEYS = _keys()
 ISSUE = (
     "max_head_offpolicyness", "staleness_threshold", "trigger_parameter_sync_step", "max_off_policy_steps",
     "update_weights_interval", "max_lag", "async_queue_size", "partial_rollout", "max_staleness_steps",
@@ -46,12 +64,26 @@ def test_a_word_that_is_documented_as_a_value_is_taken() -> None:
 def test_an_alias_is_no_field_and_says_where_it_belongs() -> None:
     for name, found in WORDS.aliases.items():
         assert name not in Schedule.model_fields
-        for alias in found:
-            section, _, key = alias.here.partition(".")
-            if section == "schedule":
-                assert key in Schedule.model_fields, name
-            elif section != "algorithm":
-                assert section in Recipe.model_fields and not key, name
+        assert all(alias.here in KEYS for alias in found if alias.here), name
+
+
+def test_the_keys_of_other_trainers_are_known() -> None:
+    systems = ("TRL", "Unsloth", "verl", "OpenRLHF")
+    theirs = [name for name, found in WORDS.aliases.items() if any(each in found[0].system for each in systems)]
+    assert len(theirs) >= 60
+    assert {"learning_rate", "beta", "num_generations", "report_to", "load_in_4bit", "n_rollout_threads"} <= set(
+        WORDS.aliases
+    )
+
+
+def test_a_foreign_key_is_answered_with_ours_and_a_foreign_value_too() -> None:
+    with pytest.raises(UserError, match=r"unknown key 'learning_rate'\. TRL, Unsloth: write optimizer\.lr\."):
+        Recipe.parse({"learning_rate": 1e-5})
+    with pytest.raises(UserError, match=r"unknown algorithm 'dpo'.*recipe dpo"):
+        Recipe.parse({"algorithm": "dpo"})
+    for section, values in WORDS.values.items():
+        assert section in Recipe.model_fields
+        assert all(sentence.endswith(".") for sentence in values.values())
 
 
 @pytest.mark.parametrize("name", list(WORDS.aliases))
@@ -60,7 +92,7 @@ def test_another_systems_word_is_refused_with_what_to_write_instead(name: str) -
         load_schedule("areal", {name: 1})
     told = str(caught.value)
     for alias in WORDS.aliases[name]:
-        assert f"write {alias.here}" in told and alias.system in told and alias.convert in told
+        assert (f"write {alias.here}" in told or not alias.here) and alias.system in told and alias.convert in told
     assert f"interlace presets --explain {name}" in told
 
 

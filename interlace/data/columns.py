@@ -1,0 +1,156 @@
+"""From the columns of a table to a row: prompt, answer, tools, and the other columns as metadata."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import UserError, close_names
+from interlace.core.messages import Messages, ToolSpec, as_tool
+from interlace.core.types import JSON
+from interlace.data.chat import read_messages
+from interlace.data.rows import Row
+from interlace.data.tables import describe_type
+from interlace.data.values import plain_row
+
+if TYPE_CHECKING:
+    from interlace.data.config import ColumnMap
+
+PROMPT, ANSWER, TOOLS, CHAT = "prompt", "answer", "tools", "messages"
+"""Columns that are read. `messages` is read if no column `prompt` exists; a reward finds a chat's messages under it."""
+USUAL: Mapping[str, Sequence[str]] = {
+    PROMPT: ("question", "problem", "query", "instruction", "input", "conversations", "text"),
+    ANSWER: (
+        "reward_model.ground_truth", "ground_truth", "solution", "final_answer", "expected_answer", "label", "target",
+        "output", "completion",
+    ),
+}  # fmt: skip
+"""Names that data sets often give to a column; an error proposes them, and only task.columns selects one."""
+
+
+def to_row(values: Mapping[str, object], columns: "ColumnMap", omit: Sequence[str], *, uid: str, origin: str) -> Row:
+    """Makes a row from the columns of a table. Raises UserError, with the row's place, for a column that cannot serve.
+
+    columns: name here -> column, or dotted path into one; None leaves `answer` or `tools` out.
+    """
+    found = plain_row(values, origin, omit)
+    _refuse_other_kinds(found, columns, origin)
+    prompt_name = columns.get(PROMPT) or (CHAT if PROMPT not in found and CHAT in found else PROMPT)
+    prompt = _column(found, prompt_name, PROMPT, origin)
+    answer_name = columns.get(ANSWER, ANSWER)
+    answer = "" if answer_name is None else _answer(_column(found, answer_name, ANSWER, origin), answer_name, origin)
+    messages: Messages = ()
+    if isinstance(prompt, Sequence) and not isinstance(prompt, str):
+        messages = read_messages(prompt, f"{origin}: column {prompt_name!r}")
+    elif not isinstance(prompt, str):
+        raise UserError(
+            f"{origin}: column {prompt_name!r} is {describe_type(prompt)}, it must be text, or a chat: a list of "
+            "messages such as {role: user, content: text}."
+        )
+    tools = _tools(found, columns, origin)
+    metadata = {name: value for name, value in found.items() if name not in (PROMPT, ANSWER)}
+    for name, path in columns.items():
+        if name not in (PROMPT, ANSWER, TOOLS) and path is not None:
+            metadata[name] = _column(found, path, name, origin)
+    if messages:
+        metadata[CHAT] = prompt
+    if prompt_name != PROMPT and PROMPT in found:
+        metadata[PROMPT] = found[PROMPT]
+    return Row(
+        uid=uid,
+        origin=origin,
+        prompt=messages[-1].content if messages else str(prompt),
+        messages=messages,
+        answer=answer,
+        tools=tools,
+        metadata=metadata,
+    )
+
+
+def _column(values: Mapping[str, JSON], path: str, role: str, origin: str) -> JSON:
+    """Returns the value of a column, or of a dotted path into one."""
+    if path in values:
+        return values[path]
+    value: JSON = values
+    for part in path.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, Sequence) and not isinstance(value, str) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            raise UserError(f"{origin}: there is no column {path!r}.{_propose(values, path, role)}")
+    return value
+
+
+def _propose(values: Mapping[str, JSON], path: str, role: str) -> str:
+    """Returns the end of the error on a missing column: the columns that exist, and the setting that selects one."""
+    usual = [name for name in USUAL.get(role, ()) if _has(values, name)]
+    close = usual[:1] or close_names(path, values)[:1]
+    select = f" Did you mean {close[0]!r}? Then set task.columns.{role}={close[0]}." if close else ""
+    if role == ANSWER and not close:
+        select = f" If the reward needs no answer, set task.columns.{ANSWER}=null."
+    return f"{select} The columns are: {', '.join(values) or 'none'}."
+
+
+def _has(values: Mapping[str, JSON], path: str) -> bool:
+    value: JSON = values
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
+def _answer(answer: JSON, name: str, origin: str) -> str:
+    """Returns the answer as text; numbers, true and false are written as in JSON."""
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, bool | int | float):
+        return json.dumps(answer)
+    raise UserError(
+        f"{origin}: column {name!r} is {describe_type(answer)}, and an answer must be text or a number. If the reward "
+        f"reads the column as metadata, set task.columns.{ANSWER}=null."
+    )
+
+
+def _tools(values: Mapping[str, JSON], columns: "ColumnMap", origin: str) -> tuple[ToolSpec, ...]:
+    """Reads the tools that the row's prompt lists: a list in OpenAI's form, or its JSON text."""
+    name = columns.get(TOOLS, TOOLS)
+    if name is None or (name == TOOLS and TOOLS not in values):
+        return ()
+    value, where = _column(values, name, TOOLS, origin), f"{origin}: column {name!r}"
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where} is text that is not JSON: {error}.") from None
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise UserError(f"{where} is {describe_type(value)}; it must be a list of tools, or null.")
+    return tuple(as_tool(_without_nulls(tool), f"{where}, tool {number}") for number, tool in enumerate(value, start=1))
+
+
+def _without_nulls(value: JSON) -> JSON:
+    """Removes null entries of mappings: Arrow gives all tools of a column the properties of each, as nulls."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_without_nulls(inner) for inner in value]
+    return value
+
+
+def _refuse_other_kinds(values: Mapping[str, JSON], columns: "ColumnMap", origin: str) -> None:
+    """Raises UserError for rows of preference pairs and of demonstrations, which other recipes train on."""
+    if columns.get(ANSWER) is not None or ANSWER in values:
+        return
+    for needed, what, recipe in (
+        (("chosen", "rejected"), "preference pairs", "dpo"),
+        (("completion",), "demonstrations", "sft"),
+    ):
+        if all(name in values for name in needed):
+            named = " and ".join(f"`{name}`" for name in needed)
+            raise UserError(
+                f"{origin}: a row with {named} and no `answer` is one of {what}, which this recipe does not train on: "
+                f"take the recipe {recipe} (interlace train {recipe} task=...). To train by reinforcement learning "
+                f"all the same, set task.columns.{ANSWER} to a column, or to null."
+            )

@@ -1,0 +1,63 @@
+"""Rows of data sets on the Hugging Face hub, read by the library `datasets`."""
+
+import importlib
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from interlace.core.errors import UserError
+from interlace.data.config import HubSource
+from interlace.data.rows import Split
+from interlace.data.tables import Numbered
+
+REACH_WITHIN_S = 5.0
+"""Seconds within which the hub must answer a connection."""
+
+
+def import_datasets(needed_by: str) -> Any:
+    """Imports the library `datasets`. Raises UserError if it is not installed. needed_by: the source, for messages."""
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise UserError(f"{needed_by} needs the library datasets: pip install 'interlace[datasets]'.") from error
+
+
+def read_hub(source: HubSource, split: Split) -> Numbered:
+    """Reads the rows of a split, up to the source's limit. A held-out split that the source does not name has none.
+
+    Raises UserError if the hub cannot be reached, or has no such data set, config or split.
+    """
+    name = source.split if split == "train" else source.heldout
+    if name is None:
+        return
+    library = import_datasets(f"the data set {source.name!r} of the hub")
+    _check_reach(source.name)
+    chosen = {"split": name, "revision": source.revision, "streaming": source.streaming}
+    try:
+        dataset = library.load_dataset(source.name, source.config, **chosen)
+    except (OSError, ValueError, RuntimeError) as error:  # each kind of mistake has its class, all below these
+        raise UserError(
+            f"task.hub.name = {source.name!r} with config {source.config!r} and split {name!r} cannot be loaded: "
+            f"{' '.join(str(error).split())}"
+        ) from None
+    for number, values in enumerate(dataset, start=1):
+        if source.limit is not None and number > source.limit:
+            return
+        yield number, values
+
+
+def _check_reach(name: str) -> None:
+    """Raises UserError for a hub that does not answer: its client would retry for minutes."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE or getproxies():  # offline it reads its cache; a proxy may reach hosts that we cannot
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=REACH_WITHIN_S).close()
+    except OSError as error:
+        raise UserError(
+            f"data set {name!r}: {constants.ENDPOINT} cannot be reached ({error}). Give a file or a saved folder as "
+            "task=PATH; a data set that was fetched before is read with HF_HUB_OFFLINE=1 in the environment."
+        ) from None

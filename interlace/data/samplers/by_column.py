@@ -1,0 +1,58 @@
+"""Curriculum by a column, such as a difficulty: prompts with low values come first (Bengio et al., ICML 2009)."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from pydantic import Field
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError
+from interlace.core.random import permutation
+from interlace.core.types import JSON, Prompt
+from interlace.data.sampling import EpochSampler
+
+
+class ByColumnSettings(Config):
+    """Settings of the order by a column."""
+
+    column: str
+    """Column of the data, or dotted path into one: numbers, or texts."""
+    descending: bool = False
+    """True serves high values first."""
+    epochs: int = Field(default=1, ge=1)
+    """Epochs that are ordered; later ones are shuffled."""
+
+
+class ByColumn(EpochSampler):
+    """The first epochs are ordered by a column, equal values in a shuffled order; later epochs are shuffled."""
+
+    Settings = ByColumnSettings
+
+    def __init__(self, settings: Config, prompts: Sequence[Prompt], seed: int) -> None:
+        super().__init__(settings, prompts, seed)
+        self._settings = cast(ByColumnSettings, settings)
+        self._values = [_value(prompt, self._settings.column) for prompt in prompts]
+        kinds = {isinstance(value, str) for value in self._values}
+        if len(kinds) > 1:
+            raise UserError(
+                f"sampler by_column: column {self._settings.column!r} holds texts and numbers; use one type."
+            )
+
+    def order(self, epoch: int) -> list[int]:
+        shuffled = permutation(len(self.prompts), "prompts", self.seed, epoch)
+        if epoch >= self._settings.epochs:
+            return shuffled
+        # A stable sort keeps the shuffled order of equal values.
+        return sorted(shuffled, key=lambda place: self._values[place], reverse=self._settings.descending)
+
+
+def _value(prompt: Prompt, column: str) -> float | str:
+    value: JSON = prompt.metadata
+    for part in column.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise UserError(
+            f"sampler by_column: prompt {prompt.uid} has {value!r} in its column {column!r}, it must be a number or "
+            f"text. The columns are: {', '.join(prompt.metadata) or 'none'}."
+        )
+    return value

@@ -1,0 +1,127 @@
+"""Base classes of samplers, which choose the order of prompts, and samplers by name."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, NamedTuple, TypeAlias
+
+from pydantic import JsonValue
+
+from interlace.core.config import Config
+from interlace.core.plugins import find_class
+from interlace.core.random import stable_hash
+from interlace.core.types import Prompt
+from interlace.data import samplers
+from interlace.data.config import DataConfig, SamplerChoice
+
+Snapshot: TypeAlias = Callable[[Sequence[int]], JsonValue]
+"""Function from the numbers of unfinished draws to a sampler's state at the time of the snapshot."""
+
+
+class Draw(NamedTuple):
+    """One draw of a prompt."""
+
+    position: int
+    """Place of the prompt among the sampler's prompts."""
+    attempt: int
+    """How often the prompt was drawn before; part of the key of the sampling noise."""
+
+
+class NoSettings(Config):
+    """Settings of a sampler that has none."""
+
+
+class PromptSampler(ABC):
+    """Sampler: gives each draw number, 0, 1, ..., a prompt.
+
+    Equal prompts, settings, seed and state give equal draws.
+    """
+
+    Settings: ClassVar[type[Config]] = NoSettings
+
+    def __init__(self, settings: Config, prompts: Sequence[Prompt], seed: int) -> None:
+        """prompts: in a fixed order, one or more. Raises UserError for prompts that the sampler cannot order."""
+        self.settings, self.prompts, self.seed = settings, prompts, seed
+
+    @abstractmethod
+    def draw(self, number: int) -> Draw:
+        """Returns a draw. Numbers come in ascending order; a number that was drawn before gives the same draw."""
+
+    @abstractmethod
+    def number_of(self, draw: Draw) -> int | None:
+        """Returns the number of a draw; None if the sampler did not make it."""
+
+    def observe(self, rates: Mapping[int, float]) -> None:  # noqa: B027 - most do not learn
+        """Receives measured solve rates, 0 to 1, of trained groups, by the position of their prompt."""
+
+    def snapshot(self) -> Snapshot:
+        """Returns a function that gives the present state; None for a sampler whose draws follow from their number."""
+        return lambda numbers: None  # noqa: ARG005 - there is no state
+
+    def restore(self, state: JsonValue) -> None:  # noqa: B027 - most have no state
+        """Continues from a state."""
+
+
+class EpochSampler(PromptSampler):
+    """Sampler in epochs: each epoch serves every prompt once. A subclass gives the order."""
+
+    def __init__(self, settings: Config, prompts: Sequence[Prompt], seed: int) -> None:
+        super().__init__(settings, prompts, seed)
+        self._orders: dict[int, list[int]] = {}
+
+    @abstractmethod
+    def order(self, epoch: int) -> list[int]:
+        """Returns the positions of all prompts in the order of an epoch."""
+
+    def draw(self, number: int) -> Draw:
+        epoch, place = divmod(number, len(self.prompts))
+        return Draw(self._order(epoch)[place], epoch)
+
+    def number_of(self, draw: Draw) -> int | None:
+        return draw.attempt * len(self.prompts) + self._order(draw.attempt).index(draw.position)
+
+    def _order(self, epoch: int) -> list[int]:
+        order = self._orders.get(epoch)
+        if order is None:
+            order = self.order(epoch)
+            # Generation may run past the end of an epoch, so prompts of two epochs may be in use.
+            self._orders = {kept: other for kept, other in self._orders.items() if kept >= epoch - 1} | {epoch: order}
+        return order
+
+
+def create_sampler(task: DataConfig, prompts: Sequence[Prompt], seed: int) -> PromptSampler:
+    """Makes the sampler of a task's training prompts. Raises UserError for an unknown name or setting."""
+    if not task.mixture:
+        return _create(task.sampler, prompts, seed)
+    from interlace.data.mixture import MixturePart, MixtureSampler
+
+    parts = []
+    for source in task.mixture:
+        positions = [place for place, prompt in enumerate(prompts) if prompt.source == source.label]
+        own = [prompts[place] for place in positions]
+        sampler = _create(source.sampler, own, stable_hash(seed, "source", source.label))
+        parts.append(MixturePart(weight=source.weight, positions=positions, sampler=sampler))
+    return MixtureSampler(prompts, seed, parts)
+
+
+def check_samplers(task: DataConfig) -> None:
+    """Raises UserError for an unknown sampler or setting."""
+    for choice in (task.sampler, *(source.sampler for source in task.mixture)):
+        _parse(choice)
+
+
+def _create(choice: SamplerChoice, prompts: Sequence[Prompt], seed: int) -> PromptSampler:
+    kind, settings = _parse(choice)
+    return kind(settings, prompts, seed)
+
+
+def _parse(choice: SamplerChoice) -> tuple[type[PromptSampler], Config]:
+    kind = find_class("sampler", samplers, choice.name, PromptSampler)  # type: ignore[type-abstract]
+    return kind, kind.Settings.parse(choice.settings, where=f"sampler {choice.name}")
+
+
+def mean_rates(observed: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Returns the mean rate of each position."""
+    found: dict[int, list[float]] = {}
+    for position, rate in observed:
+        found.setdefault(position, []).append(rate)
+    return {position: sum(rates) / len(rates) for position, rates in sorted(found.items())}

@@ -1,0 +1,131 @@
+"""Rows of tables on disk: JSON Lines, JSON, CSV, Parquet, and folders of the library `datasets`.
+
+Each reader yields pairs: the row's number, and its columns. A mistake is a UserError with file and line.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from interlace.core.errors import UserError
+
+Numbered = Iterator[tuple[int, Mapping[str, Any]]]
+"""Rows with their numbers: the line of a text file, else the place, counted from 1."""
+
+
+def read_table(spec: str) -> Numbered:
+    """Reads all rows of a file or saved folder. Raises UserError if it is missing, empty or not readable."""
+    path = Path(spec).expanduser()
+    if not path.exists():
+        raise UserError(f"data file {spec!r} does not exist (looked in {path.parent.resolve()}).")
+    reader = _read_saved if path.is_dir() else READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UserError(f"data file {spec!r} is not one of {', '.join(READERS)}; convert it to one of them.")
+    is_empty = True
+    for numbered in reader(path):
+        is_empty = False
+        yield numbered
+    if is_empty:
+        raise UserError(f"data file {spec!r} is empty: it needs one row for each prompt.")
+
+
+def describe_type(value: object) -> str:
+    """Returns a noun for a value's type, for messages."""
+    return "null" if value is None else f"a {type(value).__name__}"
+
+
+def _read_jsonl(path: Path) -> Numbered:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            values = _parse_json(line, f"{path}:{number}")
+            if not isinstance(values, dict):
+                raise UserError(f"{path}:{number}: {describe_type(values)}; each line must be a JSON object.")
+            yield number, values
+
+
+def _read_json(path: Path) -> Numbered:
+    content = _parse_json(path.read_bytes(), str(path))
+    if isinstance(content, dict) and isinstance(content.get("data"), list):
+        content = content["data"]
+    if not isinstance(content, list):
+        raise UserError(f"{path}: {describe_type(content)}; a .json file holds a list of objects, [{{...}}, {{...}}].")
+    for number, values in enumerate(content, start=1):
+        if not isinstance(values, dict):
+            raise UserError(f"{path}: item {number} is {describe_type(values)}; it must be a JSON object.")
+        yield number, values
+
+
+def _parse_json(text: bytes, origin: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:  # also text that is not UTF-8
+        raise UserError(f"{origin}: not JSON: {error}.") from None
+    except RecursionError:
+        raise UserError(f"{origin}: brackets within brackets, deeper than Python can read.") from None
+
+
+def _read_csv(path: Path) -> Numbered:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file, delimiter=delimiter, strict=True)
+            header = next(rows, [])
+            if doubled := [name for name in header if header.count(name) > 1]:
+                raise UserError(f"{path}:1: two columns have the name {doubled[0]!r}. Rename one.")
+            for cells in rows:
+                if len(cells) != len(header):
+                    if not cells:
+                        continue
+                    raise UserError(f"{path}:{rows.line_num}: {len(cells)} cells, and the header has {len(header)}.")
+                yield rows.line_num, dict(zip(header, cells, strict=True))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error}.") from None
+    except csv.Error as error:
+        raise UserError(f"{path}: not CSV: {error}.") from None
+
+
+def _read_parquet(path: Path) -> Numbered:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError(f"{path} needs pyarrow: pip install 'interlace[parquet]'.") from error
+    try:
+        table = pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{path} is not a Parquet file: {error}.") from None
+    number = 0
+    for batch in table.iter_batches():
+        for values in batch.to_pylist(maps_as_pydicts="strict"):
+            number += 1
+            yield number, values
+
+
+def _read_saved(folder: Path) -> Numbered:
+    """Reads a folder that save_to_disk() of the library `datasets` wrote."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        raise UserError(f"{folder} holds the splits {', '.join(splits)}: name one, such as {folder / splits[0]}.")
+    if not (folder / "dataset_info.json").is_file():
+        raise UserError(
+            f"data file {str(folder)!r} is a folder, and not one that save_to_disk() of `datasets` wrote. Name a file: "
+            f"{', '.join(READERS)}."
+        )
+    from interlace.data.hub import import_datasets
+
+    dataset = import_datasets(str(folder)).load_from_disk(str(folder))
+    yield from enumerate(dataset, start=1)
+
+
+READERS: Mapping[str, Callable[[Path], Numbered]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".parquet": _read_parquet,
+}
+"""Reader of each kind of file, by its suffix."""

@@ -1,0 +1,59 @@
+"""Values of a table as JSON values: type and structure are kept, a value that JSON cannot hold is refused by column."""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON
+
+
+def plain_row(values: Mapping[str, object], origin: str, omit: Sequence[str] = ()) -> dict[str, JSON]:
+    """Returns a row as JSON values, without the columns in `omit`. origin: place of the row, for the message.
+
+    Dates and times become ISO 8601 text, decimals their digits as text. Raises UserError, with column and row, for a
+    value of another type (bytes, pictures) and for numbers that are not finite.
+    """
+    for name in values:
+        if not isinstance(name, str):
+            raise UserError(f"{origin}: the name of a column is {name!r}, it must be text.")
+    return {name: _plain(value, origin, name) for name, value in values.items() if name not in omit}
+
+
+def _plain(value: object, origin: str, column: str) -> JSON:
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise UserError(
+                f"{origin}: column {column!r} is {_number_name(value)}, which JSON cannot hold. Give it a number or "
+                f"null, or leave the column out: task.omit=[{column.split('.', maxsplit=1)[0]}]."
+            )
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist(), origin, column)
+    if isinstance(value, Mapping):
+        return {_key(key, origin, column): _plain(inner, origin, f"{column}.{key}") for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, origin, column) for inner in value]
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    raise UserError(
+        f"{origin}: column {column!r} is of type {type(value).__name__}, which JSON cannot hold. Convert it to text or "
+        f"numbers, or leave the column out: task.omit=[{column.split('.', maxsplit=1)[0]}]."
+    )
+
+
+def _key(key: object, origin: str, column: str) -> str:
+    if not isinstance(key, str):
+        raise UserError(f"{origin}: column {column!r} has the key {key!r}, and keys must be text.")
+    return key
+
+
+def _number_name(value: float) -> str:
+    return "NaN" if math.isnan(value) else "infinite"

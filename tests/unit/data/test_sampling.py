@@ -1,0 +1,139 @@
+"""The order of prompts: by epochs, by a column, by solve rates, and over the sources of a mixture."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlace.core.errors import UserError
+from interlace.core.types import Prompt
+from interlace.data.config import DataConfig
+from interlace.data.sampling import PromptSampler, create_sampler
+from interlace.data.stream import PromptStream, StreamState
+
+
+def prompts(count: int, source: str = "") -> list[Prompt]:
+    return [
+        Prompt(
+            uid=f"{source}/{i}", token_ids=np.array([i], np.int32), text=str(i), answer="", source=source,
+            metadata={"info": {"level": i % 5}},
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def task(sampler: object = "shuffle") -> DataConfig:
+    return DataConfig.parse({"files": {"train": "a.jsonl"}, "sampler": sampler})
+
+
+MIXED = DataConfig.parse(
+    {
+        "mixture": [
+            {"source": "a.jsonl", "weight": 3},
+            {"source": "b.jsonl", "sampler": {"name": "by_column", "column": "info.level"}},
+            {"source": "c.jsonl", "weight": 0.1, "sampler": "solve_rate"},
+        ]
+    }
+)
+SETS = [*prompts(13, "a"), *prompts(20, "b"), *prompts(5, "c")]
+KINDS: Mapping[str, tuple[DataConfig, Sequence[Prompt]]] = {
+    "shuffle": (task(), prompts(7)),
+    "by_column": (task({"name": "by_column", "column": "info.level"}), prompts(11)),
+    "solve_rate": (task("solve_rate"), prompts(7)),
+    "mixture": (MIXED, SETS),
+}
+
+
+def stream(kind: str, seed: int = 0) -> PromptStream:
+    data, given_prompts = KINDS[kind]
+    return PromptStream(given_prompts, seed, create_sampler(data, given_prompts, seed))
+
+
+def take(served: PromptStream, count: int) -> list[Prompt]:
+    return [next(served) for _ in range(count)]
+
+
+def names(served: Sequence[Prompt]) -> list[tuple[str, int]]:
+    return [(prompt.uid, prompt.attempt) for prompt in served]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@given(seed=st.integers(0, 5), before=st.integers(0, 150), kept=st.integers(0, 20))
+@settings(deadline=None, max_examples=25)
+def test_a_restored_stream_serves_what_the_first_would_have(kind: str, seed: int, before: int, kept: int) -> None:
+    first = stream(kind, seed)
+    served = take(first, before)
+    first.observe([(prompt.uid, float(int(prompt.text) % 2)) for prompt in served])
+    unfinished = served[len(served) - min(kept, len(served)) :]
+    state = StreamState.parse(json.loads(first.state(unfinished).model_dump_json()))
+    second = stream(kind, seed)
+    second.restore(state)
+    assert names(take(second, len(unfinished))) == names(unfinished)
+    assert names(take(second, 80)) == names(take(first, 80))
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_draws_are_told_apart_by_their_attempt(kind: str) -> None:
+    served = names(take(stream(kind), 400))
+    assert len(set(served)) == 400
+    assert served == names(take(stream(kind), 400)) != names(take(stream(kind, seed=1), 400))
+
+
+def test_low_values_of_a_column_come_first_and_later_epochs_are_shuffled() -> None:
+    served = take(stream("by_column"), 22)
+    levels = [int(prompt.text) % 5 for prompt in served]
+    assert levels[:11] == sorted(levels[:11]) and levels[11:] != sorted(levels[11:])
+
+
+def test_a_column_that_cannot_order_is_named() -> None:
+    with pytest.raises(
+        UserError, match=r"has None in its column 'level', it must be a number or text. The columns are: info"
+    ):
+        create_sampler(task({"name": "by_column", "column": "level"}), prompts(3), 0)
+    with pytest.raises(UserError, match=r"unknown sampler 'by_colum'\. Did you mean 'by_column'"):
+        create_sampler(task("by_colum"), prompts(3), 0)
+    with pytest.raises(UserError, match="sampler by_column: missing key 'column'"):
+        create_sampler(task("by_column"), prompts(3), 0)
+
+
+def test_prompts_that_are_sometimes_solved_are_drawn_most() -> None:
+    served = stream("solve_rate")
+    served.observe([("/0", 1.0), ("/1", 0.0), ("/2", 1.0), ("/2", 0.0)])
+    count = Counter(prompt.uid for prompt in take(served, 1000))
+    assert count["/0"] < 40 and count["/1"] < 40 and count["/2"] > 120
+
+
+def test_a_mixture_holds_its_shares_in_each_block_and_follows_each_source() -> None:
+    served = take(stream("mixture"), 410)
+    for block in range(10):
+        count = Counter(prompt.source for prompt in served[block * 41 : (block + 1) * 41])
+        assert abs(count["a"] - 30) <= 6 and count["c"] <= 4
+    count = Counter(prompt.source for prompt in served)
+    assert abs(count["a"] - 300) <= 2 and abs(count["b"] - 100) <= 2 and abs(count["c"] - 10) <= 2
+    levels = [int(prompt.text) % 5 for prompt in served if prompt.source == "b"][:20]
+    assert levels == sorted(levels)
+
+
+class Backwards(PromptSampler):
+    """A user's sampler."""
+
+    def draw(self, number: int):  # type: ignore[no-untyped-def]
+        from interlace.data.sampling import Draw
+
+        return Draw(len(self.prompts) - 1 - number % len(self.prompts), number // len(self.prompts))
+
+    def number_of(self, draw):  # type: ignore[no-untyped-def]
+        return draw.attempt * len(self.prompts) + len(self.prompts) - 1 - draw.position
+
+
+def test_a_users_sampler_is_found_by_name() -> None:
+    own = create_sampler(task(f"{__name__}:Backwards"), prompts(3), 0)
+    served = PromptStream(prompts(3), 0, own)
+    assert [prompt.text for prompt in take(served, 4)] == ["2", "1", "0", "2"]
+    served.hand_back([replace(prompts(3)[2], attempt=1)])
+    assert next(served).text == "2"

@@ -1,0 +1,111 @@
+"""Every kind of table gives the same rows."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.data.config import HubSource
+from interlace.data.hub import read_hub
+from interlace.data.objects import object_rows, write_rows
+from interlace.data.tables import read_table
+
+ROWS = [{"prompt": "1+1", "answer": "2"}, {"prompt": 'a, "b"\nc', "answer": "é"}]
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    return [dict(values) for _, values in read_table(str(path))]
+
+
+def test_json_csv_and_tsv(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    (tmp_path / "b.json").write_text(json.dumps({"data": ROWS}))
+    (tmp_path / "a.csv").write_text('\ufeffprompt,answer\n1+1,2\n"a, ""b""\nc",é\n', encoding="utf-8")
+    (tmp_path / "a.tsv").write_text("prompt\tanswer\n1+1\t2\n", encoding="utf-8")
+    assert rows(tmp_path / "a.json") == rows(tmp_path / "b.json") == rows(tmp_path / "a.csv") == ROWS
+    assert rows(tmp_path / "a.tsv") == ROWS[:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("a.json", "{}", "holds a list of objects"),
+        ("a.json", "[1]", "item 1 is a int"),
+        ("a.csv", "a,b\n1\n", "a.csv:2: 1 cells, and the header has 2"),
+        ("a.csv", "a,a\n1,2\n", "two columns have the name 'a'"),
+        ("a.csv", "a,b\n", "is empty"),
+        ("a.csv", 'a,b\n"1"x,2\n', "not CSV"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, name: str, text: str, sentence: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=sentence.replace("(", r"\(")):
+        rows(tmp_path / name)
+
+
+def test_a_folder_that_datasets_saved_and_one_of_splits(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_list(ROWS)
+    made.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"test": made, "train": made}).save_to_disk(str(tmp_path / "splits"))
+    assert rows(tmp_path / "one") == rows(tmp_path / "splits" / "train") == ROWS
+    with pytest.raises(UserError, match=r"holds the splits test, train: name one, such as .*splits/test"):
+        rows(tmp_path / "splits")
+
+
+def test_objects_of_a_program(tmp_path: Path) -> None:
+    pandas, pyarrow, datasets = (pytest.importorskip(name) for name in ("pandas", "pyarrow", "datasets"))
+    objects = (
+        ROWS, iter(ROWS), pandas.DataFrame(ROWS), pyarrow.Table.from_pylist(ROWS), datasets.Dataset.from_list(ROWS),
+        datasets.Dataset.from_list(ROWS).to_iterable_dataset(),
+    )  # fmt: skip
+    for given in objects:
+        assert list(object_rows(given)) == ROWS, type(given)
+    assert list(object_rows(pandas.DataFrame([{"a": 1.5, "b": "x"}, {"a": None, "b": None}])))[1] == {
+        "a": None,
+        "b": None,
+    }
+    assert write_rows(ROWS, tmp_path).read_text() == "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def test_objects_that_are_no_rows(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    splits = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
+    for given, sentence in (
+        (splits, r"holds the splits train: give one, such as data\['train'\]"),
+        ({"prompt": "a"}, "one mapping: give a list of rows"),
+        (3, "data is a int"),
+        (["a"], "row 1 is a str; rows are mappings"),
+        ([{"prompt": b"a"}], "data: row 1: column 'prompt' is of type bytes"),
+        ([], "data has no rows"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            write_rows(given, tmp_path)
+
+
+def test_a_data_set_of_the_hub_is_read_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library reads a folder of files as it reads the hub; only the fetch differs."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("interlace.data.hub._check_reach", lambda name: None)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS * 3))
+    name = str(tmp_path / "set")
+    for streaming in (False, True):
+        source = HubSource(name=name, streaming=streaming, limit=4)
+        assert [dict(values) for _, values in read_hub(source, "train")] == (ROWS * 2)
+        assert list(read_hub(source, "heldout")) == []
+    with pytest.raises(UserError, match=r"split 'tets' cannot be loaded: .*tets"):
+        list(read_hub(HubSource(name=name, split="tets"), "train"))
+
+
+def test_a_hub_that_cannot_be_reached_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("interlace.data.hub.getproxies", dict)
+    with pytest.raises(UserError, match=r"data set 'openai/gsm8k': http://127.0.0.1:9 cannot be reached"):
+        list(read_hub(HubSource(name="openai/gsm8k"), "train"))
