@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.stream import PromptStream
 from interlace.flows.run import Ended, StepResult
+from interlace.jobs.callbacks import Callbacks
 from interlace.jobs.evaluation import Evaluation
 from interlace.jobs.evaluator import Evaluator
 from interlace.jobs.failed_updates import FailedUpdates
@@ -43,6 +44,7 @@ class TrainJob:
     stop: StopSignal
     planner: OnlinePlanner | None
     start: RunStart
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
 
 class StepBoundary:
@@ -96,6 +98,7 @@ class StepBoundary:
             **evaluation,
             **(planner.on_step(result, self._progress) if planner else {}),
         }
+        metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
         self._boundary = self._state_later(self._run.unconsumed_prompts())
         self._num_updates = self._run.num_updates
         state = None
@@ -112,7 +115,7 @@ class StepBoundary:
             await self._saver.save(self._boundary())  # no update since the last good one changed anything
             self._failed_updates.refuse(failing, result.step)
         await self._trace.at(result.step + 1)
-        return not self._job.stop.requested and not self._is_to_change
+        return not (self._job.stop.requested or self._job.callbacks.want_stop or self._is_to_change)
 
     async def finish(self) -> None:
         """Ends the run after its flow: saves, and evaluates what was trained."""

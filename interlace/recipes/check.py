@@ -27,6 +27,7 @@ from interlace.recipes.engines import check_engine
 from interlace.recipes.layout import mesh_shape, num_ranks
 from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory, largest_microbatch
 from interlace.recipes.prompts import message_writer, recipe_prompts
+from interlace.rewards.rows import check_rows
 from interlace.runtime.local.cluster import host_memory_bytes
 from interlace.schedule.placement import Device
 
@@ -85,6 +86,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     tokenizer = load_tokenizer(recipe.model)
     _check_reference(recipe, algorithm.needs, tokenizer)
     prompts = recipe_prompts(recipe, tokenizer)
+    check_rows(recipe.reward, [*prompts.train, *prompts.heldout])
     _check_evaluation(recipe, len(prompts.heldout))
     _check_warmup(recipe, prompts, tokenizer)
     size = model_size(model)

@@ -11,7 +11,7 @@ from interlace.observe.loggers import load_logger
 from interlace.recipes.check_learning import check_learning
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.layout import num_ranks
-from interlace.rewards.base import load_reward
+from interlace.rewards.base import load_rewards
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import placed_roles
 
@@ -60,7 +60,7 @@ def _check_scorer(recipe: Recipe) -> None:
     if reward is None:
         return
     if reward.model is None:
-        load_reward(reward.name)
+        load_rewards(reward)
     if reward.name == "reasoning_gym" and recipe.task.reasoning_gym is None:
         raise UserError(
             "reward reasoning_gym scores prompts of a reasoning_gym dataset, but the task's come from files. "

@@ -11,19 +11,22 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from interlace.core.types import RewardResult
 from interlace.rewards.base import (
+    LoadedReward,
     RewardConfig,
-    RewardFn,
-    ScoreRequest,
-    evaluate,
-    evaluate_async,
-    load_reward,
+    evaluate_batch,
+    evaluate_batch_async,
+    load_rewards,
+    memory_limit_mib,
     preload_modules,
     timed_out,
 )
+from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import LoopServer, become_child, receive
 
 READY, STARTED, RESULT, BLOCKED = "ready", "started", "result", "blocked"
@@ -35,19 +38,29 @@ _LEAVE_S = 0.5
 def serve(connection: socket.socket, config: RewardConfig, is_async: bool) -> None:
     """Runs in the process until the run closes the connection or ends."""
     become_child()
-    function = load_reward(config.name)
-    for module in preload_modules(config.name):
+    reward = load_rewards(config)
+    for module in preload_modules(config):
         importlib.import_module(module)
+    if limit_mib := memory_limit_mib(config):
+        _limit_memory(limit_mib)
     # A run that closed the connection has nothing left to ask.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):
         channel = _Answers(connection)
         channel.send(READY)
         if is_async:
-            _AsyncServer(connection, channel, function, config).run()
+            _AsyncServer(connection, channel, reward, config).run()
         while True:
-            number, request = receive(connection)
+            number, requests = receive(connection)
             channel.send(STARTED, number)
-            channel.result(number, evaluate(function, config, request))
+            channel.result(number, evaluate_batch(reward, config, requests))
+
+
+def _limit_memory(mebibytes: int) -> None:
+    """Limits the process to the memory that it has now and so many more mebibytes: then a call raises MemoryError."""
+    import resource
+
+    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (mebibytes << 20), resource.RLIM_INFINITY))
 
 
 class _Answers:
@@ -62,9 +75,9 @@ class _Answers:
         with self._writing:
             self._connection.sendall(line)
 
-    def result(self, number: int, result: RewardResult) -> None:
-        """Sends the result of a request."""
-        self.send(RESULT, number, result.reward, dict(result.parts), result.failure)
+    def result(self, number: int, results: Sequence[RewardResult]) -> None:
+        """Sends the results of a job, one for each of its requests."""
+        self.send(RESULT, number, [(each.reward, dict(each.parts), each.failure) for each in results])
 
 
 class _AsyncServer(LoopServer):
@@ -75,27 +88,29 @@ class _AsyncServer(LoopServer):
     the process.
     """
 
-    def __init__(self, connection: socket.socket, answers: _Answers, function: RewardFn, config: RewardConfig) -> None:
+    def __init__(
+        self, connection: socket.socket, answers: _Answers, reward: LoadedReward, config: RewardConfig
+    ) -> None:
         super().__init__(connection, config.timeout_s)
-        self._answers, self._function, self._config = answers, function, config
+        self._answers, self._reward, self._config = answers, reward, config
         self._numbers: dict[asyncio.Task[Any], int] = {}
         """Request numbers of the tasks that score."""
         self._open: set[asyncio.Task[None]] = set()
         self._left_behind = False
 
-    def _heard(self, number: int, request: ScoreRequest) -> None:
-        task = self._loop.create_task(self._score(number, request))
+    def _heard(self, number: int, requests: Sequence[ScoreRequest]) -> None:
+        task = self._loop.create_task(self._score(number, requests))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
-    async def _score(self, number: int, request: ScoreRequest) -> None:
-        scoring = self._loop.create_task(evaluate_async(self._function, self._config, request))
+    async def _score(self, number: int, requests: Sequence[ScoreRequest]) -> None:
+        scoring = self._loop.create_task(evaluate_batch_async(self._reward, self._config, requests))
         self._numbers[scoring] = number
         self._answers.send(STARTED, number)
         done, _ = await asyncio.wait({scoring}, timeout=self._config.timeout_s)
         if not done:
             scoring.cancel()
-        self._answers.result(number, scoring.result() if done else timed_out(self._config))
+        self._answers.result(number, scoring.result() if done else [timed_out(self._config)] * len(requests))
         if not done:
             left, _ = await asyncio.wait({scoring}, timeout=_LEAVE_S)
             self._left_behind |= not left

@@ -13,7 +13,7 @@ from interlace.core.types import JSON
 PRELOAD = ("reasoning_gym",)
 
 
-def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> bool:
+def score(prompt: str, response: str, metadata: Mapping[str, JSON], answer: str = "") -> bool:
     """Returns the verdict. Raises UserError for a prompt that is not from reasoning-gym."""
     dataset = metadata.get("source_dataset")
     if not isinstance(dataset, str):

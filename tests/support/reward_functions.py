@@ -91,6 +91,17 @@ def of_a_batch(completions: list[str], **columns: object) -> list[float]:
     return [1.0 for _ in completions]
 
 
+def ranked(completions: list[str]) -> list[float]:
+    """Compares the responses of a batch."""
+    order = sorted(completions, key=len)
+    return [float(order.index(text)) for text in completions]
+
+
+def hungry(response: str) -> float:
+    """Takes as many mebibytes as the response has."""
+    return float(len(bytearray(int(response) << 20)) > 0)
+
+
 def stuck(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:
     """Hangs while there is a file `stuck`."""
     while Path("stuck").exists():
