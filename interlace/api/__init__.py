@@ -1,1 +1,1 @@
-"""What a program calls: the commands as functions, with the same names and options."""
+"""The commands as functions of a program or a notebook, with the same names and options."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from interlace.api.advice import for_python, in_any_loop, outside_of_loops
+from interlace.api.evaluation import evaluate_spec
 from interlace.api.run import TrainedRun
 from interlace.cli.preflight import hush_libraries, writable
 from interlace.core.errors import InterlaceError, UserError
@@ -188,15 +189,8 @@ def evaluate(
     quiet: bool = False,
 ) -> Evaluation:
     """Evaluates a run, a checkpoint or any model on the held-out prompts of a recipe; by default on the run's own."""
-    from interlace.cli.eval import evaluated_recipe
-
-    hush_libraries()
     spec = str(run_or_model.folder if isinstance(run_or_model, TrainedRun) else run_or_model)
-    settings = evaluated_recipe(spec, recipe, list(overrides))
-    from interlace.jobs.evaluate_model import evaluate_model  # loads torch: a bad recipe has been refused
-
-    with open_progress(Console(quiet=quiet), num_steps=0, quiet=quiet) as progress:
-        return evaluate_model(settings, progress)
+    return evaluate_spec(spec, recipe, overrides, quiet=quiet)
 
 
 @for_python

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from interlace.api.advice import for_python
+from interlace.api.advice import for_python, in_any_loop
+from interlace.api.evaluation import evaluate_spec
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.jobs.evaluation import Evaluation
@@ -116,11 +117,11 @@ class TrainedRun:
         )
         return found[0] if isinstance(prompts, str) else found
 
+    @for_python
+    @in_any_loop
     def evaluate(self, overrides: Sequence[str] = (), *, quiet: bool = True) -> Evaluation:
         """Evaluates the trained model on the held-out prompts. overrides: changes of settings, as KEY=VALUE."""
-        from interlace.api.commands import evaluate
-
-        return evaluate(str(self.folder), overrides, quiet=quiet)
+        return evaluate_spec(str(self.folder), None, overrides, quiet=quiet)
 
     @for_python
     def report(self, out: str | Path | None = None) -> Path:

@@ -16,7 +16,7 @@ from interlace.cli.preflight import hush_libraries
 from interlace.cli.train import CHANGEABLE
 from interlace.core.errors import InterlaceError, UserError
 from interlace.jobs.callbacks import Callback, Callbacks
-from interlace.jobs.library import Given, Reward, Sections, Settings
+from interlace.jobs.library import ProgramInputs, Reward, Sections, Settings
 from interlace.jobs.program_rows import ColumnMap, rows_by_place
 from interlace.observe.checkpoints import Checkpoints
 from interlace.observe.notebook import NotebookProgress, is_notebook
@@ -80,7 +80,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     if resume and overwrite:
         raise UserError("--resume continues a run, --overwrite deletes it: give one of them.")
     hush_libraries()
-    given = Given(
+    given = ProgramInputs(
         model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
     )
     asked = _Asked(recipe, tuple(overrides), name, Path(folder), given.sections(Path(folder), _typed(settings)))

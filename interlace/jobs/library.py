@@ -60,7 +60,7 @@ class Settings(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
+class ProgramInputs:
     """Objects that a program gives for a run; None leaves a section to the recipe."""
 
     model: object = None
@@ -163,7 +163,7 @@ def reward_section(reward: Reward) -> object:
 def _function(function: object) -> dict[str, Any]:
     if not (callable(function) or hasattr(function, "score")):
         raise UserError(
-            f"reward is of type {type(function).__name__}: give a function, an object with a method `score`, the name of "
+            f"reward is of type {type(function).__name__}: give a function, an object with `score`, the name of "
             "a built-in, a list of these, or the section `reward`."
         )
     return {"correct": 1.0, "incorrect": 0.0, "name": name_of(function)}

@@ -199,7 +199,8 @@ class _Session:
         if job.start.state:
             stream.restore(job.start.state.stream)
         else:
-            await try_reward(self._recipe.reward, self._prompts.train[0])
+            trial = try_reward(self._recipe.reward, self._prompts.train[0])
+            await cluster.outside("reward", "trial", trial)
         hosted = await self._host(cluster, stream)
         learning = open_learning(self._recipe, self._folder.path, job.start.checkpoint, hosted.groups)
         hosted.run.replay.learning = learning

@@ -86,7 +86,7 @@ class RewardConfig(Config):
     timeout_s: float = Field(default=10.0, gt=0)
     """A sample whose scoring takes longer fails. Its process is replaced, an `async def` is cancelled; with 0 workers
     the thread that scored it is left behind, since no thread can be ended."""
-    memory_mib: int | None = Field(default=None, ge=1)
+    scoring_memory_mib: int | None = Field(default=None, ge=1)
     """Memory that each scoring process may use in addition to its modules; None: no limit, but for math_verify's."""
     shaping: ShapingConfig = ShapingConfig()
     """Penalties for the form of a response, and weights of the reward's parts."""
@@ -220,7 +220,7 @@ def preload_modules(config: RewardConfig) -> tuple[str, ...]:
 def memory_limit_mib(config: RewardConfig) -> int | None:
     """Returns the memory that a scoring process may use in addition to its modules; None: no limit."""
     limits = [limit for part in _builtins(config) if (limit := getattr(part, "MEMORY_MIB", None))]
-    return config.memory_mib or max(limits, default=None)
+    return config.scoring_memory_mib or max(limits, default=None)
 
 
 def _builtins(config: RewardConfig) -> list[Any]:

@@ -56,7 +56,7 @@ def serve(connection: socket.socket, config: RewardConfig, is_async: bool) -> No
 
 
 def _limit_memory(mebibytes: int) -> None:
-    """Limits the process to the memory that it has now and so many more mebibytes: then a call raises MemoryError."""
+    """Limits the process to its present memory and `mebibytes` more: a call that needs more raises MemoryError."""
     import resource
 
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()

@@ -293,6 +293,7 @@ def check_row(call: RewardCall, request: ScoreRequest, place: str) -> None:
         return
     columns = list(request.columns)
     wanted = "answer" if name == "ground_truth" else name
+    empty = ", or an empty one" if wanted == "answer" else ""
     usual = [name for name in ("solution", "ground_truth", "target", "label", "reward_model") if name in columns]
     if wanted == "answer" and usual:
         path = "reward_model.ground_truth" if usual[0] == "reward_model" else usual[0]
@@ -300,7 +301,7 @@ def check_row(call: RewardCall, request: ScoreRequest, place: str) -> None:
     else:
         hint = nearest(name, columns) if name != "answer" else ""
     raise UserError(
-        f"{place} has no {wanted!r}, which reward {call.name!r} names; its columns are {', '.join(columns)}.{hint} "
+        f"{place} has no {wanted!r}{empty}, which reward {call.name!r} names; its columns are {', '.join(columns)}.{hint} "
         f"{accepted_names(call)}"
     )
 

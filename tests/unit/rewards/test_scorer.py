@@ -300,7 +300,7 @@ def test_several_rewards_are_added_up_with_their_weights() -> None:
 
 
 def test_memory_of_a_scoring_process_is_limited() -> None:
-    with scorer(f"{FUNCTIONS}:hungry", memory_mib=64) as made:
+    with scorer(f"{FUNCTIONS}:hungry", scoring_memory_mib=64) as made:
         results = scored(made, samples("200", "1"))
     assert results[0].failure is not None and results[0].failure.startswith("MemoryError")
     assert results[1].reward == 1.0
