@@ -37,7 +37,7 @@ class Server:
         try:
             serve_model(recipe, options, on_ready=self._on_ready, stop=self._stop)
             self._started.put(InterlaceError("the server ended before it listened."))
-        except BaseException as error:  # noqa: BLE001 - it is raised where the server was started
+        except BaseException as error:  # noqa: BLE001 - the constructor raises it again
             self._started.put(error)
 
     def _on_ready(self, serving: Serving) -> None:

@@ -81,7 +81,7 @@ def simulate(
     prompts: int = 8192,
     timeline: str | Path | None = None,
 ) -> ScheduleTable:
-    """Runs a recipe on a virtual clock, with workers that only take time. The options are those of the command."""
+    """Runs a recipe on a virtual clock, with workers that only take time. The command has the same options."""
     from interlace.cli.virtual import virtual_cluster
     from interlace.jobs.simulate import simulate_variants
 
@@ -139,7 +139,7 @@ def plan(
     probe: bool = False,
     quiet: bool = False,
 ) -> SchedulePlan:
-    """Searches the schedule for a recipe, and writes it with its prediction. The options are those of the command."""
+    """Searches the schedule for a recipe, and writes it with its prediction. The command has the same options."""
     from interlace.cli.plan import plan_recipe
     from interlace.jobs.plan import split_settings
 

@@ -103,8 +103,8 @@ class TrainedRun:
     ) -> "str | list[str]":
         """Returns the responses of the trained model; of one prompt that is text, its response.
 
-        prompts: texts or chats, written for the model as in training. max_new_tokens, temperature: None takes those of
-        the run; temperature 0 takes the most probable token.
+        prompts: texts or chats, written for the model as in training. max_new_tokens, temperature: None takes the
+        run's settings; temperature 0 takes the most probable token.
         """
         from interlace.api.generation import generate_texts
 

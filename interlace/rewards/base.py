@@ -40,7 +40,7 @@ class RewardModelConfig(ModelConfig):
     """A sequence classifier with one output, and how it is shown a response."""
 
     chat_template: bool = True
-    """Prompt and response as two turns, where its tokenizer has a chat template; else as plain text."""
+    """The conversation and the response by the chat template of its tokenizer, if it has one; else plain text."""
     tokens_per_batch: int = Field(default=8192, ge=1)
     """Tokens of one forward, padding counted. Changes memory and speed, and at most the last bits of a score."""
 
@@ -76,16 +76,16 @@ class RewardConfig(Config):
     incorrect: float = -5.0
     """Reward of one it calls wrong, or that lacks the tag."""
     tag: str | None = None
-    """Score only what stands in a response's last <tag>...</tag>; one without it is wrong. None: the whole response."""
+    """Score only the text in a response's last <tag>...</tag>; without the tag it is wrong. None: the whole response."""
     answer_format: Literal["text", "characters"] = "text"
-    """characters: what is scored is handed on as a JSON list of its characters, for scorers that want a list."""
+    """characters: the scored text becomes a JSON list of its characters, for scorers that want a list."""
     workers: int = Field(default=1, ge=0)
-    """Processes that score. 0 scores on a thread of the run's own process: for functions that are quick whatever a
-    model writes, and never end their process, which would be the run's. An `async def` is awaited in one process, apart
-    from the run's: `workers` calls at once, at least one."""
+    """Processes that score. 0 scores on a thread of the run's process: for functions that are quick for every
+    response and never end their process, which would end the run. An `async def` is awaited in one process, apart from
+    the run's: `workers` calls at once, at least one."""
     timeout_s: float = Field(default=10.0, gt=0)
     """A sample whose scoring takes longer fails. Its process is replaced, an `async def` is cancelled; with 0 workers
-    the thread that scored it is left behind, since no thread can be ended."""
+    its thread is abandoned, since no thread can be ended."""
     scoring_memory_mib: int | None = Field(default=None, ge=1)
     """Memory that each scoring process may use in addition to its modules; None: no limit, but for math_verify's."""
     shaping: ShapingConfig = ShapingConfig()
@@ -141,7 +141,7 @@ class RewardConfig(Config):
         return self
 
     def is_right(self, result: RewardResult) -> bool:
-        """Says whether a held-out answer is right: its form, which `shaping` judges, does not make it wrong."""
+        """Returns whether a held-out answer is right: its form, which `shaping` judges, does not make it wrong."""
         task = result.parts.get(TASK, result.reward) if self.shaping.added else result.reward
         return result.failure is None and task >= self.correct
 

@@ -23,7 +23,7 @@ class ModelScorer:
     """Scores samples by the configured model, many in one forward."""
 
     def __init__(self, config: RewardConfig, *, device: str) -> None:
-        """Raises UserError where the model cannot be had, or has another head. device: as torch names it."""
+        """Raises UserError if the model cannot be loaded, or has another head. device: as torch names it."""
         if config.model is None:
             raise ValueError(f"reward {config.name!r} is no model")
         self._config, self._settings, self._device = config, config.model, device

@@ -32,9 +32,9 @@ class _Job:
     outcome: "Future[list[RewardResult]]"
     deadline_s: float = 0.0
     started: bool = False
-    """Flag: the process said that it began the job."""
+    """Flag: the process has begun the job."""
     alone: bool = False
-    """Flag: no other job may run beside this one: of several that ran in a process that died, one is to blame."""
+    """Flag: no other job may run at the same time: if several ran in a process that died, one is to blame."""
     tries: int = TRIES
     """Ends by SIGTERM that are left before the sample counts as failed."""
 
@@ -43,7 +43,7 @@ class ScoringPool(Children):
     """Processes of one reward function."""
 
     def __init__(self, config: RewardConfig, *, is_async: bool) -> None:
-        """An `async def` has one process, where `config.workers` calls are awaited at once; else each has its own."""
+        """An `async def` has one process, which awaits `config.workers` calls at once; other calls have one process each."""
         super().__init__("reward", ("interlace.rewards.process", *preload_modules(config)))
         self._config, self._is_async = config, is_async
         self._max_processes = 1 if is_async else max(1, config.workers)
@@ -176,13 +176,13 @@ class ScoringPool(Children):
             job.alone = True
 
     def _replace(self, child: Child) -> None:
-        """Ends a process; what it has not finished is scored by others."""
+        """Ends a process; others score its unfinished jobs."""
         self._pending.extendleft(reversed(self._jobs.pop(child).values()))
         self._end(child)
 
 
 def _may_resolve(job: _Job) -> bool:
-    """Says whether a job's result may still be wanted; from now on the job cannot be cancelled."""
+    """Returns whether a job's result may still be wanted; from now on the job cannot be cancelled."""
     return job.outcome.running() or job.outcome.set_running_or_notify_cancel()
 
 

@@ -1,7 +1,7 @@
 """The process that scores: takes requests from a socket, and answers each with a line of JSON.
 
-Requests come as pickles, since metadata may hold what JSON has no word for. Answers do not: code that a model wrote may
-have run here, and what it could send must not run in the process that reads it.
+Requests come as pickles, since metadata may hold values that JSON does not have. Answers do not: code that a model
+wrote may have run here, and its messages must not run in the process that reads them.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ def _limit_memory(mebibytes: int) -> None:
 
 
 class _Answers:
-    """Lines to the run; whole, from whatever thread."""
+    """Lines to the run, each sent whole, from any thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._writing = connection, threading.Lock()
@@ -83,8 +83,8 @@ class _Answers:
 class _AsyncServer(LoopServer):
     """Awaits calls of an `async def`, as many at once as the run sends.
 
-    A call that takes too long is cancelled; where it swallows that, it is left behind, and the process ends once
-    nothing else goes on in it. A call that blocks the event loop is named by a thread that watches, and the run ends
+    A call that takes too long is cancelled; if it ignores that, it is abandoned, and the process ends after its
+    other calls. A call that blocks the event loop is named by a thread that watches, and the run ends
     the process.
     """
 
@@ -116,9 +116,9 @@ class _AsyncServer(LoopServer):
             self._left_behind |= not left
         self._numbers.pop(scoring, None)
         if self._left_behind and len(self._open) == 1:
-            os._exit(0)  # the run starts another one, and sends again what this one did not begin
+            os._exit(0)  # the run starts another one, and sends the other calls again
 
     def _blocked(self, task: asyncio.Task[Any] | None, line: str) -> None:
-        # Where a task of the function's own blocks, the run finds out at its limit, and tries the calls one by one.
+        # If a task of the function blocks, the run notices at its limit and tries the calls one by one.
         if task in self._numbers:
             self._answers.send(BLOCKED, self._numbers[task], line)

@@ -1,4 +1,4 @@
-"""Right where the scorer of the prompt's own reasoning-gym dataset gives full marks.
+"""Right if the scorer of the prompt's reasoning-gym dataset gives full marks.
 
 Several of its scorers give partial marks to answers that merely contain the right one; those count as wrong.
 """

@@ -72,7 +72,7 @@ def _conversation(prompt: Prompt) -> tuple[Mapping[str, JSON], ...]:
 
 
 def _source_of(prompt: Prompt) -> str:
-    """Returns the name of a prompt's data set: that of reasoning-gym, or of the file without its ending."""
+    """Returns the name of a prompt's data set: the reasoning-gym dataset, or the file without its ending."""
     own = prompt.metadata.get("source_dataset")
     if isinstance(own, str):
         return own

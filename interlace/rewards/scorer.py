@@ -1,4 +1,4 @@
-"""Scores samples: in processes of their own, or on a thread; each call under a time limit."""
+"""Scores samples: in separate processes, or on a thread; each call under a time limit."""
 
 import asyncio
 import time
@@ -46,7 +46,7 @@ class Scorer:
         return [shaped(result, sample.sampled_ids, shaping) for result, sample in zip(results, samples, strict=True)]
 
     def close(self) -> None:
-        """Ends the processes, with what they are doing. Called twice, it does nothing the second time."""
+        """Ends the processes with their calls. A second call does nothing."""
         if self._pool is not None:
             self._pool.close()
         if self._loop is not None:
@@ -105,7 +105,7 @@ class Scorer:
             num_scored = _deliver(asked, work.results, num_scored)
         work.is_over = True
         if done.done():
-            done.result()  # raises what the thread raised
+            done.result()  # raises the error of the thread
             return _deliver(asked, work.results, num_scored)
         self._thread = None
         thread.abandon()
@@ -122,7 +122,7 @@ class _Asked:
     result: "asyncio.Future[list[RewardResult]]"
 
     def fail(self, error: BaseException) -> None:
-        """Raises an error where the result is awaited."""
+        """Raises an error in the code that awaits the result."""
         if isinstance(error, asyncio.CancelledError):
             self.result.cancel()
         elif not self.result.done():
@@ -131,7 +131,7 @@ class _Asked:
 
 def _deliver(asked: Sequence[_Asked], results: Sequence[list[RewardResult]], num_delivered: int) -> int:
     """Hands out further results. Returns how many are out."""
-    found = results[num_delivered:]  # a copy: the thread goes on
+    found = results[num_delivered:]  # a copy: the thread adds more
     for each, result in zip(asked[num_delivered:], found, strict=False):
         if not each.result.done():
             each.result.set_result(result)

@@ -307,7 +307,7 @@ def check_row(call: RewardCall, request: ScoreRequest, place: str) -> None:
 
 
 def is_async(function: object) -> bool:
-    """Returns whether calls of a function, or of what a partial wraps, are awaited."""
+    """Returns whether calls of a function, or of the function in a partial, are awaited."""
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(vars(type(function)).get("__call__"))
@@ -325,7 +325,7 @@ def _fixed(function: object) -> Iterator[str]:
 
 
 def name_of_function(function: object) -> str:
-    """Returns the name of a function for messages: its own, that of what a partial wraps, or its class's."""
+    """Returns the name of a function for messages: its own, the name of the function in a partial, or of its class."""
     while isinstance(function, partial):
         function = function.func
     return str(getattr(function, "__qualname__", "") or type(function).__name__).replace("<locals>.", "")

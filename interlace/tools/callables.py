@@ -34,7 +34,7 @@ def as_function(found: Callable[..., object]) -> Callable[..., object]:
 
 
 def _unwrapped(found: object) -> tuple[Any, set[str]]:
-    """Returns what a partial wraps, and the arguments that it fixes by name."""
+    """Returns the function in a partial, and the arguments that it fixes by name."""
     fixed: set[str] = set()
     while isinstance(found, functools.partial):
         fixed |= set(found.keywords)

@@ -18,7 +18,9 @@ def prompt(**given: object) -> Prompt:
 
 
 def test_a_built_in_that_compares_refuses_rows_without_answers() -> None:
-    with pytest.raises(UserError, match=r"row rows.jsonl:4 has no 'answer', or an empty one, which reward 'exact' names"):
+    with pytest.raises(
+        UserError, match=r"row rows.jsonl:4 has no 'answer', or an empty one, which reward 'exact' names"
+    ):
         check_rows(RewardConfig(name="exact"), [prompt()])
     check_rows(RewardConfig(name="exact"), [prompt(answer="4")])
     check_rows(RewardConfig(name="reasoning_gym"), [prompt()])

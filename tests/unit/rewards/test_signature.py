@@ -132,7 +132,9 @@ def test_a_row_without_the_column_is_refused_with_the_columns_that_it_has() -> N
     call = reward_call(compute_score)
     check_row(call, request(), "data[3]")
     lacking = request(answer="", metadata={"reward_model": {"ground_truth": "4"}})
-    with pytest.raises(UserError, match=r"data\[3\] has no 'answer', or an empty one, which reward 'compute_score' names") as caught:
+    with pytest.raises(
+        UserError, match=r"data\[3\] has no 'answer', or an empty one, which reward 'compute_score' names"
+    ) as caught:
         check_row(call, lacking, "data[3]")
     assert "reward_model.ground_truth" in str(caught.value) and "prompt, reward_model" in str(caught.value)
     with pytest.raises(UserError, match=r"has no 'levl'.*Did you mean 'level'"):
