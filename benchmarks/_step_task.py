@@ -49,9 +49,8 @@ def reward(response: str) -> float:
     return float(len(response) % 2)
 
 
-def score(prompt: str, response: str, answer: str, metadata: object) -> float:
-    """`reward`, as interlace calls it."""
-    del prompt, answer, metadata
+def score(response: str) -> float:
+    """Scores a response as `reward` does, under the name that the recipe uses."""
     return reward(response)
 
 

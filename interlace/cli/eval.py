@@ -1,6 +1,7 @@
 """`interlace eval`: held-out accuracy of a run or a model."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +34,7 @@ def evaluate(
     from interlace.observe.progress import open_progress
 
     hush_libraries()
-    settings = _settings(run_or_model, recipe, overrides or [])
+    settings = evaluated_recipe(run_or_model, recipe, overrides or [])
     from interlace.jobs.evaluate_model import evaluate_model  # loads torch: a bad recipe has been refused
 
     console = Console()
@@ -43,7 +44,7 @@ def evaluate(
         console.print(table)
 
 
-def _settings(run_or_model: str, recipe: str | None, overrides: list[str]) -> "Recipe":
+def evaluated_recipe(run_or_model: str, recipe: str | None, overrides: Sequence[str]) -> "Recipe":
     """Returns the recipe with the model that is asked about. Raises UserError where nothing can be evaluated."""
     from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe

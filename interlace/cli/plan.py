@@ -1,6 +1,8 @@
 """`interlace plan`: the schedule for a recipe, searched and predicted."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,37 +46,70 @@ def plan(
 ) -> None:
     """Search placement, granularity, staleness and tail together; write the best schedule with its prediction."""
     from interlace.jobs.plan import split_settings
-    from interlace.observe.atomic_file import write_atomic
     from interlace.observe.jsonl import to_line
 
     settings, changes = split_settings(overrides or [], max_lag=max_staleness)
-    out = writable(settings.out, "plan.file")
+    found = plan_recipe(recipe, changes, settings, devices=devices, profile=profile, probe=probe, quiet=as_json)
+    made, measured = found.made, found.measured
+    if as_json:
+        told = {"recipe": recipe, **made.json(), "measured": measured.json() if measured else None}
+        print(to_line({**told, "file": str(found.file), "report": str(found.report)}), end="")
+        return
+    console = Console()
+    if found.note:
+        _say(console, found.note)
+    _show(console, made, recipe, measured)
+    if explain:
+        _explain(console, made)
+    loads = f"which loads as any schedule does (schedule={found.file})"
+    _say(console, f"Written to {found.file}, {loads}. Front and reasons: {found.report}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenPlan:
+    """A plan and the files that it was written to."""
+
+    made: "RecipePlan"
+    measured: "Probes | None"
+    """Measurements of the best plans; None if they were not run."""
+    file: Path
+    report: Path
+    note: str
+    """Sentence about the recipe's sizes; empty if they are its own."""
+
+    @property
+    def chosen(self) -> "Planned":
+        """Returns the best plan: the fastest of those that were measured, else the one predicted to be."""
+        return self.measured.chosen if self.measured else self.made.found.best
+
+
+def plan_recipe(
+    recipe: str,
+    overrides: Sequence[str],
+    settings: "PlanSettings",
+    *,
+    devices: str | None,
+    profile: str | None,
+    probe: bool,
+    quiet: bool,
+) -> WrittenPlan:
+    """Plans a recipe for this machine, or for the virtual cluster of `devices`, and writes the plan. UserError."""
+    from interlace.observe.atomic_file import write_atomic
+
+    out, note, measured = writable(settings.out, "plan.file"), "", None
     if devices is None:
         from interlace.cli.planning import plan_here
 
         hush_libraries()
-        made, measured = plan_here(recipe, changes, profile, settings, probe=probe, quiet=as_json)
-        note = ""
+        made, measured = plan_here(recipe, overrides, profile, settings, probe=probe, quiet=quiet)
+    elif probe:
+        raise UserError("--probe runs plans on this machine, and --devices asks for a virtual one: leave one out.")
     else:
-        if probe:
-            raise UserError("--probe runs plans on this machine, and --devices asks for a virtual one: leave one out.")
-        made, note = _virtual(recipe, changes, profile, settings, devices)
-        measured = None
-    chosen = measured.chosen if measured else made.found.best
-    report = out.with_suffix(".html")
-    write_atomic(out, _yaml(made, chosen, recipe))
-    write_atomic(report, _page(made, recipe))
-    if as_json:
-        told = {"recipe": recipe, **made.json(), "measured": measured.json() if measured else None}
-        print(to_line({**told, "file": str(out), "report": str(report)}), end="")
-        return
-    console = Console()
-    if note:
-        _say(console, note)
-    _show(console, made, recipe, measured)
-    if explain:
-        _explain(console, made)
-    _say(console, f"Written to {out}, which loads as any schedule does (schedule={out}). Front and reasons: {report}")
+        made, note = _virtual(recipe, overrides, profile, settings, devices)
+    found = WrittenPlan(made=made, measured=measured, file=out, report=out.with_suffix(".html"), note=note)
+    write_atomic(out, _yaml(made, found.chosen, recipe))
+    write_atomic(found.report, _page(made, recipe))
+    return found
 
 
 def _virtual(

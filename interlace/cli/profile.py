@@ -1,6 +1,7 @@
 """`interlace profile`: what a recipe's workers cost here."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,35 +35,42 @@ def profile(
 ) -> None:
     """Measure what a recipe's workers cost on this machine, for the simulator."""
     from interlace.cli.report import find_run
+
+    writable(out, "--out")
+    if run := find_run(recipe):
+        if overrides or roofline:
+            raise UserError(f"{recipe} is a run, whose records are of its own settings: leave the rest out.")
+        hush_libraries()
+        _of_run(run, out, Console(quiet=quiet), as_json=as_json)
+        return
+    measured = measured_profile(recipe, overrides or [], budget=budget, roofline=roofline, quiet=quiet or as_json)
+    _written(measured, out, Console(quiet=quiet), as_json=as_json)
+
+
+def measured_profile(
+    recipe: str, overrides: Sequence[str], *, budget: float, roofline: str | None, quiet: bool
+) -> "Profile":
+    """Measures a recipe's workers for about `budget` seconds, or computes a profile from a data sheet. UserError."""
     from interlace.observe.progress import open_progress
     from interlace.recipes.check_settings import check_settings
     from interlace.recipes.load import load_recipe
 
-    writable(out, "--out")
     if not 0 < budget < math.inf:
         raise UserError(f"--budget {budget:g}: give the seconds that measuring may take, such as 45.")
     hush_libraries()
-    if run := find_run(recipe):
-        if overrides or roofline:
-            raise UserError(f"{recipe} is a run, whose records are of its own settings: leave the rest out.")
-        _of_run(run, out, Console(quiet=quiet), as_json=as_json)
-        return
-    settings = load_recipe(recipe, overrides or [])
+    settings = load_recipe(recipe, overrides)
     check_settings(settings)
     from interlace.profiling.profile import PARTS, profile_recipe  # loads torch: a bad recipe has been refused
     from interlace.recipes.check import check_recipe
 
-    console = Console(quiet=quiet)
     if roofline:
         from interlace.profiling.roofline import roofline_of
 
-        _written(roofline_of(settings, roofline), out, console, as_json=as_json)
-        return
+        return roofline_of(settings, roofline)
     check_recipe(settings)
-    with open_progress(console, num_steps=len(PARTS), quiet=quiet or as_json) as progress:
-        source = " ".join(["interlace profile", recipe, *(overrides or [])])
-        measured = profile_recipe(settings, progress, source=source, budget_s=budget)
-    _written(measured, out, console, as_json=as_json)
+    with open_progress(Console(quiet=quiet), num_steps=len(PARTS), quiet=quiet) as progress:
+        source = " ".join(["interlace profile", recipe, *overrides])
+        return profile_recipe(settings, progress, source=source, budget_s=budget)
 
 
 def _of_run(run: "RunFolder", out: Path, console: Console, *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +34,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: chat completions, completions, responses, messages, and token ids."""
     hush_libraries()
-    recipe = _recipe(model_or_run, overrides or [])
+    recipe = served_recipe(model_or_run, overrides or [])
     if api_key is not None and api_key == admin_key:
         raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")
     from interlace.jobs.serve import ServeOptions  # loads torch: a bad recipe has been refused
@@ -57,7 +58,7 @@ def _announce(serving: "Serving") -> None:
     console.print(f"control key: {serving.admin_key}", highlight=False, soft_wrap=True)
 
 
-def _recipe(model_or_run: str, overrides: list[str]) -> "Recipe":
+def served_recipe(model_or_run: str, overrides: Sequence[str]) -> "Recipe":
     """Returns the settings: the run's, or those of a recipe of which nothing but the model and the engine counts."""
     from interlace.recipes.load import load_recipe
 

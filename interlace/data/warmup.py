@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -95,13 +94,16 @@ class Demonstrations:
         draws = [(prompts[number % len(prompts)], number // len(prompts)) for number in range(count)]
         return [self._write_checked(prompt, round_) for prompt, round_ in draws]
 
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
     def _write_checked(self, prompt: Prompt, round_: int) -> Demonstration:
         found = self._demonstrator.write_checked(prompt, keyed_random("habit", self._seed, prompt.uid, round_))
         if isinstance(found.response, str):
-            encode = partial(self._tokenizer, add_special_tokens=False)
-            ids = np.array([*encode(found.response)["input_ids"], self._tokenizer.eos_token_id], np.int32)
+            ids = np.array([*self._encode(found.response), self._tokenizer.eos_token_id], np.int32)
             shown = Demonstration(prompt=prompt, response_ids=ids)
-            num_free = len(encode(found.free_letters)["input_ids"]) if found.free_letters else 0
+            num_free = len(self._encode(found.free_letters)) if found.free_letters else 0
         else:
             shown = self._conversation(prompt, found.response)
             num_free = found.free_tokens

@@ -1,49 +1,34 @@
-"""`interlace.train`: a run from a program or a notebook, where the reward may be any function of it."""
+"""Sections of a recipe from the objects that a program gives: a model, rows, functions."""
 
-import asyncio
-import contextvars
-import json
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeAlias, TypedDict
 
 from pydantic import ValidationError
-from rich.console import Console
 
 from interlace.core.config import Config, explain
 from interlace.core.errors import UserError
-from interlace.core.random import stable_hash
-from interlace.core.types import JSON
-from interlace.jobs.train import TrainReport
-from interlace.jobs.train import train as train_recipe
-from interlace.observe.atomic_file import write_atomic
-from interlace.observe.progress import open_progress
-from interlace.observe.run_data import RunData
-from interlace.observe.run_folder import RunFolder, default_name
-from interlace.observe.run_lock import open_run
-from interlace.observe.stop import StopSignal
-from interlace.recipes.check import check_recipe
-from interlace.recipes.check_settings import check_settings
+from interlace.data.config import FileSource
+from interlace.jobs.program_model import is_model, save_model_object
+from interlace.jobs.program_rows import ColumnMap, write_rows
 from interlace.recipes.config import SHORT, Recipe
-from interlace.rewards.base import RewardFn
-from interlace.rewards.given import is_given, name_of
+from interlace.recipes.load import KEPT
+from interlace.rewards.base import RewardConfig, RewardFn, load_rewards
+from interlace.rewards.given import is_given, label_of_function, name_of
 
-T = TypeVar("T")
-Section = Config | Mapping[str, object]
+Section: TypeAlias = Config | Mapping[str, object]
 """A section of a recipe: its Config, or a mapping with the keys of the YAML file."""
-Named = str | Section
+Named: TypeAlias = str | Section
 """A section that may be written as one word."""
-DATA_FOLDER = "data"
-"""Beside the runs: rows that a program gave, so that a run can go on when the program has ended."""
+Reward: TypeAlias = RewardFn | Named | object
+"""A function, an object with `score`, a name, the section `reward`, or a list of these, each alone or with a weight."""
+AT_ONCE = 16
+"""Calls of an `async def` of a program that are awaited at once."""
 
 
 class Settings(TypedDict, total=False):
-    """Keys of a recipe beside model, task and reward; what each means stands in recipes/config.py."""
+    """Keys of a recipe in addition to model, task and reward; recipes/config.py describes each."""
 
     algorithm: Named
     schedule: Named
@@ -74,115 +59,180 @@ class Settings(TypedDict, total=False):
     logging: Section
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainedRun:
-    """Outcome of a call of train()."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramInputs:
+    """Objects that a program gives for a run; None leaves a section to the recipe."""
 
-    folder: Path
-    """The run's: settings, metrics, samples, checkpoints."""
-    report: TrainReport
+    model: object = None
+    tokenizer: object = None
+    data: object = None
+    reward: Reward | None = None
+    columns: ColumnMap | None = None
+    heldout_size: int | None = None
 
-    @property
-    def checkpoint(self) -> Path | None:
-        """The trained model, a folder that transformers loads."""
-        return self.report.checkpoint
+    def sections(self, root: Path, settings: Mapping[str, object]) -> "Sections":
+        """Returns the sections of a recipe. root: of the runs. Writes rows and a model object into `root`/data."""
+        found: dict[str, object] = {name: _plain(value) for name, value in settings.items()}
+        if self.reward is not None:
+            found["reward"] = reward_section(self.reward)
+        rows = None
+        if self.data is not None:
+            rows, found["task"] = self._task(found.get("reward"), root)
+        elif self.heldout_size is not None or self.columns:
+            raise UserError("heldout_size and columns are for `data`, and none is given: give data, or set the task.")
+        if self.model is not None:
+            found["model"] = self._model(root)
+        elif self.tokenizer is not None:
+            raise UserError("a tokenizer is given without a model: give model and tokenizer.")
+        return Sections(values=found, rows=rows)
 
-    @cached_property
-    def rewards(self) -> Sequence[float]:
-        """Mean reward of each step."""
-        return RunData.read(RunFolder(path=self.folder)).values("reward/mean")
+    def _model(self, root: Path) -> object:
+        if isinstance(self.model, tuple) and len(self.model) == 2:
+            return save_model_object(*self.model, root)
+        if is_model(self.model):
+            return save_model_object(self.model, self.tokenizer, root)
+        if not isinstance(self.model, str | Path | Config | Mapping):
+            raise UserError(
+                f"model is of type {type(self.model).__name__}: give a Hugging Face id, a folder, a model of "
+                "transformers with its tokenizer, or the section `model`."
+            )
+        section = str(self.model) if isinstance(self.model, Path) else _plain(self.model)
+        if self.tokenizer is None:
+            return section
+        if not isinstance(self.tokenizer, str | Path):
+            raise UserError("tokenizer is an object and model a name: give both as names, or both as objects.")
+        whole = SHORT["model"](section) if isinstance(section, str) else section
+        return {**whole, "tokenizer": str(self.tokenizer)}  # type: ignore[dict-item]  # a mapping
+
+    def _task(self, reward: object, root: Path) -> tuple[Path | None, object]:
+        """Returns the file of the program's rows, if it gave rows, and the section."""
+        rows, columns = None, dict(self.columns or {})
+        if isinstance(self.data, str | Path):
+            name = str(self.data)
+            task: dict[str, object] = SHORT["task"](name) if isinstance(self.data, str) else {"files": {"train": name}}
+            if columns and "files" not in task:
+                raise UserError(f"columns are for files and rows, and data={name!r} is a dataset of reasoning-gym.")
+            task = {kind: {**_mapping(section), **_file_columns(columns)} for kind, section in task.items()}
+        else:
+            rows = write_rows(self.data, columns, _calls(reward), root)
+            task = {"files": {"train": str(rows)}}
+        if self.heldout_size:
+            task = {kind: {**_mapping(section), "heldout_size": self.heldout_size} for kind, section in task.items()}
+        return rows, task
 
 
-def train(  # house: what may be in `settings` is typed, key by key, by Settings
-    *,
-    model: Named,
-    data: str | Path | Sequence[Mapping[str, JSON]],
-    reward: RewardFn | Named,
-    heldout_size: int = 0,
-    name: str | None = None,
-    folder: str | Path = "runs",
-    overwrite: bool = False,
-    quiet: bool = False,
-    **settings: Unpack[Settings],
-) -> TrainedRun:
-    """Trains a model and returns what came of it, once the last step is done. Ctrl-C ends it at the end of a step.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sections:
+    """Sections that a program gave."""
 
-    model: a Hugging Face id or folder, or the section `model`. data: a .jsonl or .parquet file, the name of a
-    reasoning-gym dataset, or rows with `prompt` (text, or a chat's messages) and, where the reward looks at it,
-    `answer`. reward: f(prompt, response, answer, metadata), also a lambda; the name of a built-in or of your own; or
-    the section `reward`, whose `name` may be a function. heldout_size: rows to evaluate on, before and after.
-    name: of the run, which is written to folder/name; None numbers them. Raises UserError for what cannot work.
-    """
-    root = Path(folder)
-    given = {"model": model, "task": _task(data, heldout_size, root), "reward": _reward(reward), **settings}
-    recipe = _parse(given)
-    check_settings(recipe)
-    check_recipe(recipe)
-    console = Console(quiet=quiet)
-    with ExitStack() as held:
-        run = open_run(root, default_name(root, "run") if name is None else name, overwrite=overwrite, held=held)
-        run.write_config(recipe)
-        progress = held.enter_context(open_progress(console, num_steps=recipe.steps, quiet=quiet))
-        stop = held.enter_context(StopSignal(lambda: progress.say("Stopping at the end of this step.")))
+    values: Mapping[str, object]
+    rows: Path | None
+    """File of the program's rows, if it gave rows."""
+
+    def recipe(self, base: Recipe | None = None) -> Recipe:
+        """Returns the recipe, as changes of another one if there is one. Raises UserError."""
+        values = dict(self.values) if base is None else _merged(base.model_dump(mode="json"), self.values)
         try:
-            report = _outside_of_loops(partial(train_recipe, recipe, run, resume=False, progress=progress, stop=stop))
-        except UserError:
-            if not run.has_trained:  # a mistake that only the workers could see leaves nothing behind
-                shutil.rmtree(run.path)
-            raise
-    return TrainedRun(folder=run.path, report=report)
+            recipe = Recipe.model_validate(values)
+        except ValidationError as error:
+            raise UserError(explain(Recipe, error, "interlace.train")) from None
+        if recipe.reward and is_given(recipe.reward) and recipe.cluster.backend != "local":
+            raise UserError(
+                f"cluster={recipe.cluster.backend}: the reward is a function of this program alone, which other "
+                "processes cannot find. Put it in a module and import it from there, or take cluster='local'."
+            )
+        return recipe
 
 
-def _parse(given: Mapping[str, object]) -> Recipe:
-    try:
-        recipe = Recipe.model_validate(given)
-    except ValidationError as error:
-        raise UserError(explain(Recipe, error, "interlace.train")) from None
-    if recipe.reward and is_given(recipe.reward.name) and recipe.cluster.backend != "local":
-        raise UserError(
-            f"cluster={recipe.cluster.backend}: the reward is a function of this program alone, which other processes "
-            "cannot find. Put it in a module and import it from there, or take cluster='local'."
-        )
-    return recipe
-
-
-def _task(data: str | Path | Sequence[Mapping[str, JSON]], heldout_size: int, root: Path) -> dict[str, object]:
-    source = data if isinstance(data, str | Path) else _write_rows(data, root)
-    task: dict[str, Any] = {"files": {"train": str(source)}} if isinstance(source, Path) else SHORT["task"](source)
-    if heldout_size:
-        task = {kind: {**section, "heldout_size": heldout_size} for kind, section in task.items()}
-    return task
-
-
-def _write_rows(rows: Sequence[Mapping[str, JSON]], root: Path) -> Path:
-    """Writes rows as JSON Lines, named after what is in them. A row without an answer gets an empty one."""
-    try:
-        text = "".join(json.dumps({"answer": "", **row}) + "\n" for row in rows)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"data: a row cannot be written as JSON: {error}. Rows are mappings of plain values.") from None
-    path = root.resolve() / DATA_FOLDER / f"{stable_hash(text):016x}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, text)
-    return path
-
-
-def _reward(reward: RewardFn | Named) -> object:
-    """Returns the section. A function of this program alone is scored in this process; verdicts count as 1 and 0."""
-    section: dict[str, Any] = {}
+def reward_section(reward: Reward) -> object:
+    """Returns the section `reward`. The verdict of a function counts as 1 or 0. Raises UserError."""
+    if isinstance(reward, list | tuple):
+        return {"correct": 1.0, "incorrect": 0.0, "parts": _parts(reward)}
+    if isinstance(reward, str | Config):
+        return _plain(reward)
     if isinstance(reward, Mapping):
-        section = dict(reward)
-        reward = section.get("name", "exact")
-    if isinstance(reward, str | Config) or not callable(reward):
-        return section or reward
-    name = name_of(reward)
-    return {"correct": 1.0, "incorrect": 0.0, **({"workers": 0} if is_given(name) else {}), **section, "name": name}
+        name = reward.get("name", "exact")
+        return (
+            dict(reward)
+            if isinstance(name, str) or "parts" in reward
+            else {**_function(name), **reward, "name": name_of(name)}
+        )
+    return _function(reward)
 
 
-def _outside_of_loops(call: Callable[[], T]) -> T:
-    """Calls on a thread of its own where this one has an event loop that runs, as in a notebook; else here."""
+def _function(function: object) -> dict[str, Any]:
+    if not (callable(function) or hasattr(function, "score")):
+        raise UserError(
+            f"reward is of type {type(function).__name__}: give a function, an object with `score`, the name of "
+            "a built-in, a list of these, or the section `reward`."
+        )
+    return {"correct": 1.0, "incorrect": 0.0, "name": name_of(function)}
+
+
+def _parts(rewards: Sequence[object]) -> list[dict[str, object]]:
+    """Returns the parts of a reward that is a list: of names, functions, and pairs with a weight."""
+    found: list[dict[str, object]] = []
+    labels: set[str] = set()
+    for each in rewards:
+        reward, weight = each if isinstance(each, tuple) and len(each) == 2 else (each, 1.0)
+        if isinstance(reward, Mapping):
+            found.append(dict(reward))
+            continue
+        if isinstance(reward, str):
+            found.append({"name": reward, "weight": weight})
+            continue
+        label = label_of_function(reward)
+        label = label if label not in labels else f"{label}_{len(found) + 1}"
+        labels.add(label)
+        found.append({"name": _function(reward)["name"], "weight": weight, "label": label})
+    return found
+
+
+def _calls(reward: object) -> Any:
+    """Returns the calls of a reward section; none of a section that the check of the recipe refuses."""
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return call()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(contextvars.copy_context().run, call).result()
+        config = RewardConfig.model_validate(SHORT["reward"](reward) if isinstance(reward, str) else reward)
+    except ValidationError:
+        return ()
+    return load_rewards(config).calls if config.model is None else ()
+
+
+def _file_columns(columns: ColumnMap) -> dict[str, object]:
+    """Returns the settings of a file's columns."""
+    if not columns:
+        return {}
+    if "columns" in FileSource.model_fields:
+        return {"columns": dict(columns)}
+    if nested := next((source for source in columns.values() if "." in source), None):
+        raise UserError(f"columns: {nested!r} is nested, which rows may be and a file may not: load the rows first.")
+    if other := next((name for name in columns if name not in ("prompt", "answer")), None):
+        raise UserError(f"columns: of a file `prompt` and `answer` can be mapped, and not {other!r}.")
+    return {f"{name}_column": source for name, source in columns.items()}
+
+
+def _merged(base: dict[str, Any], changes: Mapping[str, object]) -> dict[str, Any]:
+    """Returns the sections of a recipe with changes. A section with a new name keeps no settings of the old one."""
+    found = dict(base)
+    for name, value in changes.items():
+        old = found.get(name)
+        if name in KEPT and isinstance(value, str) and isinstance(old, Mapping):
+            found[name] = {**old, **SHORT[name](value)}
+        elif name == "task" and isinstance(value, Mapping) and isinstance(old, Mapping):
+            found[name] = {"format": old["format"], **value}
+        elif isinstance(value, Mapping) and isinstance(old, Mapping) and not _is_renamed(name, value):
+            found[name] = _merged(dict(old), value)
+        else:
+            found[name] = value
+    return found
+
+
+def _is_renamed(section: str, value: Mapping[str, object]) -> bool:
+    return section in SHORT and section not in KEPT and next(iter(SHORT[section](""))) in value
+
+
+def _plain(value: object) -> object:
+    return value.model_dump(mode="json") if isinstance(value, Config) else value
+
+
+def _mapping(section: object) -> dict[str, object]:
+    return dict(section) if isinstance(section, Mapping) else {}

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from interlace.core.types import Metrics, Prompt, TerminalEvent
 from interlace.data.stream import PromptStream
 from interlace.flows.run import Ended, StepResult
 from interlace.flows.step_metrics import SCORED
+from interlace.jobs.callbacks import Callbacks
 from interlace.jobs.evaluation import Evaluation
 from interlace.jobs.evaluator import RIGHT_FROM, Evaluator
 from interlace.jobs.failed_updates import FailedUpdates
@@ -30,7 +31,7 @@ from interlace.observe.run_folder import RunFolder
 from interlace.observe.stop import StopSignal
 from interlace.observe.transcripts import write_transcripts
 from interlace.recipes.config import Recipe
-from interlace.rewards.base import ACCURACY
+from interlace.rewards.results import ACCURACY
 
 LOGGED_SAMPLES = 32
 """Most samples in a table of a logger."""
@@ -48,6 +49,7 @@ class TrainJob:
     stop: StopSignal
     planner: OnlinePlanner | None
     start: RunStart
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
 
 def solved_samples(ended: Sequence[Ended], recipe: Recipe) -> list[tuple[str, float]]:
@@ -117,6 +119,7 @@ class StepBoundary:
             **evaluation,
             **(planner.on_step(result, self._progress) if planner else {}),
         }
+        metrics |= self._job.callbacks.on_step(result.step, recipe.steps, metrics)
         self._boundary = self._state_later(self._run.unconsumed_prompts())
         self._num_updates = self._run.num_updates
         state = None
@@ -136,7 +139,7 @@ class StepBoundary:
             await self._saver.save(self._boundary())  # no update since the last good one changed anything
             self._failed_updates.refuse(failing, result.step)
         await self._trace.at(result.step + 1)
-        return not self._job.stop.requested and not self._is_to_change
+        return not (self._job.stop.requested or self._job.callbacks.want_stop or self._is_to_change)
 
     async def finish(self) -> None:
         """Ends the run after its flow: saves, and evaluates what was trained."""

@@ -15,6 +15,7 @@ from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.episodes.config import create_kind
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import RoleGroups, shares_base
+from interlace.jobs.callbacks import Callbacks
 from interlace.jobs.evaluation import Evaluation
 from interlace.jobs.evaluator import Evaluator
 from interlace.jobs.host import Hosted, host
@@ -41,6 +42,7 @@ from interlace.observe.stop import PATIENCE_S, StopSignal
 from interlace.recipes.clusters.base import back_end
 from interlace.recipes.config import Recipe
 from interlace.recipes.prompts import recipe_prompts, renderer_of
+from interlace.rewards.trial import try_reward
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
@@ -73,18 +75,28 @@ def train(
     progress: ProgressView,
     stop: StopSignal,
     planner: OnlinePlanner | None = None,
+    callbacks: Callbacks | None = None,
 ) -> TrainReport:
     """Runs a recipe to its last step, or until `stop` is requested. The recipe was checked before.
 
     folder: the caller holds its RunLock. resume: goes on from the folder's newest checkpoint that is whole; where it
     has none at all, from the start. planner: may change the schedule, with which the run goes on from a checkpoint.
+    callbacks: a program's functions that are called after each step.
     """
     ledger, identity = Ledger(), identify_run(recipe, folder, resume=resume)
     while True:
         checkpoints = Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints, run=identity)
         settings, _ = mask_secrets(recipe.model_dump(mode="json"))
         start = resumed_start(folder, checkpoints, progress, settings) if resume else RunStart()
-        job = TrainJob(recipe=recipe, folder=folder, progress=progress, stop=stop, planner=planner, start=start)
+        job = TrainJob(
+            recipe=recipe,
+            folder=folder,
+            progress=progress,
+            stop=stop,
+            planner=planner,
+            start=start,
+            callbacks=callbacks or Callbacks(),
+        )
         report = asyncio.run(_Session(job, checkpoints, identity, settings).train())
         ledger = ledger.plus(report.ledger)
         schedule = planner.take_change() if planner and report.was_stopped and not stop.requested else None
@@ -196,6 +208,10 @@ class _Session:
         stream = PromptStream(prompts, recipe.seed, create_sampler(recipe.task, prompts, recipe.seed))
         if job.start.state:
             stream.restore(job.start.state.stream)
+        else:
+            for prompt in {prompt.source: prompt for prompt in reversed(prompts)}.values():
+                trial = try_reward(recipe.task.rewards.get(prompt.source, recipe.reward), prompt)
+                await cluster.outside("reward", "trial", trial)
         hosted = await self._host(cluster, stream)
         learning = open_learning(recipe, self._folder.path, job.start.checkpoint, hosted.groups)
         hosted.run.replay.learning = learning

@@ -1,12 +1,14 @@
 """Check of a recipe before work starts, and the numbers that follow from it."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
 from interlace.algorithms import Needs
 from interlace.core.errors import UserError
+from interlace.core.types import Prompt
 from interlace.data.config import SOURCES
 from interlace.data.loading import PromptSet
 from interlace.data.sampling import create_sampler
@@ -30,6 +32,7 @@ from interlace.recipes.engines import check_engine
 from interlace.recipes.layout import mesh_shape, num_ranks
 from interlace.recipes.memory import MemoryLoads, WorkerMemory, check_memory, forecast_memory, largest_microbatch
 from interlace.recipes.prompts import message_writer, recipe_prompts
+from interlace.rewards.rows import check_rows
 from interlace.runtime.local.cluster import host_memory_bytes
 from interlace.schedule.placement import Device
 
@@ -90,6 +93,7 @@ def check_recipe(recipe: Recipe) -> Derived:
     tokenizer = load_tokenizer(recipe.model)
     _check_reference(recipe, algorithm.needs, tokenizer)
     prompts = recipe_prompts(recipe, tokenizer)
+    _check_rewards(recipe, [*prompts.train, *prompts.heldout])
     _check_evaluation(recipe, prompts)
     create_sampler(recipe.task, prompts.train, recipe.seed)
     _check_warmup(recipe, prompts, tokenizer)
@@ -182,6 +186,13 @@ def _check_step_size(recipe: Recipe, samples: int) -> None:
             f"{samples:,} samples a step, which may need {needed / 2**30:,.0f} GiB of this machine's "
             f"{there / 2**30:,.0f} GiB: take fewer."
         )
+
+
+def _check_rewards(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
+    """Raises UserError for a row that lacks a column which the reward of its source names."""
+    for source in sorted({prompt.source for prompt in prompts}):
+        reward = recipe.task.rewards.get(source, recipe.reward)
+        check_rows(reward, [prompt for prompt in prompts if prompt.source == source])
 
 
 def _check_evaluation(recipe: Recipe, prompts: PromptSet) -> None:

@@ -13,7 +13,7 @@ from interlace.observe.loggers import load_logger
 from interlace.recipes.check_learning import check_learning
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.layout import num_ranks
-from interlace.rewards.base import RewardConfig, load_reward
+from interlace.rewards.base import RewardConfig, load_rewards
 from interlace.schedule.placement import Device
 from interlace.schedule.roles import placed_roles
 
@@ -61,7 +61,7 @@ def check_placement(recipe: Recipe, devices: tuple[Device, ...]) -> None:
 def _check_scorer(recipe: Recipe) -> None:
     for reward, source in _rewards_by_source(recipe):
         if reward.model is None:
-            load_reward(reward.name)
+            load_rewards(reward)
         if reward.name == "reasoning_gym" and source.reasoning_gym is None:
             raise UserError(
                 "reward reasoning_gym scores prompts of a reasoning_gym dataset, and the prompts come from another "

@@ -1,42 +1,36 @@
-"""Reward functions, their settings, and how their results become rewards.
+"""Settings of a reward, and how its functions are loaded and called.
 
-A built-in is a module of this folder with a function `score` of the type RewardFn. Modules it needs that are slow to
-import stand in its tuple `PRELOAD`, so that worker processes share one import.
+A built-in is a module of this folder with a function `score`. Modules it needs that are slow to import stand in its
+tuple `PRELOAD`, so that worker processes share one import; `MEMORY_MIB` limits the memory of these processes.
 """
 
-import inspect
 import json
-import re
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Literal, Self, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from interlace import rewards
 from interlace.core.config import Config
-from interlace.core.errors import UserError
-from interlace.core.plugins import builtin_module, load_callable
-from interlace.core.types import JSON, RewardResult
+from interlace.core.plugins import builtin_module, load_object
+from interlace.core.types import RewardResult
 from interlace.models.config import ModelConfig, by_path
+from interlace.rewards.results import TAKEN, Score, add_up, failure, to_result, verdict
 from interlace.rewards.shaping import TASK, ShapingConfig
+from interlace.rewards.signature import RewardCall, reward_call
+from interlace.rewards.signature import ScoreRequest as ScoreRequest  # noqa: PLC0414 - passed on
 
-HIDDEN = ("base", "classifier", "given", "pool", "process", "scorer", "shaping")
+HIDDEN = (
+    "base", "classifier", "given", "own_loop", "pool", "process", "results", "rows", "scorer", "shaping", "signature",
+    "trial",
+)  # fmt: skip
 """Modules of this folder that are no rewards."""
 
-Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
-RewardFn: TypeAlias = Callable[[str, str, str, Mapping[str, JSON]], Score | Awaitable[Score]]
-"""Function called as fn(prompt, response, answer, metadata). A bool is a verdict and becomes `correct` or `incorrect`;
-a number is the reward itself; a mapping's values are the reward's named parts, and their sum is the reward. A function
-that waits for another service, a judge or a sandbox, may be an `async def`."""
-TAKEN = ("mean", "std", "max", "min")
-"""Parts cannot be called so: a step's metrics already have these of the reward itself. Nor as what shaping adds."""
-ACCURACY = "accuracy"
-"""The part that says what a verdict was: 1 or 0, whatever it counts as."""
-LARGEST = float(np.finfo(np.float32).max)
-"""Beyond it a reward is infinite to whatever is made of it."""
-
+RewardFn: TypeAlias = Callable[..., Score | Sequence[Score | None] | Awaitable[Score | Sequence[Score | None]]]
+"""A reward function: its arguments are passed by the names of its signature (see signature.py). A bool is a verdict and
+becomes `correct` or `incorrect`; a number is the reward itself; the values of a mapping are named parts of the reward,
+and their sum is the reward. It may be an `async def`."""
 
 MODEL = "model"
 """The name of the reward that a model gives."""
@@ -46,9 +40,24 @@ class RewardModelConfig(ModelConfig):
     """A sequence classifier with one output, and how it is shown a response."""
 
     chat_template: bool = True
-    """Prompt and response as two turns, where its tokenizer has a chat template; else as plain text."""
+    """The conversation and the response by the chat template of its tokenizer, if it has one; else plain text."""
     tokens_per_batch: int = Field(default=8192, ge=1)
     """Tokens of one forward, padding counted. Changes memory and speed, and at most the last bits of a score."""
+
+
+class RewardPart(Config):
+    """One of several rewards."""
+
+    name: str
+    """A built-in, or a function of your own as package.module:function."""
+    weight: float = 1.0
+    """Factor of its reward in the sum."""
+    label: str | None = None
+    """Name of its metric; None takes the name of the function."""
+
+
+SUM = "sum"
+"""The name of a reward that is a sum of others."""
 
 
 class RewardConfig(Config):
@@ -56,6 +65,9 @@ class RewardConfig(Config):
 
     name: str = "exact"
     """A built-in (exact, math_verify, reasoning_gym), a function of your own as package.module:function, or `model`."""
+    parts: tuple[RewardPart, ...] = ()
+    """Rewards that are added up in place of `name`. `reward: [exact, {name: mine:brief, weight: 0.1}]` is short for
+    this. A verdict of a part counts as 1 or 0."""
     model: Annotated[RewardModelConfig, BeforeValidator(by_path)] | None = None
     """Settings of the reward `model`: its number is the reward. It needs devices: schedule.placement.reward."""
     correct: float = 5.0
@@ -64,18 +76,43 @@ class RewardConfig(Config):
     incorrect: float = -5.0
     """Reward of one it calls wrong, or that lacks the tag."""
     tag: str | None = None
-    """Score only what stands in a response's last <tag>...</tag>; one without it is wrong. None: the whole response."""
+    """Score only the text in the last <tag>...</tag> of a response; a response without it is wrong. None scores all."""
     answer_format: Literal["text", "characters"] = "text"
-    """characters: what is scored is handed on as a JSON list of its characters, for scorers that want a list."""
+    """characters: the scored text becomes a JSON list of its characters, for scorers that want a list."""
     workers: int = Field(default=1, ge=0)
-    """Processes that score. 0 scores on a thread of the run's own process: for functions that are quick whatever a
-    model writes, and never end their process, which would be the run's. An `async def` is awaited in one process, apart
-    from the run's: `workers` calls at once, at least one."""
+    """Processes that score. 0 scores on a thread of the run's process: for functions that are quick for every
+    response and never end their process, which would end the run. An `async def` is awaited in one process, apart from
+    the run's: `workers` calls at once, at least one."""
     timeout_s: float = Field(default=10.0, gt=0)
     """A sample whose scoring takes longer fails. Its process is replaced, an `async def` is cancelled; with 0 workers
-    the thread that scored it is left behind, since no thread can be ended."""
+    its thread is abandoned, since no thread can be ended."""
+    scoring_memory_mib: int | None = Field(default=None, ge=1)
+    """Memory that each scoring process may use in addition to its modules; None: no limit, but for math_verify's."""
     shaping: ShapingConfig = ShapingConfig()
     """Penalties for the form of a response, and weights of the reward's parts."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list_of_parts(cls, data: Any) -> Any:
+        if isinstance(data, list | tuple):
+            data = {"parts": data}
+        if not isinstance(data, Mapping) or not data.get("parts"):
+            return data
+        parts = [{"name": part} if isinstance(part, str) else part for part in data["parts"]]
+        return {"name": SUM, **data, "parts": parts}
+
+    @model_validator(mode="after")
+    def _parts_where_summed(self) -> Self:
+        if (self.name == SUM) != bool(self.parts):
+            raise ValueError(
+                f"reward.name = {self.name!r} and reward.parts has {len(self.parts)} rewards: give one name, or parts"
+            )
+        labels = [label_of(part) for part in self.parts]
+        if twice := next((label for label in labels if labels.count(label) > 1), None):
+            raise ValueError(f"reward.parts has two rewards with the label {twice!r}: set label of one of them")
+        if models := [part.name for part in self.parts if part.name == MODEL]:
+            raise ValueError(f"reward.parts names {models[0]!r}: a reward model is a reward by itself, not a part")
+        return self
 
     @model_validator(mode="after")
     def _model_where_named(self) -> Self:
@@ -88,7 +125,7 @@ class RewardConfig(Config):
 
     @model_validator(mode="after")
     def _weighs_what_has_parts(self) -> Self:
-        if self.shaping.weights and self.name != MODEL and ":" not in self.name:
+        if self.shaping.weights and self.name not in (MODEL, SUM) and ":" not in self.name:
             raise ValueError(
                 f"shaping.weights = {dict(self.shaping.weights)}, and reward {self.name!r} gives a verdict, which has "
                 "no parts to weigh; set what it counts as, correct and incorrect"
@@ -104,7 +141,7 @@ class RewardConfig(Config):
         return self
 
     def is_right(self, result: RewardResult) -> bool:
-        """Says whether a held-out answer is right: its form, which `shaping` judges, does not make it wrong."""
+        """Returns whether a held-out answer is right: its form, which `shaping` judges, does not make it wrong."""
         task = result.parts.get(TASK, result.reward) if self.shaping.added else result.reward
         return result.failure is None and task >= self.correct
 
@@ -112,77 +149,123 @@ class RewardConfig(Config):
     def least(self) -> float | None:
         """Returns the lowest reward that these settings are known to give; None if a model or your function decides."""
         is_own = ":" in self.name
-        if self.name == MODEL or (is_own and self.tag is None):
+        if self.name in (MODEL, SUM) or (is_own and self.tag is None):
             return None
         # A response without the tag is never shown to the function.
         verdicts = (self.incorrect,) if is_own else (self.correct, self.incorrect)
         return min(verdicts) - self.shaping.max_penalty
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreRequest:
-    """Inputs of a reward function for one sample."""
-
-    prompt: str
-    response: str
-    answer: str
-    metadata: Mapping[str, JSON]
+def label_of(part: RewardPart) -> str:
+    """Returns the name of a part's metric."""
+    return part.label or part.name.rpartition(":")[2]
 
 
-def load_reward(name: str) -> RewardFn:
-    """Loads the function a name stands for. Raises UserError where there is none, or it cannot be called as one."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoadedReward:
+    """Functions of a reward."""
+
+    calls: tuple[RewardCall, ...]
+    parts: tuple[RewardPart, ...] = ()
+    """One for each call; empty if the reward is one function's."""
+
+    @property
+    def is_async(self) -> bool:
+        """Returns whether any call is awaited."""
+        return any(call.is_async for call in self.calls)
+
+    @property
+    def is_batched(self) -> bool:
+        """Returns whether any function scores several samples in one call."""
+        return any(call.is_batched for call in self.calls)
+
+    def names(self, argument: str) -> bool:
+        """Returns whether any function receives an argument."""
+        return any(call.names(argument) for call in self.calls)
+
+
+def load_reward(name: str) -> RewardCall:
+    """Loads the function of a name. Raises UserError if there is none, or its signature cannot be satisfied."""
     if ":" in name:
-        return _own_reward(name)
-    found: RewardFn = builtin_module("reward", rewards, name, hidden=HIDDEN).score
-    return found
+        return reward_call(load_object("reward", name), shown_name(name))
+    return reward_call(builtin_module("reward", rewards, name, hidden=HIDDEN).score, name)
 
 
-def is_async(function: RewardFn) -> bool:
-    """Says whether the function is an `async def`, or an object that is called as one."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+def load_rewards(config: RewardConfig) -> LoadedReward:
+    """Loads the functions of a reward. Raises UserError as load_reward()."""
+    if config.parts:
+        return LoadedReward(calls=tuple(load_reward(part.name) for part in config.parts), parts=config.parts)
+    return LoadedReward(calls=(load_reward(config.name),))
 
 
-def _own_reward(name: str) -> RewardFn:
-    found = load_callable("reward", name)
+def reward_names(config: RewardConfig) -> tuple[str, ...]:
+    """Returns the names of a reward's functions."""
+    return tuple(part.name for part in config.parts) or (config.name,)
+
+
+def shown_name(name: str) -> str:
+    """Returns the name of a function for messages: one that a program gave as an object has its own name there."""
+    return "" if name.startswith(GIVEN) else name
+
+
+GIVEN = "interlace.rewards.given:"
+"""Beginning of the names of functions that a program gave as objects."""
+
+
+def preload_modules(config: RewardConfig) -> tuple[str, ...]:
+    """Returns modules that worker processes of a reward share. Raises UserError if there is no such reward."""
+    return tuple(module for part in _builtins(config) for module in getattr(part, "PRELOAD", ()))
+
+
+def memory_limit_mib(config: RewardConfig) -> int | None:
+    """Returns the memory that a scoring process may use in addition to its modules; None: no limit."""
+    limits = [limit for part in _builtins(config) if (limit := getattr(part, "MEMORY_MIB", None))]
+    return config.scoring_memory_mib or max(limits, default=None)
+
+
+def _builtins(config: RewardConfig) -> list[Any]:
+    names = [name for name in reward_names(config) if ":" not in name]
+    return [builtin_module("reward", rewards, name, hidden=HIDDEN) for name in names]
+
+
+def evaluate(function: object, config: RewardConfig, request: ScoreRequest) -> RewardResult:
+    """Scores one response by one function. An exception of the function comes back as a failure."""
+    call = function if isinstance(function, RewardCall) else reward_call(function)
+    [result] = evaluate_batch(LoadedReward(calls=(call,)), config, [request])
+    return result
+
+
+def evaluate_batch(reward: LoadedReward, config: RewardConfig, requests: Sequence[ScoreRequest]) -> list[RewardResult]:
+    """Scores responses by functions that are not awaited. Returns one result for each request."""
+    work = evaluate_batch_async(reward, config, requests)
     try:
-        inspect.signature(found).bind("prompt", "response", "answer", {})
-    except TypeError as error:
-        how = "f(prompt, response, answer, metadata)"
-        raise UserError(f"reward {name!r} cannot be called as {how}: {error}.") from None
-    except ValueError:  # of a few functions written in C there is no telling
-        pass
-    return found  # type: ignore[return-value]  # what it returns is checked at each call
+        work.send(None)
+    except StopIteration as end:
+        found: list[RewardResult] = end.value
+        return found
+    work.close()
+    return [failure(TypeError("a coroutine waits: give the `async def` itself"))] * len(requests)
 
 
-def preload_modules(name: str) -> tuple[str, ...]:
-    """Modules that a worker process of this reward can share. Raises UserError where there is no such reward."""
-    if ":" in name:
-        return ()
-    return tuple(getattr(builtin_module("reward", rewards, name, hidden=HIDDEN), "PRELOAD", ()))
+async def evaluate_batch_async(
+    reward: LoadedReward, config: RewardConfig, requests: Sequence[ScoreRequest]
+) -> list[RewardResult]:
+    """Does the work of evaluate_batch() for functions that may be awaited."""
+    texts = [_scored_text(request.response, config) for request in requests]
+    shown = [replace(each, response=text) for each, text in zip(requests, texts, strict=True) if text is not None]
+    scores = [await call.scores(shown) if shown else [] for call in reward.calls]
+    results = iter([_result(reward, config, values) for values in zip(*scores, strict=True)])
+    return [verdict(False, config) if text is None else next(results) for text in texts]
 
 
-def evaluate(function: RewardFn, config: RewardConfig, request: ScoreRequest) -> RewardResult:
-    """Scores one response. What the function raises comes back as a failure."""
-    response = _scored_text(request.response, config)
-    if response is None:
-        return _verdict(False, config)
+def _result(reward: LoadedReward, config: RewardConfig, values: Sequence[Any]) -> RewardResult:
     try:
-        score = function(request.prompt, response, request.answer, request.metadata)
-        return _result(score, config)
-    except BaseException as error:  # noqa: BLE001 - one that runs what a model wrote may well exit, or raise Ctrl-C's
-        return _failure(error)
-
-
-async def evaluate_async(function: RewardFn, config: RewardConfig, request: ScoreRequest) -> RewardResult:
-    """Does the work of evaluate() for a function that may be awaited."""
-    response = _scored_text(request.response, config)
-    if response is None:
-        return _verdict(False, config)
-    try:
-        score = function(request.prompt, response, request.answer, request.metadata)
-        return _result(await score if isinstance(score, Awaitable) else score, config)
-    except BaseException as error:  # noqa: BLE001 - as there
-        return _failure(error)
+        if not reward.parts:
+            return to_result(values[0], config, has_own_total="solution_str" in reward.calls[0].required)
+        weighted = [(label_of(part), part.weight) for part in reward.parts]
+        return add_up([(*each, value) for each, value in zip(weighted, values, strict=True)], config)
+    except BaseException as error:  # noqa: BLE001 - code of a response may have run, and exit or raise Ctrl-C's
+        return failure(error)
 
 
 def timed_out(config: RewardConfig) -> RewardResult:
@@ -190,60 +273,15 @@ def timed_out(config: RewardConfig) -> RewardResult:
     return RewardResult(failure=f"timed out after {config.timeout_s:g} s")
 
 
-def _failure(error: BaseException) -> RewardResult:
-    return RewardResult(failure=f"{type(error).__name__}: {_message(error)}")
-
-
 def _scored_text(response: str, config: RewardConfig) -> str | None:
+    """Returns the text of a response that is scored; None if it lacks the tag."""
     text = response
     if config.tag is not None:
-        tag = re.escape(config.tag)
-        found = re.findall(f"<{tag}>(.*?)</{tag}>", response, flags=re.DOTALL)
-        if not found:
+        opening, closing = f"<{config.tag}>", f"</{config.tag}>"
+        # The last block: the thoughts before it may name the tag as well.
+        start = response.rfind(opening, 0, max(0, response.rfind(closing)))
+        if start < 0:
             return None
-        text = found[-1].strip()
+        start += len(opening)
+        text = response[start : response.index(closing, start)].strip()
     return json.dumps(list(text)) if config.answer_format == "characters" else text
-
-
-def _result(score: Score | Awaitable[Score], config: RewardConfig) -> RewardResult:
-    if isinstance(score, bool | np.bool_):  # numpy's comparisons give its own
-        if ACCURACY in config.shaping.weights:
-            raise UserError(
-                f"the reward function returned a verdict, which counts as reward.correct or reward.incorrect: set "
-                f"those, and leave {ACCURACY!r} out of shaping.weights, which weighs what a dict adds up"
-            )
-        return _verdict(bool(score), config)
-    if isinstance(score, Mapping):
-        parts = {_whole(str(name)): _number(value) for name, value in score.items()}
-        if taken := [name for name in (*TAKEN, *config.shaping.added) if name in parts]:
-            raise UserError(
-                f"the reward function returned a part {taken[0]!r}, and metrics have another of that name: rename it"
-            )
-        return RewardResult(reward=_number(sum(parts.values())), parts=parts)
-    return RewardResult(reward=_number(score))
-
-
-def _verdict(is_right: bool, config: RewardConfig) -> RewardResult:
-    return RewardResult(reward=config.correct if is_right else config.incorrect, parts={ACCURACY: float(is_right)})
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return _whole(str(error))
-    except Exception as another:  # noqa: BLE001  # a user's class may fail at this too
-        return f"its message raised {type(another).__name__}"
-
-
-def _whole(text: str) -> str:
-    """Spells out half a character, as a response's JSON may hold it: no file could take it."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _number(value: object) -> float:
-    try:
-        number = float(value)  # type: ignore[arg-type]  # whatever a user's function returned
-    except (TypeError, ValueError):
-        raise UserError(f"the reward function returned {value!r}, which is not a number") from None
-    if not abs(number) <= LARGEST:  # nor is a NaN
-        raise UserError(f"the reward function returned {number:g}, which is no finite float32")
-    return number

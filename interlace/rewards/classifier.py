@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from interlace.core.messages import to_mapping
 from interlace.core.state_parts import WEIGHTS
 from interlace.core.types import RewardResult, Sample
 from interlace.models.classifier import load_classifier
@@ -22,7 +23,7 @@ class ModelScorer:
     """Scores samples by the configured model, many in one forward."""
 
     def __init__(self, config: RewardConfig, *, device: str) -> None:
-        """Raises UserError where the model cannot be had, or has another head. device: as torch names it."""
+        """Raises UserError if the model cannot be loaded, or has another head. device: as torch names it."""
         if config.model is None:
             raise ValueError(f"reward {config.name!r} is no model")
         self._config, self._settings, self._device = config, config.model, device
@@ -60,9 +61,10 @@ class ModelScorer:
         prompt, response = sample.prompt.text, sample.text
         if not (self._settings.chat_template and self._tokenizer.chat_template):
             return list(self._tokenizer(prompt + response)["input_ids"])
-        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
-        # As text first: the template writes the special tokens itself.
-        text = str(self._tokenizer.apply_chat_template(turns, tokenize=False))
+        conversation = [to_mapping(message) for message in sample.prompt.messages]
+        turns = [*(conversation or [{"role": "user", "content": prompt}]), {"role": "assistant", "content": response}]
+        # As text first: the template writes the special tokens itself. Its annotation has no messages with calls.
+        text = str(self._tokenizer.apply_chat_template(turns, tokenize=False))  # type: ignore[arg-type]
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> "Tensor":

@@ -1,4 +1,4 @@
-"""Right where the response is the answer, white space around both aside."""
+"""Right if the response is the answer, except for white space around both."""
 
 from collections.abc import Mapping
 

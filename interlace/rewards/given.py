@@ -1,39 +1,39 @@
-"""Reward functions that a program hands over as objects: found by the name that they get here, in this process only."""
+"""Reward functions that a program gives as objects. Their names here are known in this process only."""
 
 import sys
 
 from interlace.core.errors import UserError
-from interlace.rewards.base import RewardFn, is_async
+from interlace.rewards.base import GIVEN, RewardConfig, reward_names
+from interlace.rewards.signature import name_of_function
 
 _PREFIX = "function_"
-_given: list[RewardFn] = []
+_given: list[object] = []
 
 
-def name_of(function: RewardFn) -> str:
-    """Returns what a recipe calls a function: package.module:name where it can be imported, else a name given here.
-
-    Raises UserError for an `async def` that cannot be imported: it would be awaited in a process of its own.
-    """
+def name_of(function: object) -> str:
+    """Returns a function's name in a recipe: package.module:name if it can be imported, else a name of this module."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if module not in (None, "__main__") and getattr(sys.modules.get(module), name, None) is function:
+    if module not in (None, "__main__") and name and getattr(sys.modules.get(module), name, None) is function:
         return f"{module}:{name}"
-    if is_async(function):
-        raise UserError(
-            f"reward {name or function!r} is an `async def` of this program alone, and it is awaited in a process of "
-            "its own, which cannot find it: put it in a module and import it from there."
-        )
-    if function not in _given:
+    number = next((number for number, each in enumerate(_given) if each is function), None)
+    if number is None:
+        number = len(_given)
         _given.append(function)
-    return f"{__name__}:{_PREFIX}{_given.index(function)}"
+    return f"{GIVEN}{_PREFIX}{number}"
 
 
-def is_given(name: str) -> bool:
-    """Says whether a reward's name is one that only this process knows."""
-    return name.startswith(f"{__name__}:")
+def label_of_function(function: object) -> str:
+    """Returns the name of the metric of a function that is one of several rewards."""
+    return name_of_function(function).rpartition(".")[2].strip("<>")
 
 
-def __getattr__(name: str) -> RewardFn:
-    """Finds a function by the name it got here."""
+def is_given(config: RewardConfig) -> bool:
+    """Returns whether a reward has a function that only this process knows."""
+    return any(name.startswith(GIVEN) for name in reward_names(config))
+
+
+def __getattr__(name: str) -> object:
+    """Finds a function by its name here."""
     number = name.removeprefix(_PREFIX)
     if name == number or not number.isdigit():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

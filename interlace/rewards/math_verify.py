@@ -1,35 +1,126 @@
-"""Right where math-verify finds the response's final expression equal to the answer."""
+"""Verdict of math-verify: right if the last expression of the response is equal to the answer."""
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from interlace.core.types import JSON
 
 PRELOAD = ("math_verify",)
+MEMORY_MIB = 1024
+"""Memory that a scoring process may use in addition to its modules: an expression such as 10^{10^{9}} takes it all."""
+CHOICES = tuple("ABCDEFGHIJ")
+"""Letters of the options of a multiple-choice question."""
+RELATIVE_TOLERANCE = 1e-5
+"""Largest difference of two equal numbers, relative to the larger one."""
+
+_BASED = re.compile(r"(?<![\w.])(\d+)_\{?(\d{1,2})\}?(?!\d)")
+"""A number with its base, such as 13_8: math-verify drops the base."""
+_BETWEEN_BOXES = re.compile(r"[\s$,.;]*(?:and|or)?[\s$,]*")
+"""Text between two boxes that are parts of one answer."""
 
 
 def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> bool:
-    """Returns the verdict. An answer that is no expression raises ValueError."""
-    from math_verify import verify
-
+    """Returns the verdict. Raises ValueError if the answer is not an expression."""
     del prompt, metadata
-    gold = _parse(answer if _is_marked(answer) else f"${answer}$")
+    gold_text = _normalize(_last_number_of_gsm8k(answer))
+    gold = _parse(gold_text if _is_marked(gold_text) else f"${gold_text}$")
     if not gold:
         raise ValueError(f"math-verify finds no expression in the answer {answer!r}")
-    readings = [response] if _is_marked(response) else [response, f"${response}$"]
-    return any(verify(gold, _parse(text), timeout_seconds=None) for text in readings)
+    text = _normalize(_last_boxes(response.rpartition("</think>")[2]))
+    readings = [text] if _is_marked(text) else [text, f"${text}$"]
+    if any(_is_equal(gold, _parse(reading)) for reading in readings):
+        return True
+    return not _is_marked(text) and _is_chosen(gold_text, text)
+
+
+def _last_number_of_gsm8k(answer: str) -> str:
+    """Returns the text after the mark #### of GSM8K's worked answers; the whole answer if it has no mark."""
+    return answer.rpartition("####")[2].strip()
+
+
+def _is_equal(gold: Sequence[Any], found: Sequence[Any]) -> bool:
+    from math_verify import verify
+
+    return any(
+        verify(one, other, timeout_seconds=None) and not _are_different_numbers(one, other)
+        for one in gold
+        for other in found
+    )
+
+
+def _are_different_numbers(one: Any, other: Any) -> bool:
+    """Returns whether two numbers differ, though math-verify rounds both to the same six decimals."""
+    from sympy import Expr  # type: ignore[import-untyped]
+
+    both = (one, other)
+    if not all(isinstance(each, Expr) and not each.free_symbols for each in both):
+        return False
+    try:
+        first, second = (each.evalf(20) for each in both)
+        allowed = RELATIVE_TOLERANCE * max(abs(first), abs(second))
+        # 50% is 0.5, and math-verify takes 50 for it as well.
+        differences = (first - second, 100 * first - second, first - 100 * second)
+        return not any(abs(difference) <= allowed for difference in differences)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _parse(text: str) -> list[Any]:
     from math_verify import parse
 
-    # Its own time limits use signals, which work in a main thread only; ours ends the process. It warns about that.
+    # The library's own time limits use signals, which work in the main thread only; the scorer limits the time itself.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     found: list[Any] = parse(text, parsing_timeout=None)
     return found
 
 
+def _is_chosen(gold: str, response: str) -> bool:
+    """Returns whether the answer is the letter of an option and the response chooses it in plain words."""
+    from math_verify import StringExtractionConfig, parse
+
+    letter = re.sub(r"^\\text\{(.*)\}$", r"\1", gold.strip("$ ")).strip("(). ")
+    if letter not in CHOICES:
+        return False
+    found = parse(response, [StringExtractionConfig(strings=CHOICES, lowercase=False)], parsing_timeout=None)
+    return letter in found
+
+
+def _normalize(text: str) -> str:
+    """Returns the text without dollar signs that mean money, and with each based number in base ten."""
+    return _BASED.sub(_in_base_ten, text.replace("\\$", ""))
+
+
+def _in_base_ten(match: "re.Match[str]") -> str:
+    digits, base = match[1], int(match[2])
+    try:
+        return str(int(digits, base))
+    except ValueError:  # no such base, or a digit that it does not have
+        return match[0]
+
+
+def _last_boxes(text: str) -> str:
+    """Returns the text from its last answer on, if it has several boxed ones with words between them."""
+    starts = [match.start() for match in re.finditer(r"\\boxed\s*\{", text)]
+    if not starts:
+        return text
+    first = len(starts) - 1
+    while first and _BETWEEN_BOXES.fullmatch(text, _end_of_box(text, starts[first - 1]), starts[first]):
+        first -= 1
+    return text[starts[first] :]
+
+
+def _end_of_box(text: str, start: int) -> int:
+    """Returns the place after the brace that closes the box at `start`."""
+    depth = 0
+    for place in range(text.index("{", start), len(text)):
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0:
+            return place + 1
+    return len(text)
+
+
 def _is_marked(text: str) -> bool:
-    """Says whether LaTeX is marked as such; math-verify reads a bare formula only between dollars."""
+    """Returns whether LaTeX is marked as such: math-verify reads an unmarked formula only between dollars."""
     return any(mark in text for mark in ("$", "\\boxed", "\\[", "\\("))

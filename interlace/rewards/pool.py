@@ -4,14 +4,15 @@ import json
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any
 
 from interlace.core.types import RewardResult
-from interlace.rewards.base import RewardConfig, ScoreRequest, preload_modules, timed_out
+from interlace.rewards.base import RewardConfig, preload_modules, timed_out
 from interlace.rewards.process import BLOCKED, READY, RESULT, STARTED, serve
+from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.process.child import framed
 from interlace.runtime.process.children import TRIES, Child, Children
 
@@ -21,17 +22,19 @@ GRACE_S = 1.0
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Job:
-    """A sample to score."""
+    """Samples that are scored by one call: one, or a batch."""
 
     number: int
+    size: int
+    """Number of samples."""
     request: bytes
     """Framed."""
-    outcome: "Future[RewardResult]"
+    outcome: "Future[list[RewardResult]]"
     deadline_s: float = 0.0
     started: bool = False
-    """Flag: the process said that it began the job."""
+    """Flag: the process has begun the job."""
     alone: bool = False
-    """Flag: no other job may run beside this one: of several that ran in a process that died, one is to blame."""
+    """Flag: no other job may run at the same time: if several ran in a process that died, one is to blame."""
     tries: int = TRIES
     """Ends by SIGTERM that are left before the sample counts as failed."""
 
@@ -40,8 +43,8 @@ class ScoringPool(Children):
     """Processes of one reward function."""
 
     def __init__(self, config: RewardConfig, *, is_async: bool) -> None:
-        """An `async def` has one process, where `config.workers` calls are awaited at once; else each has its own."""
-        super().__init__("reward", ("interlace.rewards.process", *preload_modules(config.name)))
+        """An `async def` has one process that awaits `config.workers` calls at once; other calls have one each."""
+        super().__init__("reward", ("interlace.rewards.process", *preload_modules(config)))
         self._config, self._is_async = config, is_async
         self._max_processes = 1 if is_async else max(1, config.workers)
         self._max_jobs = max(1, config.workers) if is_async else 1
@@ -52,9 +55,10 @@ class ScoringPool(Children):
         self._next = 0
         self._thread.start()
 
-    def submit(self, request: ScoreRequest) -> "Future[RewardResult]":
-        """Scores one response as soon as a process has room."""
-        job = _Job(number=self._next, request=framed(self._next, request), outcome=Future())
+    def submit(self, requests: Sequence[ScoreRequest]) -> "Future[list[RewardResult]]":
+        """Scores responses together as soon as a process has room. The result holds one for each request."""
+        frame = framed(self._next, tuple(requests))
+        job = _Job(number=self._next, size=len(requests), request=frame, outcome=Future())
         self._next += 1
         self._submitted.append(job)
         self._wake()
@@ -125,8 +129,10 @@ class ScoringPool(Children):
             job = self._jobs[child][number]
             job.started, job.deadline_s = True, time.monotonic() + self._limit_s
         elif word == RESULT:
-            reward, parts, failure = rest
-            _resolve(self._jobs[child].pop(number), RewardResult(reward=reward, parts=parts, failure=failure))
+            found = [RewardResult(reward=reward, parts=parts, failure=why) for reward, parts, why in rest[0]]
+            job = self._jobs[child].pop(number)
+            if job.size == len(found) and _may_resolve(job):
+                job.outcome.set_result(found)
         elif word == BLOCKED:
             _resolve(self._jobs[child].pop(number), self._blocked(*rest))
             self._replace(child)
@@ -170,16 +176,17 @@ class ScoringPool(Children):
             job.alone = True
 
     def _replace(self, child: Child) -> None:
-        """Ends a process; what it has not finished is scored by others."""
+        """Ends a process; others score its unfinished jobs."""
         self._pending.extendleft(reversed(self._jobs.pop(child).values()))
         self._end(child)
 
 
 def _may_resolve(job: _Job) -> bool:
-    """Says whether a job's result may still be wanted; from now on the job cannot be cancelled."""
+    """Returns whether a job's result may still be wanted; from now on the job cannot be cancelled."""
     return job.outcome.running() or job.outcome.set_running_or_notify_cancel()
 
 
 def _resolve(job: _Job, result: RewardResult) -> None:
+    """Ends a job whose samples all have one result: the failure of their call."""
     if _may_resolve(job):
-        job.outcome.set_result(result)
+        job.outcome.set_result([result] * job.size)

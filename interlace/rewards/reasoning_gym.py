@@ -1,4 +1,4 @@
-"""Right where the scorer of the prompt's own reasoning-gym dataset gives full marks.
+"""Right if the scorer of the prompt's reasoning-gym dataset gives full marks.
 
 Several of its scorers give partial marks to answers that merely contain the right one; those count as wrong.
 """
@@ -13,7 +13,7 @@ from interlace.core.types import JSON
 PRELOAD = ("reasoning_gym",)
 
 
-def score(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> bool:
+def score(prompt: str, response: str, metadata: Mapping[str, JSON], answer: str = "") -> bool:
     """Returns the verdict. Raises UserError for a prompt that is not from reasoning-gym."""
     dataset = metadata.get("source_dataset")
     if not isinstance(dataset, str):

@@ -1,4 +1,4 @@
-"""Scores samples: in processes of their own, or on a thread; each call under a time limit."""
+"""Scores samples: in separate processes, or on a thread; each call under a time limit."""
 
 import asyncio
 import time
@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from interlace.core.types import RewardResult, Sample
-from interlace.rewards.base import RewardConfig, RewardFn, ScoreRequest, evaluate, is_async, load_reward, timed_out
+from interlace.rewards.base import LoadedReward, RewardConfig, evaluate_batch, load_rewards, timed_out
+from interlace.rewards.given import is_given
+from interlace.rewards.own_loop import OwnLoop
 from interlace.rewards.pool import ScoringPool
+from interlace.rewards.rows import score_request
 from interlace.rewards.shaping import shaped
+from interlace.rewards.signature import ScoreRequest
 from interlace.runtime.local.own_thread import OwnThread
 
 SOON_S = 0.01
@@ -17,56 +21,57 @@ SOON_S = 0.01
 
 
 class Scorer:
-    """Scores responses by the configured function. Processes start with the first call and end with `close`."""
+    """Scores responses by the configured functions. Processes start with the first call and end with `close`."""
 
     def __init__(self, config: RewardConfig) -> None:
-        """Raises UserError where there is no such reward."""
+        """Raises UserError if there is no such reward."""
         self._config = config
-        self._function = load_reward(config.name)
-        self._is_async = is_async(self._function)
+        self._reward = load_rewards(config)
+        self._in_this_process = is_given(config) or not (self._reward.is_async or config.workers)
         self._pool: ScoringPool | None = None
+        self._loop: OwnLoop | None = None
         self._thread: OwnThread | None = None
         self._asked: deque[_Asked] = deque()
-        """Requests that the thread is to score, in turn."""
+        """Calls that the thread is to make, in turn."""
         self._server: asyncio.Task[None] | None = None
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
         """Returns one result a sample, in their order. A function that raises or is too slow fails its sample alone."""
-        requests = [
-            ScoreRequest(
-                prompt=sample.prompt.text,
-                response=sample.text,
-                answer=sample.prompt.answer,
-                metadata=sample.prompt.metadata,
-            )
-            for sample in samples
-        ]
-        in_processes = self._is_async or self._config.workers > 0
-        results = await (self._in_processes(requests) if in_processes else self._on_thread(requests))
+        requests = [score_request(sample, self._reward) for sample in samples]
+        # A function of a batch gets the samples of one call together; else each sample has its own time limit.
+        jobs = [requests] if self._reward.is_batched and requests else [[request] for request in requests]
+        found = await self._score_jobs(jobs)
+        results = [result for batch in found for result in batch]
         shaping = self._config.shaping
         return [shaped(result, sample.sampled_ids, shaping) for result, sample in zip(results, samples, strict=True)]
 
     def close(self) -> None:
-        """Ends the processes, with what they are doing. Called twice, it does nothing the second time."""
+        """Ends the processes with their calls. A second call does nothing."""
         if self._pool is not None:
             self._pool.close()
+        if self._loop is not None:
+            self._loop.close()
         if self._server is not None:
             self._server.cancel()
         if self._thread is not None:
             self._thread.end()
-        self._pool = self._thread = None
+        self._pool = self._thread = self._loop = None
 
-    async def _in_processes(self, requests: Sequence[ScoreRequest]) -> list[RewardResult]:
-        if not requests:
+    async def _score_jobs(self, jobs: Sequence[Sequence[ScoreRequest]]) -> list[list[RewardResult]]:
+        if not jobs:
             return []
-        if self._pool is None:
-            self._pool = ScoringPool(self._config, is_async=self._is_async)
-        futures = [asyncio.wrap_future(self._pool.submit(request)) for request in requests]
-        return list(await asyncio.gather(*futures))
+        if not self._in_this_process:
+            self._pool = self._pool or ScoringPool(self._config, is_async=self._reward.is_async)
+            return list(await asyncio.gather(*[asyncio.wrap_future(self._pool.submit(job)) for job in jobs]))
+        if not self._reward.is_async:
+            return await self._on_thread(jobs)
+        if self._loop is None or self._loop.is_blocked:
+            self._loop = OwnLoop(self._reward, self._config)
+        return list(await asyncio.gather(*[self._loop.score(job) for job in jobs]))
 
-    async def _on_thread(self, requests: Sequence[ScoreRequest]) -> list[RewardResult]:
+    async def _on_thread(self, jobs: Sequence[Sequence[ScoreRequest]]) -> list[list[RewardResult]]:
         loop = asyncio.get_running_loop()
-        mine = [_Asked(request, loop.create_future()) for request in requests]
+        mine = [_Asked(job, loop.create_future()) for job in jobs]
         self._asked.extend(mine)
         if self._server is None or self._server.done():
             self._server = asyncio.create_task(self._serve(), name="scorer")
@@ -92,7 +97,7 @@ class Scorer:
     async def _score(self, asked: "Sequence[_Asked]") -> int:
         """Scores on the thread up to the first that is too slow. Returns how many have their results."""
         thread = self._thread = self._thread or OwnThread("reward")
-        work = _Work(self._function, self._config, [each.request for each in asked])
+        work = _Work(self._reward, self._config, [each.requests for each in asked])
         done = asyncio.wrap_future(thread.submit(work.run))
         num_scored = 0
         while not done.done() and work.left_s() > 0:
@@ -100,33 +105,33 @@ class Scorer:
             num_scored = _deliver(asked, work.results, num_scored)
         work.is_over = True
         if done.done():
-            done.result()  # raises what the thread raised
+            done.result()  # raises the error of the thread
             return _deliver(asked, work.results, num_scored)
         self._thread = None
         thread.abandon()
         if len(work.results) == num_scored:  # else it was done with the late one just now
-            work.results.append(timed_out(self._config))
+            work.results.append([timed_out(self._config)] * len(asked[num_scored].requests))
         return _deliver(asked, work.results, num_scored)
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A request and its result to come."""
+    """A call and its results to come."""
 
-    request: ScoreRequest
-    result: "asyncio.Future[RewardResult]"
+    requests: Sequence[ScoreRequest]
+    result: "asyncio.Future[list[RewardResult]]"
 
     def fail(self, error: BaseException) -> None:
-        """Raises an error where the result is awaited."""
+        """Raises an error in the code that awaits the result."""
         if isinstance(error, asyncio.CancelledError):
             self.result.cancel()
         elif not self.result.done():
             self.result.set_exception(error)
 
 
-def _deliver(asked: Sequence[_Asked], results: Sequence[RewardResult], num_delivered: int) -> int:
+def _deliver(asked: Sequence[_Asked], results: Sequence[list[RewardResult]], num_delivered: int) -> int:
     """Hands out further results. Returns how many are out."""
-    found = results[num_delivered:]  # a copy: the thread goes on
+    found = results[num_delivered:]  # a copy: the thread adds more
     for each, result in zip(asked[num_delivered:], found, strict=False):
         if not each.result.done():
             each.result.set_result(result)
@@ -135,26 +140,26 @@ def _deliver(asked: Sequence[_Asked], results: Sequence[RewardResult], num_deliv
 
 @dataclass(slots=True)
 class _Work:
-    """Requests that a thread scores one after another."""
+    """Calls that a thread makes one after another."""
 
-    function: RewardFn
+    reward: LoadedReward
     config: RewardConfig
-    requests: Sequence[ScoreRequest]
-    results: list[RewardResult] = field(default_factory=list)
-    """Results of the first requests, so far."""
+    jobs: Sequence[Sequence[ScoreRequest]]
+    results: list[list[RewardResult]] = field(default_factory=list)
+    """Results of the first calls, so far."""
     since_s: float = 0.0
     """When the current one began."""
     is_over: bool = False
     """Flag: further results are dropped."""
 
     def run(self) -> None:
-        """Scores the requests, on the thread."""
-        for request in self.requests:
+        """Makes the calls, on the thread."""
+        for job in self.jobs:
             self.since_s = time.monotonic()
-            result = evaluate(self.function, self.config, request)
+            results = evaluate_batch(self.reward, self.config, job)
             if self.is_over:
                 return
-            self.results.append(result)
+            self.results.append(results)
 
     def left_s(self) -> float:
         """Returns the seconds left for the current request."""

@@ -12,14 +12,14 @@ from interlace.core.config import Config
 from interlace.core.types import IntArray, RewardResult
 
 TASK = "task"
-"""The part that holds the task's own reward, where anything is added to it."""
+"""The part that holds the task's reward, if anything is added to it."""
 OVERLONG, REPETITION = "overlong", "repetition"
 LENGTH = "length"
 """The part that a group's length reward adds."""
 
 
 class ShapingConfig(Config):
-    """Penalties beside the task's reward, and weights of its parts. All off by default."""
+    """Penalties in addition to the task's reward, and weights of its parts. All off by default."""
 
     weights: Mapping[str, float] = Field(default_factory=dict)
     """Weights of the parts that a reward function returned by name; a part that is not named here counts once."""
@@ -63,7 +63,7 @@ class ShapingConfig(Config):
 
 
 def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> RewardResult:
-    """Returns the result with what its form adds. token_ids: what the policy wrote. A failure stays one."""
+    """Returns the result with the parts for its form. token_ids: of the policy's tokens. A failure stays one."""
     if result.failure is not None:
         return result
     task = result.reward + sum((config.weights[name] - 1) * result.parts.get(name, 0.0) for name in config.weights)
@@ -79,7 +79,7 @@ def shaped(result: RewardResult, token_ids: IntArray, config: ShapingConfig) -> 
 
 
 def group_shaped(results: Sequence[RewardResult], lengths: Sequence[int], config: ShapingConfig) -> list[RewardResult]:
-    """Returns the results of one group with what depends on all of them. lengths: tokens of each response."""
+    """Returns the results of one group with the parts that depend on all of them. lengths: tokens of each response."""
     if not config.length_weight:
         return list(results)
     found = []

@@ -12,10 +12,11 @@ from interlace.core.errors import UserError
 from interlace.core.messages import ToolSpec
 from interlace.core.plugins import builtin_module, load_object
 from interlace.tools.base import ToolSource
+from interlace.tools.callables import as_function
 from interlace.tools.function import FunctionSource, StatefulSource
 from interlace.tools.mcp import McpSource
 
-HIDDEN = ("base", "config", "function", "mcp", "schema")
+HIDDEN = ("base", "callables", "config", "function", "mcp", "schema")
 """Modules of this folder that are no tools."""
 
 
@@ -63,7 +64,8 @@ def tool_source(config: ToolConfig) -> ToolSource:
         raise UserError(f"tool {name!r} is a {type(found).__name__}, not a function or a class.")
     if config.options:
         raise UserError(f"tool {name!r} is a function, which takes no options ({', '.join(config.options)}).")
-    return FunctionSource(found, found.__name__)
+    function = as_function(found)
+    return FunctionSource(function, function.__name__)
 
 
 def _builtin(name: str) -> Any:

@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM
 import interlace
 from interlace.core.errors import UserError
 from interlace.jobs.library import Settings
+from interlace.models.tiny import build_tiny
 from interlace.recipes.config import Recipe
 from interlace.recipes.load import load_recipe
-from tests.support.reward_functions import length
+from tests.support.reward_functions import size
 
 ROWS = [{"prompt": f"{number}+1", "answer": str(number + 1)} for number in range(6)]
 SMALL: Settings = {
@@ -32,7 +33,7 @@ def test_a_lambda_is_a_reward(tmp_path: Path) -> None:
     found = interlace.train(
         model="tiny:micro",
         data=ROWS,
-        reward=lambda prompt, response, answer, metadata: seen.append((prompt, answer)) or len(response) % 2 == 0,
+        reward=lambda response, answer, prompt: seen.append((prompt, answer)) or len(response) % 2 == 0,
         heldout_size=2,
         name="mine",
         folder=tmp_path,
@@ -42,7 +43,8 @@ def test_a_lambda_is_a_reward(tmp_path: Path) -> None:
     )
     assert found.folder == tmp_path / "mine" and len(found.rewards) == 2
     assert all(0 <= reward <= 1 for reward in found.rewards), "a verdict counts as 1 or 0"
-    assert found.report.after is not None and found.report.after.num_prompts == 2
+    assert found.outcome is not None
+    assert found.outcome.after is not None and found.outcome.after.num_prompts == 2
     assert set(seen) == {(row["prompt"], row["answer"]) for row in ROWS}
     assert found.checkpoint is not None
     AutoModelForCausalLM.from_pretrained(found.checkpoint)
@@ -52,12 +54,12 @@ def test_in_a_notebook_where_a_loop_runs_already(tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
 
     async def cell() -> interlace.TrainedRun:
-        return interlace.train(model="tiny:micro", data=rows, reward=length, folder=tmp_path, quiet=True, **SMALL)
+        return interlace.train(model="tiny:micro", data=rows, reward=size, folder=tmp_path, quiet=True, **SMALL)
 
     found = asyncio.run(cell())
-    assert found.report.done_steps == 2 and found.folder.name == "run"
+    assert found.outcome is not None and found.outcome.done_steps == 2 and found.folder.name == "run"
     recipe = load_recipe(str(found.folder / "config.yaml"))
-    assert recipe.reward is not None and recipe.reward.name == "tests.support.reward_functions:length"
+    assert recipe.reward is not None and recipe.reward.name == "tests.support.reward_functions:size"
     assert recipe.reward.workers == 1, "a function that can be imported is scored apart, under the time limit"
     assert recipe.task.files is not None and json.loads(Path(recipe.task.files.train).read_text().splitlines()[0])
 
@@ -70,15 +72,16 @@ def test_what_cannot_work_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> No
         return str(caught.value)
 
     assert "steps = 'three': it must be a whole number" in refusal(steps="three")
-    assert "cannot be called as f(prompt, response, answer, metadata)" in refusal(reward=lambda response: 1.0)
+    assert "data[0] has no 'levl', which reward" in refusal(reward=lambda response, levl: 1.0)
+    assert "which only TRL's trainer passes" in refusal(reward=lambda completions, trainer_state: [1.0])
+    assert "the reward function returned '1.0', which is not a number" in refusal(reward=lambda response: "1.0")
     assert "other processes cannot find" in refusal(cluster="ray")
     assert "cannot be written as JSON" in refusal(data=[{"prompt": object()}])
     assert not [path for path in (tmp_path / "runs").iterdir() if path.name != "data"]
 
-    async def judged(prompt: str, response: str, answer: str, metadata: object) -> float:
-        return 1.0
-
-    assert "put it in a module" in refusal(reward=judged)
+    assert "data[1] has no 'answer'" in refusal(data=[ROWS[0], {"prompt": "1", "solution": "2"}], reward="exact")
+    assert "interlace train dpo" in refusal(data=[{"prompt": "1", "chosen": "2", "rejected": "3"}])
+    assert "model is of type int" in refusal(model=3)
 
 
 def test_a_run_whose_function_is_gone_says_so(tmp_path: Path) -> None:
@@ -89,3 +92,63 @@ def test_a_run_whose_function_is_gone_says_so(tmp_path: Path) -> None:
 
 def test_its_settings_are_those_of_a_recipe() -> None:
     assert set(Settings.__annotations__) == set(Recipe.model_fields) - {"model", "task", "reward"}
+
+
+def test_a_run_does_things(tmp_path: Path) -> None:
+    """The life of a run from Python: columns, an async reward, a callback that stops it, resumption, the model."""
+
+    async def judge(response: str, ground_truth: str) -> float:
+        await asyncio.sleep(0)
+        return float(ground_truth in response)
+
+    def watch(step: interlace.StepInfo) -> None:
+        step.log("mine/double", 2.0 * step.step)
+        if step.step == 2:
+            step.stop()
+
+    rows = [{"question": row["prompt"], "reward_model": {"ground_truth": row["answer"]}} for row in ROWS]
+    columns = {"prompt": "question", "answer": "reward_model.ground_truth"}
+    small: Settings = {**SMALL, "steps": 4}
+    found = interlace.train(
+        model="tiny:micro", data=rows, columns=columns, reward=[judge, ("exact", 0.5)], heldout_size=1, name="mine",
+        folder=tmp_path, quiet=True, callbacks=[watch], **small,
+    )  # fmt: skip
+    assert list(found.metrics["mine/double"]) == [2.0, 4.0]
+    assert {"reward/judge", "reward/exact"} <= set(found.metrics.columns)
+    assert len(found.samples) == 2 * 4 and {"prompt", "response", "reward"} <= set(found.samples.columns)
+    assert isinstance(found.generate("1+1", temperature=0), str) and len(found.generate(["1+1", "2+1"])) == 2
+    assert found.evaluate().num_prompts == 1
+    assert found.report().is_file() and "<svg" in found._repr_html_() and "2 of 4" in repr(found)
+    found.save(tmp_path / "saved")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "optimizer").exists()
+    with pytest.raises(UserError, match=r"cannot push run 'mine' to 'me/name'"):
+        found.push_to_hub("me/name", token="hf_none")
+
+    with pytest.raises(UserError, match=r"replace it \(overwrite=True\)"):
+        interlace.train(model="tiny:micro", data=ROWS, reward="exact", name="mine", folder=tmp_path, **SMALL)
+    again = interlace.train(reward=[judge, ("exact", 0.5)], name="mine", folder=tmp_path, resume=True, quiet=True)
+    assert len(again.rewards) == 4
+    with pytest.raises(UserError, match="seed: 0 -> 1"):
+        interlace.train(reward=[judge, ("exact", 0.5)], name="mine", folder=tmp_path, resume=True, seed=1)
+    assert interlace.load_run("mine", folder=tmp_path).checkpoint == again.checkpoint
+
+
+def test_a_loaded_model_and_a_recipe_by_name(tmp_path: Path) -> None:
+    model, tokenizer = build_tiny("micro", 0)
+    changes = [
+        "task.reasoning_gym.train_size=8", "task.reasoning_gym.heldout_size=0", "minibatches=1",
+        "algorithm.drop_zero_variance=false", "algorithm.refill_rounds=0",
+    ]  # fmt: skip
+    found = interlace.train(
+        "quickstart", model=(model, tokenizer), warmup=None, overrides=changes, folder=tmp_path, quiet=True, **SMALL,
+    )  # fmt: skip
+    assert found.name == "quickstart" and found.recipe.steps == 2
+    assert found.recipe.model.path.startswith(str(tmp_path / "data" / "model-"))
+    with pytest.raises(UserError, match="without a tokenizer"):
+        interlace.train("quickstart", model=model, folder=tmp_path)
+
+
+def test_the_package_imports_no_torch() -> None:
+    code = "import interlace, sys; assert 'train' in dir(interlace); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -25,8 +25,12 @@ def public_names() -> list[str]:
 
 
 def _lines(module: types.ModuleType) -> Iterator[str]:
-    for name, value in sorted(vars(module).items()):
-        own = getattr(value, "__module__", module.__name__) == module.__name__
+    """A package that imports its names when they are used lists them in __all__."""
+    listed = {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+    for name, value in sorted({**vars(module), **listed}.items()):
+        own = name in listed or getattr(value, "__module__", module.__name__) == module.__name__
+        if name in listed and isinstance(value, types.ModuleType):
+            yield f"{module.__name__}.{name}({', '.join(inspect.signature(value).parameters)})"  # type: ignore[arg-type]
         if name.startswith("_") or isinstance(value, types.ModuleType) or not own:
             continue
         if inspect.isclass(value):

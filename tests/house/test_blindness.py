@@ -19,7 +19,7 @@ FIELDS = frozenset(Schedule.model_fields)
 DISTINCT = frozenset(name for name in FIELDS if "_" in name)
 SEEING = ("schedule", "runtime", "stages")
 # These choose and show a schedule, whole; what they may not do is read a field.
-CHOOSING = ("cli", "recipes", "jobs", "profiling", "simulate")
+CHOOSING = ("api", "cli", "recipes", "jobs", "profiling", "simulate")
 # Values that are words of their own elsewhere: how an engine treats its cache, what a batch is made of.
 COMMON_VALUES = frozenset({"keep", "recompute", "step", "group", "sample", "none", "all", "hold", "drop", "offload"})
 MODE_WORDS = frozenset({

@@ -17,6 +17,11 @@ def length(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]
     return float(len(response))
 
 
+def size(response: str) -> float:
+    """Names no answer, so that rows need none."""
+    return float(len(response))
+
+
 class MuteError(Exception):
     """Has nothing to say."""
 
@@ -89,6 +94,17 @@ async def judged(prompt: str, response: str, answer: str, metadata: Mapping[str,
 def of_a_batch(completions: list[str], **columns: object) -> list[float]:
     """As TRL wants it."""
     return [1.0 for _ in completions]
+
+
+def ranked(completions: list[str]) -> list[float]:
+    """Compares the responses of a batch."""
+    order = sorted(completions, key=len)
+    return [float(order.index(text)) for text in completions]
+
+
+def hungry(response: str) -> float:
+    """Takes as many mebibytes as the response has."""
+    return float(len(bytearray(int(response) << 20)) > 0)
 
 
 def stuck(prompt: str, response: str, answer: str, metadata: Mapping[str, JSON]) -> float:

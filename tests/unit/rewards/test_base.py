@@ -96,6 +96,8 @@ def test_only_the_last_tag_counts() -> None:
     config = RewardConfig(name="exact", tag="answer")
     assert score(config, "<answer>3</answer> no: <answer>\n4 </answer>", "4").reward == 5.0
     assert score(config, "<answer>4</answer><answer>3</answer>", "4").reward == -5.0
+    thoughts = "<think>I write it in <answer> tags.</think><answer>4</answer>"
+    assert score(config, thoughts, "4").reward == 5.0, "the thoughts may name the tag"
     for untagged in ("4", "<answer>4", "4</answer>", ""):
         assert score(config, untagged, "4").parts == {"accuracy": 0.0}
     assert score(RewardConfig(name="exact"), " 4\n", "4").reward == 5.0
@@ -137,6 +139,13 @@ def test_reasoning_gym_scores_its_own_prompts_only() -> None:
         ("The answer is 42.", "42", True),
         ("2x + 1", "2x+1", True),
         ("it is 43", "42", False),
+        (r"so it costs \boxed{\$18.90}", r"\$18.90", True),
+        (r"\boxed{\frac{1}{2^{98}}}", r"\frac{1}{2^{99}}", False),
+        (r"\boxed{13_9}", "13_8", False),
+        (r"\boxed{4}. Wait, no. So it is \boxed{3}.", "3", True),
+        (r"\boxed{3} or \boxed{4}", "3", False),
+        (r"<think>\boxed{4}?</think> \boxed{3}", "3", True),
+        ("The answer is C", "C", True),
         ("", "42", False),
     ],
 )
@@ -160,8 +169,3 @@ def test_unknown_rewards_name_the_known() -> None:
     assert "'time'" not in str(raised.value) and " length" in str(raised.value)
     with pytest.raises(UserError, match="not something that can be called"):
         load_reward("interlace.core.types:JSON")
-
-
-def test_a_function_that_no_response_could_be_scored_by_is_refused() -> None:
-    with pytest.raises(UserError, match=r"of_a_batch.*too many positional"):
-        load_reward("tests.support.reward_functions:of_a_batch")

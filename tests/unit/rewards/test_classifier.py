@@ -1,5 +1,6 @@
 """A model as the reward: its number for a text is the one that it gives alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from interlace.core.errors import UserError
+from interlace.core.messages import Message
 from interlace.core.types import Prompt, Sample, SampleKey, Segment
 from interlace.models.classifier import check_classifier, load_classifier
 from interlace.rewards.base import RewardConfig
@@ -61,6 +63,17 @@ def test_a_chat_template_makes_two_turns(tmp_path: Path) -> None:
     [without] = scorer(path, chat_template=False).score(samples(TEXTS[:1]))
     assert with_template.reward == pytest.approx(alone(path, "[user]2+2=[assistant]4"), abs=1e-5)
     assert without.reward == pytest.approx(alone(path, "2+2=4"), abs=1e-5)
+
+
+def test_a_conversation_is_read_as_its_own_template_writes_it(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    messages = (Message(role="system", content="b"), Message(role="user", content="2"))
+    [sample] = samples((("system: b", "4"),))
+    [found] = scorer(path).score([replace(sample, prompt=replace(sample.prompt, messages=messages))])
+    assert found.reward == pytest.approx(alone(path, "[system]b[user]2[assistant]4"), abs=1e-5)
 
 
 def test_what_the_model_cannot_read_fails_alone(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from interlace.core.errors import UserError
 from interlace.core.types import EMPTY_INT, Prompt, RewardResult, Sample, SampleKey
 from interlace.rewards.base import RewardConfig
+from interlace.rewards.given import name_of
 from interlace.rewards.scorer import Scorer
 from interlace.runtime.local.own_thread import OwnThread
 
@@ -253,3 +254,53 @@ def test_a_quick_result_does_not_wait_for_a_slow_one_of_the_same_trip() -> None:
     with scorer(f"{FUNCTIONS}:moody", workers=0, timeout_s=0.5) as made:
         was_done, [result] = asyncio.run(both(made))
     assert not was_done and result.failure == "timed out after 0.5 s"
+
+
+def test_a_batch_is_scored_by_one_call() -> None:
+    with scorer(f"{FUNCTIONS}:ranked") as made:
+        results = scored(made, samples("aaa", "b", "cc"))
+    assert [result.reward for result in results] == [2.0, 0.0, 1.0]
+
+
+async def judged_here(response: str, answer: str) -> float:
+    await asyncio.sleep(0.01)
+    if response == "hang":
+        await asyncio.sleep(60)
+    if response == "block":
+        time.sleep(2)
+    return float(len(response))
+
+
+def test_an_async_function_of_this_program_is_awaited_in_this_process() -> None:
+    with scorer(name_of(judged_of_this_program()), timeout_s=0.3) as made:
+        results = scored(made, samples("a", "hang", "ccc"))
+        assert [result.failure for result in results] == [None, "timed out after 0.3 s", None]
+        assert [result.reward for result in results] == [1.0, 0.0, 3.0]
+        [blocked] = scored(made, samples("block"))
+        assert "blocked its event loop" in (blocked.failure or "")
+        assert scored(made, samples("bb"))[0].reward == 2.0
+
+
+def judged_of_this_program() -> Callable[..., object]:
+    async def judge(response: str) -> float:
+        return await judged_here(response, "")
+
+    return judge
+
+
+def test_several_rewards_are_added_up_with_their_weights() -> None:
+    config = RewardConfig.model_validate(["exact", {"name": f"{FUNCTIONS}:length", "weight": 0.5}])
+    made = Scorer(config)
+    try:
+        results = scored(made, samples("four", "4", answer="4"))
+    finally:
+        made.close()
+    assert [result.reward for result in results] == [2.0, 1.5]
+    assert results[1].parts == {"exact": 1.0, "length": 0.5}
+
+
+def test_memory_of_a_scoring_process_is_limited() -> None:
+    with scorer(f"{FUNCTIONS}:hungry", scoring_memory_mib=64) as made:
+        results = scored(made, samples("200", "1"))
+    assert results[0].failure is not None and results[0].failure.startswith("MemoryError")
+    assert results[1].reward == 1.0

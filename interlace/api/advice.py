@@ -1,0 +1,67 @@
+"""Calls from a program: errors advise in Python, and an event loop that runs already is no obstacle."""
+
+import asyncio
+import contextvars
+import functools
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from interlace.core.errors import InterlaceError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_OPTION = re.compile(r"--([a-z][a-z-]*)(?:[= ](?=[a-z0-9])([\w.,-]+))?")
+_FLAGS = ("overwrite", "resume", "probe", "quiet")
+
+
+def for_python(function: Callable[P, T]) -> Callable[P, T]:
+    """Wraps a function of the Python API: an option in the message of an error is written as an argument."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except InterlaceError as error:
+            if error.args and isinstance(error.args[0], str):
+                error.args = (advise(error.args[0]), *error.args[1:])
+            error.__notes__ = [advise(note) for note in getattr(error, "__notes__", ())]
+            raise
+
+    return call
+
+
+def in_any_loop(function: Callable[P, T]) -> Callable[P, T]:
+    """Wraps a function that runs an event loop, so that a notebook, whose loop runs already, can call it."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return outside_of_loops(functools.partial(function, *args, **kwargs))
+
+    return call
+
+
+def advise(text: str) -> str:
+    """Returns a message with each option of the command line as an argument of Python: `overwrite=True`."""
+    return _OPTION.sub(_argument, text)
+
+
+def _argument(match: "re.Match[str]") -> str:
+    name = match[1].replace("-", "_")
+    if name in _FLAGS:
+        return f"{name}=True" + (f" {match[2]}" if match[2] else "")
+    # A word after an option in a sentence is not its value.
+    is_value = match[2] is not None and (match[0][len(match[1]) + 2] == "=" or not match[2].isalpha())
+    return f"{name}={match[2]}" if is_value else f"{name}=..." + (f" {match[2]}" if match[2] else "")
+
+
+def outside_of_loops(call: Callable[[], T]) -> T:
+    """Calls on a separate thread if this thread has an event loop that runs, as in a notebook; else on this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, call).result()

@@ -1,0 +1,229 @@
+"""The other commands as functions: simulate, compare, plan, profile, serve, evaluate, load_run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from interlace.api.advice import for_python, in_any_loop, outside_of_loops
+from interlace.api.evaluation import evaluate_spec
+from interlace.api.run import TrainedRun
+from interlace.cli.preflight import hush_libraries, writable
+from interlace.core.errors import InterlaceError, UserError
+from interlace.core.types import JSON
+from interlace.jobs.evaluation import Evaluation
+from interlace.observe.notebook import table_html
+from interlace.observe.progress import open_progress
+from interlace.observe.run_folder import RunFolder, folder_name
+from interlace.observe.stop import StopSignal
+
+if TYPE_CHECKING:
+    from interlace.api.background import Server
+    from interlace.core.profile import Profile
+    from interlace.jobs.plan import RecipePlan
+    from interlace.profiling.probe import Probes
+    from interlace.schedule.schedule import Schedule
+
+_SHOWN = ("schedule", "steps", "step_s", "tokens_per_s", "trained_tokens_per_device_s", "staleness_max", "final_reward")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleTable:
+    """Outcomes of a recipe under several schedules."""
+
+    rows: Sequence[Mapping[str, JSON]]
+    """One mapping for each schedule, with the fields of the command's JSON."""
+    failed: Mapping[str, str]
+    """Schedules whose runs ended with an error, and the error."""
+    report: Path | None = None
+    """Report of all runs on one page; None of simulated ones."""
+
+    def __repr__(self) -> str:
+        lines = [", ".join(f"{name} {_short(row.get(name))}" for name in _SHOWN) for row in self.rows]
+        return "\n".join([type(self).__name__, *(f"  {line}" for line in lines)])
+
+    def _repr_html_(self) -> str:
+        """Returns the table as a notebook shows it."""
+        return table_html([{name: row.get(name) for name in _SHOWN} for row in self.rows])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulePlan:
+    """A schedule that the planner chose."""
+
+    schedule: "Schedule"
+    step_s: float
+    """Predicted seconds of a step."""
+    file: Path
+    """File of the schedule: train(..., schedule=str(file)) uses it."""
+    report: Path
+    made: "RecipePlan"
+    """The whole search: ranked plans, the front, reasons."""
+    measured: "Probes | None" = None
+    """Measurements of the best plans, if they were run."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}: {self.step_s:.4g} s for each step predicted, written to {self.file}"
+
+
+@for_python
+@in_any_loop
+def simulate(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    schedule: str | None = None,
+    devices: str | int = 8,
+    profile: str | None = None,
+    prompts: int = 8192,
+    timeline: str | Path | None = None,
+) -> ScheduleTable:
+    """Runs a recipe on a virtual clock, with workers that only take time. The command has the same options."""
+    from interlace.cli.virtual import virtual_cluster
+    from interlace.jobs.simulate import simulate_variants
+
+    path = writable(Path(timeline), "--timeline") if timeline else None
+    simulation = virtual_cluster(str(devices), profile, num_prompts=prompts)
+    results = simulate_variants(recipe, list(overrides), schedule, simulation, timeline=path)
+    rows = [
+        {**result.row(results[0]), "price_per_million_tokens": simulation.price(result.tokens_per_s)}
+        for result in results
+    ]
+    return ScheduleTable(rows=rows, failed={})
+
+
+@for_python
+def compare(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    schedules: str | Sequence[str],
+    steps: int | None = None,
+    folder: str | Path = "runs",
+    quiet: bool = False,
+) -> ScheduleTable:
+    """Trains a recipe under several schedules in turn, on the same seeds. schedules: names, the first as the base."""
+    from interlace.jobs.compare import load_variants, run_variants, write_comparison
+
+    hush_libraries()
+    names = schedules if isinstance(schedules, str) else ",".join(schedules)
+    changes = [*overrides, *([] if steps is None else [f"steps={steps}"])]
+    variants = load_variants(recipe, changes, names)
+    console, num_steps = Console(quiet=quiet), next(iter(variants.values())).steps
+    with (
+        open_progress(console, num_steps=num_steps, quiet=quiet) as progress,
+        StopSignal(lambda: progress.say("Stopping at the end of this step.")) as stop,
+    ):
+        stem = folder_name(Path(recipe).stem)
+        # The signal is heard on this thread only.
+        found = outside_of_loops(partial(run_variants, variants, Path(folder), stem, progress=progress, stop=stop))
+    outcomes = found.outcomes
+    if not outcomes:
+        raise InterlaceError("; ".join(f"schedule {name} failed: {why}" for name, why in found.failed.items()))
+    rows = [outcome.row(outcomes[0]) for outcome in outcomes]
+    return ScheduleTable(rows=rows, failed=found.failed, report=write_comparison(outcomes))
+
+
+@for_python
+@in_any_loop
+def plan(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    devices: str | int | None = None,
+    profile: str | None = None,
+    max_staleness: int = 4,
+    probe: bool = False,
+    quiet: bool = False,
+) -> SchedulePlan:
+    """Searches the schedule for a recipe, and writes it with its prediction. The command has the same options."""
+    from interlace.cli.plan import plan_recipe
+    from interlace.jobs.plan import split_settings
+
+    settings, changes = split_settings(list(overrides), max_lag=max_staleness)
+    found = plan_recipe(
+        recipe, changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
+        quiet=quiet,
+    )  # fmt: skip
+    return SchedulePlan(
+        schedule=found.chosen.schedule,
+        step_s=found.chosen.score.step_s,
+        file=found.file,
+        report=found.report,
+        made=found.made,
+        measured=found.measured,
+    )
+
+
+@for_python
+@in_any_loop
+def profile(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path = "profile.json",
+    budget: float = 45.0,
+    roofline: str | None = None,
+    quiet: bool = False,
+) -> "Profile":
+    """Measures the costs of a recipe's workers on this machine, writes and returns them, for the simulator."""
+    from interlace.cli.profile import measured_profile
+    from interlace.observe.atomic_file import write_atomic
+
+    path = writable(Path(out), "--out")
+    found = measured_profile(recipe, list(overrides), budget=budget, roofline=roofline, quiet=quiet)
+    write_atomic(path, found.model_dump_json(indent=1) + "\n")
+    return found
+
+
+@for_python
+@in_any_loop
+def evaluate(
+    run_or_model: str | Path | TrainedRun,
+    overrides: Sequence[str] = (),
+    *,
+    recipe: str | None = None,
+    quiet: bool = False,
+) -> Evaluation:
+    """Evaluates a run, a checkpoint or any model on the held-out prompts of a recipe; by default on the run's own."""
+    spec = str(run_or_model.folder if isinstance(run_or_model, TrainedRun) else run_or_model)
+    return evaluate_spec(spec, recipe, overrides, quiet=quiet)
+
+
+@for_python
+def load_run(run: str | Path, *, folder: str | Path = "runs") -> TrainedRun:
+    """Reads a run by its name or its folder. folder: of the runs. Raises UserError if there is none."""
+    for path in (Path(run), Path(folder) / run):
+        if RunFolder(path=path).config.is_file():
+            return TrainedRun(folder=path)
+    raise UserError(f"{str(run)!r} is not a run: neither {run} nor {Path(folder) / run} has a config.yaml.")
+
+
+@for_python
+def serve(
+    model_or_run: str | Path | TrainedRun,
+    overrides: Sequence[str] = (),
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: str | None = None,
+    admin_key: str | None = None,
+) -> "Server":
+    """Serves a model or a run over HTTP in the background, and returns once it listens. Port 0 takes a free one."""
+    from interlace.api.background import Server
+    from interlace.cli.serve import served_recipe
+    from interlace.jobs.serve import ServeOptions
+
+    if api_key is not None and api_key == admin_key:
+        raise UserError("--api-key and --admin-key are the same: clients could pause the server. Give two keys.")
+    hush_libraries()
+    spec = str(model_or_run.folder if isinstance(model_or_run, TrainedRun) else model_or_run)
+    recipe = served_recipe(spec, list(overrides))
+    return Server(recipe, ServeOptions(host=host, port=port, api_key=api_key, admin_key=admin_key))
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

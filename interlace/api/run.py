@@ -1,0 +1,212 @@
+"""A run as a program holds it: metrics, samples, and the trained model."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from interlace.api.advice import for_python, in_any_loop
+from interlace.api.evaluation import evaluate_spec
+from interlace.core.errors import UserError
+from interlace.core.types import JSON
+from interlace.jobs.evaluation import Evaluation
+from interlace.jobs.train import TrainReport
+from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.notebook import curve_svg, table_html
+from interlace.observe.run_data import RunData
+from interlace.observe.run_folder import RunFolder
+from interlace.recipes.config import Recipe
+from interlace.recipes.load import load_recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Table: TypeAlias = Any
+"""A DataFrame if pandas is installed; else a list with a mapping for each row."""
+Chat: TypeAlias = Sequence[Mapping[str, JSON]]
+"""Messages, each with `role` and `content`."""
+CURVES = ("reward/mean", "response_length/mean", "eval/accuracy_greedy")
+"""Metrics that a notebook shows as curves."""
+_STATE = ("optimizer*", "state*", "critic", "replay", "*.jsonl", "manifest*", "rng*", "*.pt")
+"""Files of a checkpoint that belong to the run and not to the model."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainedRun:
+    """A run that was trained by train(), or read by load_run()."""
+
+    folder: Path
+    """Folder of the run: settings, metrics, samples, checkpoints."""
+    outcome: TrainReport | None = field(default=None)
+    """Outcome of this call of train(); None if the run was read from its folder."""
+
+    @property
+    def name(self) -> str:
+        """Returns the name of the run."""
+        return self.folder.name
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The settings of the run."""
+        return load_recipe(str(self._files.config))
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Returns the newest checkpoint, a folder that transformers loads; None if there is none."""
+        return Checkpoints(self._files.checkpoints, keep=1).latest()
+
+    @property
+    def metrics(self) -> Table:
+        """Returns the metrics, one row for each step, with `step` first."""
+        return _table(self._data.rows)
+
+    @property
+    def rewards(self) -> Sequence[float]:
+        """Returns the mean reward of each step."""
+        return self._data.values("reward/mean")
+
+    @property
+    def samples(self) -> Table:
+        """Returns the samples that ended: step, prompt, response, reward, event and others."""
+        return _table([asdict(transcript) for transcript in self._data.transcripts])
+
+    @property
+    def evaluations(self) -> Table:
+        """Returns the held-out accuracies, one row for each evaluation; step 0 is before training."""
+        return _table(self._data.evaluations)
+
+    @cached_property
+    def model(self) -> "PreTrainedModel":
+        """The trained model, loaded by transformers."""
+        from transformers import AutoModelForCausalLM
+
+        found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(self._trained)
+        return found.eval()
+
+    @cached_property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer of the trained model."""
+        from interlace.models.loading import load_tokenizer
+
+        return load_tokenizer(self.recipe.model.model_copy(update={"path": str(self._trained), "tokenizer": None}))
+
+    @for_python
+    def generate(
+        self,
+        prompts: "str | Sequence[str | Chat]",
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> "str | list[str]":
+        """Returns the responses of the trained model; of one prompt that is text, its response.
+
+        prompts: texts or chats, written for the model as in training. max_new_tokens, temperature: None takes the
+        run's settings; temperature 0 takes the most probable token.
+        """
+        from interlace.api.generation import generate_texts
+
+        sampling = self.recipe.sampling
+        limit = sampling.max_new_tokens if max_new_tokens is None else max_new_tokens
+        heat = sampling.temperature if temperature is None else temperature
+        given = [prompts] if isinstance(prompts, str) else list(prompts)
+        found = generate_texts(
+            self.model, self.tokenizer, given, self.recipe.task.format, max_new_tokens=limit, temperature=heat
+        )
+        return found[0] if isinstance(prompts, str) else found
+
+    @for_python
+    @in_any_loop
+    def evaluate(self, overrides: Sequence[str] = (), *, quiet: bool = True) -> Evaluation:
+        """Evaluates the trained model on the held-out prompts. overrides: changes of settings, as KEY=VALUE."""
+        return evaluate_spec(str(self.folder), None, overrides, quiet=quiet)
+
+    @for_python
+    def report(self, out: str | Path | None = None) -> Path:
+        """Writes the report, one HTML page without network. Returns its path, by default report.html in the folder."""
+        from interlace.observe.report.page import write_report
+
+        path = self.folder / "report.html" if out is None else Path(out)
+        write_report([self._files], path)
+        return path
+
+    @for_python
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Copies the trained model and its tokenizer to a folder that transformers loads. Returns the folder."""
+        target = Path(folder)
+        if target.exists() and any(target.iterdir() if target.is_dir() else [target]) and not overwrite:
+            raise UserError(f"{target} exists already. Replace its files (--overwrite), or choose another folder.")
+        shutil.copytree(self._trained, target, ignore=shutil.ignore_patterns(*_STATE), dirs_exist_ok=True)
+        return target
+
+    @for_python
+    def push_to_hub(self, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
+        """Uploads the trained model to a repository of the Hugging Face hub. Returns its address.
+
+        token: None takes the one of `hf auth login` or HF_TOKEN.
+        """
+        from huggingface_hub import HfApi
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(folder)
+            hub = HfApi(token=token)
+            try:
+                address = hub.create_repo(repo_id, private=private, exist_ok=True)
+                hub.upload_folder(folder_path=folder, repo_id=repo_id, commit_message=f"Model of run {self.name}")
+            except Exception as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise UserError(
+                    f"cannot push run {self.name!r} to {repo_id!r}: {type(error).__name__}: {reason:.200}. It needs "
+                    "the network and a token that may write (`hf auth login`, HF_TOKEN or token=...)."
+                ) from error
+        return str(address)
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__} {self.name!r} in {self.folder}"]
+        lines += [f"  {name}: {value}" for name, value in self._summary().items()]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Returns the run as a notebook shows it."""
+        curves = [(name, self._data.curve(name)) for name in CURVES] if self._files.has_trained else []
+        drawn = "".join(curve_svg(name, points) for name, points in curves if len(points) > 1)
+        return table_html([{"run": self.name, **self._summary()}]) + drawn
+
+    def _summary(self) -> dict[str, object]:
+        if not self._files.has_trained:
+            return {"steps": "none yet"}
+        rewards = self.rewards
+        found: dict[str, object] = {"steps": f"{len(self._data.rows)} of {self.recipe.steps}"}
+        if rewards:
+            found["reward"] = f"{rewards[0]:.3g} -> {rewards[-1]:.3g}"
+        accuracies = self._data.values("eval/accuracy_greedy")
+        if accuracies:
+            found["held-out accuracy"] = " -> ".join(f"{each:.3f}" for each in (accuracies[0], accuracies[-1]))
+        return {**found, "checkpoint": self.checkpoint.name if self.checkpoint else "none"}
+
+    @property
+    def _files(self) -> RunFolder:
+        return RunFolder(path=self.folder)
+
+    @cached_property
+    def _data(self) -> RunData:
+        return RunData.read(self._files)
+
+    @property
+    def _trained(self) -> Path:
+        path = self.checkpoint
+        if path is None:
+            raise UserError(
+                f"run {self.name!r} has no checkpoint yet; it writes one at its end, or every checkpoint_every steps."
+            )
+        return path
+
+
+def _table(rows: Sequence[Mapping[str, object]]) -> Table:
+    try:
+        import pandas
+    except ImportError:
+        return [dict(row) for row in rows]
+    return pandas.DataFrame([dict(row) for row in rows])

@@ -1,0 +1,241 @@
+"""`interlace.train`: a run from a program or a notebook."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from rich.console import Console
+
+from interlace.api.advice import for_python, outside_of_loops
+from interlace.api.run import TrainedRun
+from interlace.cli.preflight import hush_libraries
+from interlace.core.errors import InterlaceError, UserError
+from interlace.jobs.callbacks import Callback, Callbacks
+from interlace.jobs.library import ProgramInputs, Reward, Sections, Settings
+from interlace.jobs.program_rows import ColumnMap, rows_by_place
+from interlace.observe.checkpoints import Checkpoints
+from interlace.observe.notebook import NotebookProgress, is_notebook
+from interlace.observe.progress import ProgressView, open_progress
+from interlace.observe.run_folder import RunFolder, default_name, latest_name
+from interlace.observe.run_identity import CHANGEABLE
+from interlace.observe.run_lock import RunLock, open_run
+from interlace.observe.stop import StopSignal
+from interlace.recipes.check_settings import check_settings
+from interlace.recipes.config import Recipe
+from interlace.recipes.load import load_recipe
+from interlace.rewards.base import GIVEN
+
+if TYPE_CHECKING:
+    from interlace.jobs.online import OnlinePlanner
+
+DEFAULT_RUN = "run"
+"""Name of a run without a recipe."""
+
+
+@for_python
+def train(  # noqa: PLR0913  # house: each input of a program has a name; Settings types the keys of `settings`
+    recipe: str | Path | Recipe | None = None,
+    /,
+    *,
+    model: object = None,
+    tokenizer: object = None,
+    data: object = None,
+    reward: Reward | None = None,
+    columns: ColumnMap | None = None,
+    heldout_size: int | None = None,
+    overrides: Sequence[str] = (),
+    name: str | None = None,
+    folder: str | Path = "runs",
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+    **settings: Unpack[Settings],
+) -> TrainedRun:
+    """Trains a model and returns the run after its last step. Ctrl-C, or an interrupted cell, ends it at a step's end.
+
+    recipe: a shipped recipe, the path of a YAML file, or a Recipe, which the other arguments change. Without one,
+    `model`, `data` and `reward` are needed.
+
+    model: a Hugging Face id or folder, a loaded model of transformers (or a pair of it and its tokenizer), or the
+    section `model`.
+    data: a .jsonl or .parquet file, the name of a reasoning-gym dataset, or rows (mappings, a DataFrame, a dataset)
+    with `prompt` (text, or the messages of a chat) and, if the reward names it, `answer`.
+    reward: a function whose arguments are any of prompt, response, answer, metadata, messages, completion_ids and the
+    columns of a row; TRL's form with `completions`; verl's compute_score; an object with `score`; a name; the section
+    `reward`; or a list of these, each alone or as a pair with its weight.
+    columns: column that is read -> column of the data, such as {"answer": "reward_model.ground_truth"}.
+    heldout_size: rows that are kept back to evaluate on, before and after.
+    overrides: changes of settings as on the command line, KEY=VALUE. settings: keys of the recipe, a section being a
+    dictionary.
+    name: of the run, which is written to folder/name; None numbers them. resume: continues the run from its newest
+    checkpoint. overwrite: replaces the run of that name. callbacks: functions that are called after each step with a
+    StepInfo: they read its metrics, log values, and may stop the run.
+    Raises UserError for a mistake, before any work starts.
+    """
+    if resume and overwrite:
+        raise UserError("--resume continues a run, --overwrite deletes it: give one of them.")
+    hush_libraries()
+    given = ProgramInputs(
+        model=model, tokenizer=tokenizer, data=data, reward=reward, columns=columns, heldout_size=heldout_size
+    )
+    asked = _Asked(recipe, tuple(overrides), name, Path(folder), given.sections(Path(folder), _typed(settings)))
+    console = Console(quiet=quiet)
+    with ExitStack() as held:
+        planner = None
+        if resume:
+            chosen, run = _resumed(asked, held)
+        else:
+            chosen, run, planner = _fresh(asked, console, held, overwrite=overwrite)
+        run.write_config(chosen)
+        progress = held.enter_context(_progress(console, chosen.steps, quiet=quiet))
+        return _trained(chosen, run, _Options(resume, planner, Callbacks(callbacks)), progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A run as the program asks for it."""
+
+    recipe: str | Path | Recipe | None
+    overrides: tuple[str, ...]
+    name: str | None
+    root: Path
+    sections: Sections
+
+    @property
+    def stem(self) -> str:
+        """Returns the name of the run, before it is numbered."""
+        return Path(self.recipe).stem if isinstance(self.recipe, str | Path) else DEFAULT_RUN
+
+    def settings(self) -> Recipe:
+        """Returns the recipe. Raises UserError."""
+        if isinstance(self.recipe, Recipe):
+            if self.overrides:
+                raise UserError("overrides are for a recipe by name or path: change the Recipe, or give settings.")
+            return self.sections.recipe(self.recipe)
+        if self.recipe is not None:
+            return self.sections.recipe(load_recipe(str(self.recipe), self.overrides))
+        if self.overrides:
+            raise UserError("overrides are for a recipe by name or path: without one, give settings, such as steps=10.")
+        if missing := [
+            name for name in ("model", "data") if {"data": "task"}.get(name, name) not in self.sections.values
+        ]:
+            raise UserError(
+                f"train() without a recipe needs model and data, and has no {' and no '.join(missing)}. Give them, or "
+                'a recipe: interlace.train("quickstart").'
+            )
+        return self.sections.recipe()
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """Options of the training itself."""
+
+    resume: bool
+    planner: "OnlinePlanner | None"
+    callbacks: Callbacks
+
+
+def _typed(settings: Any) -> Mapping[str, object]:
+    return dict(settings)
+
+
+def _fresh(
+    asked: _Asked, console: Console, held: ExitStack, *, overwrite: bool
+) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
+    """Checks a new run and makes its folder. held: keeps the run's lock."""
+    recipe, planner = asked.settings(), None
+    name = default_name(asked.root, asked.stem) if asked.name is None else asked.name
+    RunFolder.named(asked.root, name)  # refuses a name that no folder can have
+    check_settings(recipe)
+    from interlace.recipes.check import check_recipe
+
+    with rows_by_place(asked.sections.rows):
+        if recipe.schedule.open:
+            from interlace.cli.planning import planned_at_start
+
+            recipe, planner = planned_at_start(recipe, console)
+            held.callback(planner.close)
+        check_recipe(recipe)
+    return recipe, open_run(asked.root, name, overwrite=overwrite, held=held), planner
+
+
+def _resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
+    """Returns the settings of a run that is resumed, with the changes that are allowed. held: keeps the run's lock."""
+    folder = RunFolder.resume(asked.root, latest_name(asked.root, asked.stem) if asked.name is None else asked.name)
+    held.enter_context(RunLock(folder))
+    before = load_recipe(str(folder.config))
+    recipe = asked.sections.recipe(load_recipe(str(folder.config), asked.overrides))
+    old, new = dict(_flat(before.model_dump(mode="json"))), dict(_flat(recipe.model_dump(mode="json")))
+    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and not _may_change(key, old)]
+    if changed:
+        told = "; ".join(f"{key}: {old.get(key)!r} -> {new.get(key)!r}" for key in changed)
+        raise UserError(
+            f"run {folder.name!r} was started with other settings ({told}). With --resume only {', '.join(CHANGEABLE)} "
+            "may be changed; for anything else start a new run."
+        )
+    done = max(Checkpoints(folder.checkpoints, keep=recipe.keep_checkpoints).steps(), default=0)
+    if recipe.steps < done:
+        raise UserError(f"steps={recipe.steps}, but {folder.path} has trained {done} already: give {done} or more.")
+    check_settings(recipe)
+    from interlace.recipes.check import check_recipe
+
+    with rows_by_place(asked.sections.rows):
+        check_recipe(recipe)
+    return recipe, folder
+
+
+def _may_change(key: str, old: Mapping[str, object]) -> bool:
+    """Returns whether a resumed run may change a setting: a function of the program gets a new name in each program."""
+    if key == "reward.name" or key.startswith("reward.parts"):
+        return str(old.get(key, "")).startswith(GIVEN)
+    return f"{key}.".startswith(tuple(f"{each}." for each in CHANGEABLE))
+
+
+def _flat(value: object, prefix: str = "") -> list[tuple[str, object]]:
+    """Returns the settings by their dotted keys."""
+    if isinstance(value, Mapping) and value:
+        return [pair for key, inner in value.items() for pair in _flat(inner, f"{prefix}.{key}" if prefix else key)]
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return [pair for place, inner in enumerate(value) for pair in _flat(inner, f"{prefix}.{place}")]
+    return [(prefix, value)]
+
+
+def _progress(console: Console, num_steps: int, *, quiet: bool) -> ProgressView:
+    if not quiet and is_notebook():
+        return NotebookProgress(num_steps)
+    return open_progress(console, num_steps=num_steps, quiet=quiet)
+
+
+def _trained(recipe: Recipe, run: RunFolder, options: _Options, progress: ProgressView) -> TrainedRun:
+    from interlace.jobs.train import train as train_recipe
+
+    resume = options.resume
+    try:
+        with StopSignal(lambda: progress.say("Stopping at the end of this step, with a checkpoint.")) as stop:
+            # The signal is heard on this thread only.
+            outcome = outside_of_loops(
+                partial(
+                    train_recipe, recipe, run, resume=resume, progress=progress, stop=stop, planner=options.planner,
+                    callbacks=options.callbacks,
+                )
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        raise InterlaceError(f"stopped at once. {_how_to_resume(run)}") from None
+    except Exception as error:
+        if isinstance(error, UserError) and not resume and not run.has_trained:
+            shutil.rmtree(run.path)  # nothing was trained, so nothing is left
+        elif isinstance(error, InterlaceError):
+            error.add_note(_how_to_resume(run))
+        raise
+    return TrainedRun(folder=run.path, outcome=outcome)
+
+
+def _how_to_resume(run: RunFolder) -> str:
+    if not Checkpoints(run.checkpoints, keep=1).steps():
+        return "There is no checkpoint to resume from: call train() again with --overwrite."
+    return f"To continue from its newest checkpoint: call train() again with name={run.name!r} and --resume."

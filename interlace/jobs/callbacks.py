@@ -1,0 +1,59 @@
+"""A program's functions that are called after each step of a run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from interlace.core.errors import InterlaceError
+from interlace.core.types import Metrics
+
+
+@dataclass(slots=True, eq=False)
+class StepInfo:
+    """A step that has ended, as a callback sees it."""
+
+    step: int
+    num_steps: int
+    metrics: Mapping[str, float]
+    """Metrics of the step, by the names of metrics.jsonl."""
+    logged: Metrics = field(default_factory=dict)
+    """Values that callbacks logged."""
+    is_last: bool = False
+    """True if a callback asked the run to stop."""
+
+    def log(self, name: str, value: float) -> None:
+        """Adds a value to the metrics of the step, for metrics.jsonl and every logger."""
+        self.logged[name] = float(value)
+
+    def stop(self) -> None:
+        """Ends the run after this step, with a checkpoint and the evaluation of a run's end."""
+        self.is_last = True
+
+
+Callback: TypeAlias = Callable[[StepInfo], object]
+"""Function called as callback(step)."""
+
+
+class Callbacks:
+    """Callbacks of one run."""
+
+    def __init__(self, functions: Sequence[Callback] = ()) -> None:
+        self._functions = tuple(functions)
+        self.want_stop = False
+        """True after a callback asked the run to stop."""
+
+    def on_step(self, step: int, num_steps: int, metrics: Mapping[str, float]) -> Metrics:
+        """Calls each function and returns the values that they logged. Raises InterlaceError if one raises."""
+        if not self._functions:
+            return {}
+        info = StepInfo(step, num_steps, dict(metrics))
+        for function in self._functions:
+            try:
+                function(info)
+            except Exception as error:
+                name = getattr(function, "__name__", type(function).__name__)
+                raise InterlaceError(
+                    f"callback {name!r} raised {type(error).__name__} after step {step}: {error}"
+                ) from error
+        self.want_stop = self.want_stop or info.is_last
+        return info.logged

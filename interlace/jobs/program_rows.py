@@ -1,0 +1,130 @@
+"""Rows that a program gives: checked by their place in its list, and written as a file that a resumed run reads."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from interlace.core.errors import UserError, nearest
+from interlace.core.random import stable_hash
+from interlace.core.types import JSON
+from interlace.observe.atomic_file import write_atomic
+from interlace.rewards.rows import refuse_other_objectives
+from interlace.rewards.signature import RewardCall
+
+DATA_FOLDER = "data"
+"""Folder in the folder of the runs: rows that a program gave, so that a run can be resumed after its program ended."""
+PROMPTS = ("prompt", "messages")
+"""Columns that hold a prompt."""
+ColumnMap: TypeAlias = Mapping[str, str]
+"""Column that a run reads -> the column of the data, with dots between the keys of a nested one."""
+
+
+def write_rows(rows: object, columns: ColumnMap, calls: Sequence[RewardCall], root: Path) -> Path:
+    """Writes rows as JSON Lines; the name of the file is a hash of the rows. Returns its path.
+
+    rows: mappings, a DataFrame, or a dataset that yields mappings. calls: of the reward, whose columns are meant.
+    Raises UserError that names the row as data[N].
+    """
+    named = {name for call in calls for name in (*call.required, *call.optional)}
+    lines = [_line(row, columns, named, f"data[{place}]") for place, row in enumerate(_each_row(rows))]
+    if not lines:
+        raise UserError("data is empty: give one row for each prompt.")
+    text = "".join(lines)
+    path = root.resolve() / DATA_FOLDER / f"{stable_hash(text):016x}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text)
+    return path
+
+
+@contextmanager
+def rows_by_place(path: Path | None) -> Iterator[None]:
+    """Rewrites errors about the file of a program's rows: the program knows its rows as data[N]."""
+    try:
+        yield
+    except UserError as error:
+        if path is None:
+            raise
+        line = re.compile(rf"(?:row )?(?:train/)?(?:{re.escape(str(path))}|{re.escape(path.name)}):(\d+)")
+        text = line.sub(lambda match: f"data[{int(match[1]) - 1}]", str(error))
+        raise UserError(text.replace(str(path), "data").replace(path.name, "data")) from None
+
+
+def _each_row(rows: object) -> Iterable[object]:
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a DataFrame
+        found: Iterable[object] = rows.to_dict("records")
+        return found
+    if isinstance(rows, Mapping):
+        splits = ", ".join(f"data[{name!r}]" for name in rows)
+        raise UserError(f"data is a mapping of {', '.join(map(repr, rows))}: give one split of it, such as {splits}.")
+    if not isinstance(rows, Iterable):
+        raise UserError(
+            f"data is a {type(rows).__name__}: give a file, a list of rows, a DataFrame, or a dataset of the library "
+            "`datasets`."
+        )
+    return rows
+
+
+def _line(row: object, columns: ColumnMap, named: Iterable[str], place: str) -> str:
+    if not isinstance(row, Mapping):
+        raise UserError(
+            f'{place} is a {type(row).__name__}: a row is a mapping, such as {{"prompt": ..., "answer": ...}}.'
+        )
+    values = {str(name): row[name] for name in row}
+    mapped = {name: _nested(values, source, place) for name, source in columns.items()}
+    values = {**values, **mapped}
+    if not any(name in values for name in PROMPTS):
+        raise UserError(
+            f"{place} has no column 'prompt' or 'messages'; its columns are {', '.join(values)}. Name the one that "
+            f'holds the prompt: columns={{"prompt": "{next(iter(values), "question")}"}}.'
+        )
+    refuse_other_objectives(values, set(named) - {"answer", "completion"}, place)
+    _refuse_finished_chat(values, place)
+    # The check of the recipe refuses an empty answer if the reward names one.
+    filled = {**values, "answer": values.get("answer", "")}
+    return json.dumps({name: _as_json(value, name, place) for name, value in filled.items()}) + "\n"
+
+
+def _nested(values: Mapping[str, object], source: str, place: str) -> object:
+    """Returns the value of a column, or of a key in a nested column."""
+    if source in values:
+        return values[source]
+    found: Any = values
+    for key in source.split("."):
+        if not isinstance(found, Mapping) or key not in found:
+            names = list(found) if isinstance(found, Mapping) else list(values)
+            raise UserError(
+                f"{place} has no column {source!r}, which `columns` names; it has {', '.join(map(str, names))}."
+                f"{nearest(key, [str(name) for name in names])}"
+            )
+        found = found[key]
+    return found
+
+
+def _refuse_finished_chat(values: Mapping[str, object], place: str) -> None:
+    for name in PROMPTS:
+        chat = values.get(name)
+        last = chat[-1] if isinstance(chat, list | tuple) and chat else None
+        if isinstance(last, Mapping) and last.get("role") == "assistant":
+            raise UserError(
+                f"{place}: the chat in column {name!r} ends with a message of the assistant, which a run of "
+                "reinforcement learning lets the model write. Leave the message out; to imitate it use the recipe "
+                "'sft' (interlace train sft)."
+            )
+
+
+def _as_json(value: object, name: str, place: str) -> JSON:
+    """Returns a value as JSON has it: numbers and arrays of numpy as Python's."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{place}: column {name!r} is of type {type(value).__name__}, which cannot be written as JSON ({error}). "
+            "Give text, numbers, lists and mappings."
+        ) from None
+    found: JSON = value  # type: ignore[assignment]  # it was written as JSON
+    return found

@@ -1,0 +1,97 @@
+"""A run in a notebook: one display with a bar and a live curve, and a finished run as a table with curves."""
+
+import html
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from interlace.observe.progress import QuietProgress
+from interlace.observe.step_line import StepLine, duration
+
+_WIDTH, _HEIGHT = 320, 72
+_LINES = 6
+"""Messages that stay visible below the bar."""
+
+
+def is_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook, which shows HTML."""
+    module = sys.modules.get("IPython")
+    shell: Any = module.get_ipython() if module is not None else None
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+class NotebookProgress(QuietProgress):
+    """One display that is redrawn after each step."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._rewards: list[tuple[float, float]] = []
+        self._seconds: list[float] = []
+        self._said: list[str] = []
+        self._headline, self._share = "starting", 0.0
+        self._display: Any = None
+
+    def stage(self, name: str, done: int, total: int, note: str = "") -> None:
+        self._headline, self._share = f"{name} {done}/{total} {note}".rstrip(), done / max(total, 1)
+        self._draw()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        line = StepLine.of(step, metrics)
+        self._seconds.append(line.step_s)
+        if line.reward == line.reward:  # not NaN
+            self._rewards.append((step, line.reward))
+        recent = self._seconds[-8:]
+        left = duration(sum(recent) / len(recent) * (self._num_steps - step))
+        reward, length, *_ = line.cells()
+        self._share = step / max(self._num_steps, 1)
+        self._headline = f"step {step}/{self._num_steps}: reward {reward}, length {length}, about {left} left"
+        self._draw()
+
+    def say(self, text: str) -> None:
+        self._said = [*self._said, text][-_LINES:]
+        self._draw()
+
+    def page(self) -> str:
+        """Returns the display as HTML."""
+        bar = f'<progress value="{self._share:.4f}" max="1" style="width:{_WIDTH}px"></progress>'
+        said = "".join(f"<div style='color:gray'>{html.escape(text)}</div>" for text in self._said)
+        curve = curve_svg("reward", self._rewards) if len(self._rewards) > 1 else ""
+        return f"<div>{bar} {html.escape(self._headline)}</div>{curve}{said}"
+
+    def _draw(self) -> None:
+        from IPython.display import HTML, display  # only a notebook has it
+
+        if self._display is None:
+            self._display = display(HTML(self.page()), display_id=True)
+        else:
+            self._display.update(HTML(self.page()))
+
+
+def curve_svg(name: str, points: Sequence[tuple[float, float]]) -> str:
+    """Returns a curve with its name, first and last value as SVG. points: (step, value), two or more."""
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    low, high = min(values), max(values)
+    span, width = (high - low) or 1.0, (steps[-1] - steps[0]) or 1.0
+    places = " ".join(
+        f"{(step - steps[0]) / width * _WIDTH:.1f},{_HEIGHT - (value - low) / span * (_HEIGHT - 4) - 2:.1f}"
+        for step, value in points
+    )
+    title = f"{html.escape(name)}: {values[0]:.3g} → {values[-1]:.3g} (between {low:.3g} and {high:.3g})"
+    return (
+        f'<figure style="display:inline-block;margin:4px 12px 4px 0"><figcaption>{title}</figcaption>'
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
+        f'<polyline fill="none" stroke="#2563eb" stroke-width="1.5" points="{places}"/></svg></figure>'
+    )
+
+
+def table_html(rows: Sequence[Mapping[str, object]]) -> str:
+    """Returns rows as an HTML table, a column for each key of the first row."""
+    if not rows:
+        return ""
+    heads = "".join(f"<th>{html.escape(str(name))}</th>" for name in rows[0])
+    lines = "".join(f"<tr>{''.join(f'<td>{_cell(row.get(name))}</td>' for name in rows[0])}</tr>" for row in rows)
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    return html.escape(f"{value:.4g}" if isinstance(value, float) else str(value))

@@ -1,0 +1,123 @@
+"""Rewards from the values that reward functions return."""
+
+from collections.abc import Awaitable, Mapping, Sequence
+from numbers import Number
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.core.types import RewardResult
+from interlace.rewards.signature import RewardTypeError
+
+if TYPE_CHECKING:
+    from interlace.rewards.base import RewardConfig
+
+Score: TypeAlias = bool | np.bool_ | float | Mapping[str, float]
+"""Value of a reward function: a verdict, the reward, or its named parts."""
+TAKEN = ("mean", "std", "max", "min")
+"""Names that no part of a reward may have: the metrics of a step use them for the reward itself."""
+ACCURACY = "accuracy"
+"""The part that holds a verdict: 1 or 0, regardless of its reward."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Largest reward: a larger one is infinite in float32."""
+RETURNED = "the reward function returned"
+"""First words of each message about a value that is not a reward."""
+WRONG_TYPE = f"{RewardTypeError.__name__}: "
+"""First word of the failure of a sample whose reward has a wrong type."""
+
+
+def to_result(score: Any, config: "RewardConfig", *, has_own_total: bool = False) -> RewardResult:
+    """Returns the result of one value. Raises UserError if it is not a reward, or the exception that it is.
+
+    has_own_total: True for a function in verl's form, whose `score` is the reward and whose other values are notes.
+    """
+    if isinstance(score, BaseException):
+        raise score
+    score = _plain(score)
+    if isinstance(score, bool):
+        if ACCURACY in config.shaping.weights:
+            raise UserError(
+                f"{RETURNED} a verdict, whose reward is reward.correct or reward.incorrect: set those, and remove "
+                f"{ACCURACY!r} from shaping.weights, which are for the parts of a dict"
+            )
+        return verdict(score, config)
+    if not isinstance(score, Mapping):
+        return RewardResult(reward=_number(score))
+    if has_own_total and "score" in score:
+        notes = {whole(str(name)): _plain(value) for name, value in score.items()}
+        parts = {name: float(value) for name, value in notes.items() if isinstance(value, bool | int | float)}
+        return RewardResult(reward=_number(score["score"]), parts=_allowed(parts, config))
+    parts = {whole(str(name)): _number(value, f" as part {name!r}") for name, value in score.items()}
+    return RewardResult(reward=_number(sum(_allowed(parts, config).values())), parts=parts)
+
+
+def add_up(scores: Sequence[tuple[str, float, Any]], config: "RewardConfig") -> RewardResult:
+    """Returns the weighted sum of the values of several functions for one sample; each is a part.
+
+    scores: (name, weight, value). A verdict counts as 1 or 0; None is no reward for the sample.
+    """
+    parts: dict[str, float] = {}
+    for name, weight, score in scores:
+        if score is None:
+            continue
+        found = to_result(_as_number(score), config)
+        parts[name] = weight * found.reward
+    if not parts:
+        raise RewardTypeError(f"{RETURNED} None: none of the rewards has a value for this sample")
+    return RewardResult(reward=_number(sum(parts.values())), parts=_allowed(parts, config))
+
+
+def verdict(is_right: bool, config: "RewardConfig") -> RewardResult:
+    """Returns the result of a verdict."""
+    return RewardResult(reward=config.correct if is_right else config.incorrect, parts={ACCURACY: float(is_right)})
+
+
+def failure(error: BaseException) -> RewardResult:
+    """Returns the result of a sample whose scoring raised an exception."""
+    return RewardResult(failure=f"{type(error).__name__}: {_message(error)}")
+
+
+def whole(text: str) -> str:
+    """Returns the text with half characters spelled out, as the JSON of a response may hold: no file accepts them."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _as_number(score: Any) -> Any:
+    plain = _plain(score)
+    return float(plain) if isinstance(plain, bool) else score
+
+
+def _allowed(parts: Mapping[str, float], config: "RewardConfig") -> Mapping[str, float]:
+    if taken := [name for name in (*TAKEN, *config.shaping.added) if name in parts]:
+        raise UserError(f"{RETURNED} a part {taken[0]!r}, and metrics have another of that name: rename it")
+    return parts
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return whole(str(error))
+    except Exception as another:  # noqa: BLE001  # a user's class may fail at this too
+        return f"its message raised {type(another).__name__}"
+
+
+def _plain(value: Any) -> Any:
+    """Returns a scalar of numpy or torch as Python's; any other value as it is."""
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    return value
+
+
+def _number(value: object, place: str = "") -> float:
+    value = _plain(value)
+    if isinstance(value, Awaitable):
+        raise RewardTypeError(f"{RETURNED} a coroutine: give the `async def` itself, not a function that calls it")
+    if not isinstance(value, Number) or isinstance(value, complex):
+        kind = "None" if value is None else f"{value!r:.80}"
+        raise RewardTypeError(
+            f"{RETURNED} {kind}{place}, which is not a number: return a number, a bool, or a dict of numbers"
+        )
+    number = float(value)  # type: ignore[arg-type]  # every Number but a complex one has this
+    if not abs(number) <= LARGEST:  # nor is a NaN
+        raise UserError(f"{RETURNED} {number:g}{place}, which is no finite float32")
+    return number

@@ -1,0 +1,360 @@
+"""Calls of a reward function with the arguments that its signature names.
+
+A function of one response may name any of `prompt`, `response`, `answer`, `metadata`, `messages`, `completion_ids` and
+the columns of its row. A function that names `completions` (TRL) scores a batch: each of its arguments is a list with
+one value for each sample. verl's names `solution_str`, `ground_truth`, `extra_info` and `data_source` are known too.
+"""
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from interlace.core.errors import UserError, nearest
+from interlace.core.types import JSON
+
+SINGLE = ("prompt", "response", "answer", "metadata", "messages", "completion_ids")
+"""Arguments of a function of one response; a column of the row is one too."""
+BATCHED = ("prompts", "completions", "responses", "completion_ids")
+"""Arguments of a function of a batch; a list of the values of a column is one too."""
+MARKS_A_BATCH = frozenset({"prompts", "completions", "responses"})
+"""Names that request a batch."""
+OF_ONE_RESPONSE = frozenset({"prompt", "response", "completion", "solution_str"})
+"""Names that no function of a batch has."""
+DATA_SOURCE = "data_source"
+"""verl's name for the data set of a row: its column, or the name of the file."""
+OF_A_TRAINER = ("trainer_state", "log_extra", "log_metric", "trainer", "args")
+"""Arguments that TRL's trainer passes and a run does not have."""
+CHAT = "messages"
+"""Column of a chat's messages in the metadata of its row."""
+
+AnyFunction: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreRequest:
+    """Inputs of a reward function for one sample."""
+
+    prompt: str
+    response: str
+    answer: str
+    """Empty if the row has none."""
+    metadata: Mapping[str, JSON]
+    messages: tuple[Mapping[str, JSON], ...] = ()
+    """Conversation of the prompt; empty if the function does not name it."""
+    completion_ids: tuple[int, ...] = ()
+    """Tokens of the response; empty if the function does not name them."""
+    source: str = ""
+    """Name of the data set."""
+
+    @property
+    def is_chat(self) -> bool:
+        """Returns whether the author of the row wrote a chat."""
+        return CHAT in self.metadata
+
+    @property
+    def columns(self) -> dict[str, JSON]:
+        """Returns the columns of the row by name, the prompt and the answer included."""
+        answer = {"answer": self.answer} if self.answer else {}
+        return {"prompt": self.prompt, **answer, **self.metadata}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RewardCall:
+    """A reward function and its arguments."""
+
+    function: AnyFunction
+    name: str
+    """Name that the user gave the function."""
+    signature: inspect.Signature
+    required: tuple[str, ...] = ()
+    """Arguments without a default."""
+    optional: tuple[str, ...] = ()
+    """Arguments with a default, which is used if the row has no such column."""
+    takes_any: bool = False
+    """True if the function has `**kwargs`, which receive all other arguments and columns."""
+    is_batched: bool = False
+    is_async: bool = False
+
+    def names(self, argument: str) -> bool:
+        """Returns whether the function receives an argument."""
+        return self.takes_any or argument in self.required or argument in self.optional
+
+    def missing(self, request: ScoreRequest) -> str | None:
+        """Returns the first required argument that a row cannot provide; None if it provides all."""
+        has = self._batch_arguments([request]) if self.is_batched else self._arguments(request)
+        lacks_answer = not request.answer
+        for name in self.required:
+            is_answer = name == "answer" or (name == "ground_truth" and name not in request.metadata)
+            if name not in has or (is_answer and lacks_answer):
+                return name
+        return None
+
+    async def scores(self, requests: Sequence[ScoreRequest]) -> list[Any]:
+        """Returns the function's value for each request; the exception in place of a value that it raised."""
+        if self.is_batched:
+            return await self._batch(requests)
+        return [await self._one(request) for request in requests]
+
+    async def _one(self, request: ScoreRequest) -> Any:
+        try:
+            return await self._called(self._arguments(request))
+        except BaseException as error:  # noqa: BLE001 - code of a response may run here and exit, or raise Ctrl-C's
+            return error
+
+    async def _batch(self, requests: Sequence[ScoreRequest]) -> list[Any]:
+        try:
+            values = await self._called(self._batch_arguments(requests))
+            return self._one_value_each(values, len(requests))
+        except RewardTypeError as error:
+            return [error] * len(requests)
+        except BaseException as error:  # noqa: BLE001 - as above
+            if len(requests) == 1:
+                return [error]
+            # Only the sample that the function cannot score fails.
+            return [value for request in requests for value in await self._batch([request])]
+
+    def _one_value_each(self, values: Any, count: int) -> list[Any]:
+        if hasattr(values, "tolist"):  # an array or a tensor
+            values = values.tolist()
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise RewardTypeError(
+                f"the reward function returned {values!r:.80}: {self.name} scores a batch, so it must return a list "
+                f"of {count} numbers"
+            )
+        if len(values) != count:
+            raise RewardTypeError(
+                f"the reward function returned {len(values)} numbers for {count} responses: {self.name} must return "
+                "one for each"
+            )
+        return list(values)
+
+    async def _called(self, given: "_Arguments") -> Any:
+        bound = inspect.BoundArguments(self.signature, OrderedDict(self._chosen(given)))
+        found = self.function(*bound.args, **bound.kwargs)
+        return await found if inspect.isawaitable(found) else found
+
+    def _chosen(self, given: "_Arguments") -> dict[str, Any]:
+        """Returns the arguments of a call in the order of the signature."""
+        found: dict[str, Any] = {}
+        named = {*self.required, *self.optional}
+        fixed = fixed_by_partial(self.function)
+        for parameter in self.signature.parameters.values():
+            if parameter.kind == parameter.VAR_KEYWORD:
+                rest = given.values.items()
+                found[parameter.name] = {name: value for name, value in rest if name not in named and name not in fixed}
+            elif parameter.name in named and parameter.name in given:
+                found[parameter.name] = given[parameter.name]
+        return found
+
+    def _arguments(self, request: ScoreRequest) -> "_Arguments":
+        """Returns every argument that a function of one response may name."""
+        values: dict[str, Any] = {
+            **request.metadata,
+            "prompt": request.prompt,
+            "response": request.response,
+            "metadata": request.metadata,
+            "messages": list(request.messages),
+            "completion_ids": list(request.completion_ids),
+        }
+        if request.answer:
+            values["answer"] = request.answer
+        response = dict.fromkeys(("completion", "solution_str"), request.response)
+        return _Arguments(values, response, self._fallbacks(request))
+
+    def _fallbacks(self, request: ScoreRequest) -> dict[str, Any]:
+        """Returns arguments for which the row may have a column; an empty answer only if the function needs one."""
+        found: dict[str, Any] = {"extra_info": request.metadata, DATA_SOURCE: request.source}
+        for name in ("answer", "ground_truth"):
+            if request.answer or name in self.required:
+                found[name] = request.answer
+        return found
+
+    def _batch_arguments(self, requests: Sequence[ScoreRequest]) -> "_Arguments":
+        """Returns every argument that a function of a batch may name: lists with one value for each request."""
+        answers = [{"answer": request.answer} if request.answer else {} for request in requests]
+        rows = [{**request.metadata, **answer} for request, answer in zip(requests, answers, strict=True)]
+        others = [self._fallbacks(request) for request in requests]
+        completions = [
+            [{"role": "assistant", "content": request.response}] if request.is_chat else request.response
+            for request in requests
+        ]
+        values = {
+            **_lists(rows),
+            "prompts": [list(request.messages) if request.is_chat else request.prompt for request in requests],
+            "completions": completions,
+            "completion_ids": [list(request.completion_ids) for request in requests],
+        }
+        if not self.takes_any:
+            values["metadata"] = [request.metadata for request in requests]
+        return _Arguments(values, {"responses": [request.response for request in requests]}, _lists(others))
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """Values of the arguments of a call by name."""
+
+    values: Mapping[str, Any]
+    """Values that `**kwargs` receives too."""
+    response: Mapping[str, Any]
+    """Other names of the response, which come before a column."""
+    fallbacks: Mapping[str, Any]
+    """Values of names that are not a column of the row."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.response or name in self.values or name in self.fallbacks
+
+    def __getitem__(self, name: str) -> Any:
+        for found in (self.response, self.values):
+            if name in found:
+                return found[name]
+        return self.fallbacks[name]
+
+
+def _lists(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns the values of each name that all rows have."""
+    return {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
+
+
+class RewardTypeError(UserError):
+    """A reward function returned a value that is not a reward: the same mistake for every sample."""
+
+
+def reward_call(function: object, name: str = "") -> RewardCall:
+    """Returns how a function, an object with `score`, or a class of such objects is called.
+
+    name: the name that the user gave it; by default its own. Raises UserError for a signature that no call can satisfy.
+    """
+    found = _callable_of(function, name or name_of_function(function))
+    name = name or name_of_function(function)
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"reward {name!r} has no signature that Python can read, so its arguments have no names. Wrap it: "
+            "def reward(response, answer): ..."
+        ) from None
+    call = RewardCall(function=found, name=name, signature=signature, is_async=is_async(found))
+    return _with_arguments(call)
+
+
+def _with_arguments(call: RewardCall) -> RewardCall:
+    fixed = fixed_by_partial(call.function)
+    kinds = list(call.signature.parameters.values())
+    named = [each for each in kinds if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    free = [each for each in named if each.name not in fixed]
+    call = replace(
+        call,
+        required=tuple(each.name for each in free if each.default is each.empty),
+        optional=tuple(each.name for each in free if each.default is not each.empty),
+        takes_any=any(each.kind == each.VAR_KEYWORD for each in kinds),
+        is_batched=any(each.name in MARKS_A_BATCH for each in free),
+    )
+    _refuse_impossible(call)
+    return call
+
+
+def _refuse_impossible(call: RewardCall) -> None:
+    """Raises UserError for a signature that no row can satisfy."""
+    if foreign := next((name for name in call.required if name in OF_A_TRAINER), None):
+        raise UserError(
+            f"reward {call.name!r} has the argument {foreign!r}, which only TRL's trainer passes. Remove it or give it "
+            f"a default. {accepted_names(call)}"
+        )
+    one = [name for name in call.required if name in OF_ONE_RESPONSE]
+    if call.is_batched and one:
+        raise UserError(
+            f"reward {call.name!r} names {one[0]!r}, which is one response's, and "
+            f"{next(name for name in (*call.required, *call.optional) if name in MARKS_A_BATCH)!r}, which is a "
+            f"batch's. Use one kind: {', '.join(SINGLE)}, or {', '.join(BATCHED)}."
+        )
+    annotation = call.signature.return_annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    is_list = text.lower().removeprefix("typing.").startswith(("list", "tuple", "sequence"))
+    if annotation is None or text in ("None", "NoneType", "str", "bytes") or (is_list and not call.is_batched):
+        wanted = "a list with one number for each response" if call.is_batched else "a number, a bool or a dict of them"
+        batch = " A function of a batch names `completions`." if is_list else ""
+        raise UserError(f"reward {call.name!r} is declared to return {text}: a reward is {wanted}.{batch}")
+
+
+def accepted_names(call: RewardCall, columns: Sequence[str] = ()) -> str:
+    """Returns a sentence with the arguments that a reward function may have."""
+    names = BATCHED if call.is_batched else SINGLE
+    found = f", which are {', '.join(columns)}" if columns else ""
+    return f"A reward function may name {', '.join(names)}, and columns of the row{found}."
+
+
+def check_row(call: RewardCall, request: ScoreRequest, place: str) -> None:
+    """Raises UserError if a row lacks a column that a reward function names. place: of the row, for the message."""
+    name = call.missing(request)
+    if name is None:
+        return
+    columns = list(request.columns)
+    wanted = "answer" if name == "ground_truth" else name
+    empty = ", or an empty one" if wanted == "answer" else ""
+    usual = [name for name in ("solution", "ground_truth", "target", "label", "reward_model") if name in columns]
+    if wanted == "answer" and usual:
+        path = "reward_model.ground_truth" if usual[0] == "reward_model" else usual[0]
+        hint = f' Map it: columns={{"answer": "{path}"}} in Python, task.files.answer_column={path} in a recipe.'
+    else:
+        hint = nearest(name, columns) if name != "answer" else ""
+    raise UserError(
+        f"{place} has no {wanted!r}{empty}, which reward {call.name!r} names; its columns are "
+        f"{', '.join(columns)}.{hint} "
+        f"{accepted_names(call)}"
+    )
+
+
+def is_async(function: object) -> bool:
+    """Returns whether calls of a function, or of the function in a partial, are awaited."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(vars(type(function)).get("__call__"))
+
+
+def fixed_by_partial(function: object) -> frozenset[str]:
+    """Returns the arguments that a functools.partial gives by name: a row's column does not replace them."""
+    return frozenset(_fixed(function))
+
+
+def _fixed(function: object) -> Iterator[str]:
+    while isinstance(function, partial):
+        yield from function.keywords
+        function = function.func
+
+
+def name_of_function(function: object) -> str:
+    """Returns the name of a function for messages: its own, the name of the function in a partial, or of its class."""
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", "") or type(function).__name__).replace("<locals>.", "")
+
+
+def _callable_of(function: object, name: str) -> AnyFunction:
+    if inspect.isclass(function):
+        try:
+            needed = [
+                each.name
+                for each in inspect.signature(function).parameters.values()
+                if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+            ]
+        except (TypeError, ValueError):
+            needed = []
+        if needed:
+            raise UserError(
+                f"reward {name!r} is a class, and an object of it needs {', '.join(needed)}: make the object and give "
+                f"it, {name}(...)."
+            )
+        function = function()
+    if callable(function):
+        return function
+    score = getattr(function, "score", None)
+    if callable(score):
+        found: AnyFunction = score
+        return found
+    raise UserError(
+        f"reward {name!r} is a {type(function).__name__}, not something that can be called: give a function, an object "
+        "with a method `score`, or the name of a built-in."
+    )

@@ -1,0 +1,42 @@
+"""Objects that can be called but are not functions, as functions that a tool can be made of."""
+
+import functools
+import inspect
+import typing
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+
+def as_function(found: Callable[..., object]) -> Callable[..., object]:
+    """Returns a function with the name, docstring, types and signature of a functools.partial or an object.
+
+    An argument that a partial fixes is not an argument of the tool. A function is returned as it is.
+    """
+    if inspect.isroutine(found):
+        return found
+    inner, fixed = _unwrapped(found)
+    own = inner if inspect.isroutine(inner) else type(inner).__call__
+    signature = inspect.signature(found)
+    shown = [parameter for parameter in signature.parameters.values() if parameter.name not in fixed]
+
+    async def call_async(**arguments: Any) -> object:
+        return await cast(Awaitable[object], found(**arguments))
+
+    def call(**arguments: Any) -> object:
+        return found(**arguments)
+
+    function: Any = call_async if inspect.iscoroutinefunction(own) else call
+    function.__name__ = str(getattr(inner, "__name__", "") or type(inner).__name__)
+    function.__doc__ = own.__doc__ or inner.__doc__
+    function.__signature__ = signature.replace(parameters=shown)
+    function.__annotations__ = typing.get_type_hints(own, include_extras=True)
+    return cast(Callable[..., object], function)
+
+
+def _unwrapped(found: object) -> tuple[Any, set[str]]:
+    """Returns the function in a partial, and the arguments that it fixes by name."""
+    fixed: set[str] = set()
+    while isinstance(found, functools.partial):
+        fixed |= set(found.keywords)
+        found = found.func
+    return found, fixed
