@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from interlace.core.errors import UserError
 from interlace.core.types import JSON, Prompt, Request, Response, Sample, SampleKey, SamplingParams
 from interlace.data.rendering.load import create_renderer
+from interlace.data.rendering.text import longest_token
 from interlace.engines.rollout.kinds import create_kind
 from interlace.episodes.base import Session
 from interlace.episodes.server.app import SessionServer, serving
-from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError
 from interlace.jobs.host import sampling_of
 from interlace.jobs.launch import launch_engines
@@ -92,7 +93,7 @@ async def _serve(
     )
     visitors = PoolVisitors(cluster, pool, sampling, limits)
     server = SessionServer(
-        codec=TokenizerCodec(tokenizer),
+        codec=TokenizerCodec(tokenizer, limits.max_tokens),
         visitors=visitors,
         control=visitors,
         api_key=options.api_key,
@@ -106,17 +107,31 @@ async def _serve(
 
 
 class TokenizerCodec:
-    """A tokenizer, as the server asks it."""
+    """A tokenizer for prompts of text, without a chat template."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_tokens: int | None = None) -> None:
+        """max_tokens: of the longest sequence that an engine holds."""
+        self._tokenizer, self._max_tokens = tokenizer, max_tokens
+        self._longest_token = longest_token(tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a text."""
-        return list(self._tokenizer.encode(text))
+        """Returns the tokens of a text. A text that begins with the BOS token gets no second one.
+
+        UserError for a text that is too long for an engine, before it is tokenized.
+        """
+        fewest = -(-len(text) // self._longest_token)
+        if self._max_tokens is not None and fewest >= self._max_tokens:
+            raise UserError(
+                f"the prompt has {len(text)} characters, which are at least {fewest} tokens, and an engine holds "
+                f"{self._max_tokens} of one sequence. Shorten it, or raise rollout.max_tokens."
+            )
+        found = list(self._tokenizer.encode(text))
+        bos = self._tokenizer.bos_token_id
+        has_two = bos is not None and found[:2] == [bos, bos]
+        return found[1:] if has_two and text.startswith(str(self._tokenizer.bos_token)) else found
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens."""
+        """Returns the text of tokens, special tokens included."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
 
@@ -153,11 +168,10 @@ class PoolVisitors:
         """Returns when a client may try again, while the server is paused."""
         return RETRY_AFTER_S if self._is_paused else None
 
-    async def command(self, verb: str, arguments: Body) -> dict[str, JSON]:
-        """Takes pause, resume and is_paused: a paused server ends what it began, and takes nothing new."""
-        del arguments
+    async def command(self, verb: str) -> dict[str, JSON]:
+        """Executes pause, resume or is_paused. A paused server finishes its requests and takes no new ones."""
         if verb in ("pause", "resume"):
             self._is_paused = verb == "pause"
         elif verb != "is_paused":
-            raise ApiError(404, f"there is no verb {verb!r}: pause, resume, is_paused.")
+            raise ApiError(404, f"the verb {verb!r} is unknown: pause, resume, is_paused.")
         return {"is_paused": self._is_paused}

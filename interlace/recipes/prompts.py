@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> "ChatTemplateRenderer | None":
-    """Makes the renderer of a recipe's model; None where its episodes have no use for one."""
-    if recipe.episode.is_single_turn:
+    """Makes the renderer of a recipe's model; None if its prompts are written without one."""
+    if recipe.episode.is_single_turn and not recipe.renderer.chat_template_kwargs:
         return None
     tokenizer = tokenizer or load_tokenizer(recipe.model)
     if not (recipe.task.format.chat_template and tokenizer.chat_template):

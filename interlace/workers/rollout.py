@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, STATE, WEIGHTS
-from interlace.core.types import Completion, Draft, FinishReason, Metrics, Progress, Request, Response, SampleKey
+from interlace.core.types import (
+    Completion,
+    Draft,
+    FinishReason,
+    Metrics,
+    Progress,
+    Request,
+    Response,
+    SampleKey,
+    SamplingParams,
+)
 from interlace.engines.rollout.protocol import ENGINE_PARTS, EngineReport, RolloutEngine, SwitchMode, TakesAdapters
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.weights.reader import WeightReader
@@ -34,6 +44,15 @@ class RolloutBundle:
     """Decision of an engine's first rank, of several that are called alike."""
 
 
+@dataclass(slots=True)
+class _Stream:
+    """A request that streams."""
+
+    params: SamplingParams
+    num_sent: int = 0
+    """Tokens that were returned as drafts."""
+
+
 MIN_CALL_S = 0.01
 """Minimum duration of a call, in seconds. Sequences that finish sooner wait and are returned together: a call costs its
 caller as much as some decode steps of a small model."""
@@ -53,10 +72,15 @@ class RolloutWorker(Worker):
         serving = make_engine(context)
         self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
         self._writes_text = serving.writes_text
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        ends = {getattr(self._tokenizer, name, None) for name in names}
+        self._special = frozenset(getattr(self._tokenizer, "all_special_ids", ()))
+        self._hidden = self._special & (ends | set(self._stops))
+        """Tokens that a response's text leaves out."""
         self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
-        self._streams: dict[str, int] = {}
-        """Number of tokens that were handed out, of live requests that stream."""
+        self._streams: dict[str, _Stream] = {}
+        """Live requests that stream, by id."""
 
     @operation(bin="generate")
     def serve(self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()) -> Progress:
@@ -150,7 +174,8 @@ class RolloutWorker(Worker):
 
     def _submit(self, request: Request) -> Response | None:
         """Gives a request to the engine. Returns a response where the engine refuses it: its sample alone ends."""
-        self._streams.pop(request.id, None)  # of one that was taken out: handed out again, from its beginning
+        if request.streams:
+            self._streams[request.id] = _Stream(request.params)
         try:
             self._engine.submit(request)
         except UserError as error:
@@ -168,18 +193,30 @@ class RolloutWorker(Worker):
         for completion in completions:
             self._streams.pop(completion.request.id, None)
         return tuple(
-            Response(completion=completion, text=self._text(completion.token_ids)) for completion in completions
+            Response(
+                completion=completion,
+                text=self._text(completion.token_ids, completion.request.params),
+                refusal=completion.failure,
+            )
+            for completion in completions
         )
 
-    def _text(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)) if self._writes_text else ""
+    def _text(self, token_ids: Sequence[int], params: SamplingParams) -> str:
+        """Decodes a response without the special tokens that end or pad it. Other special tokens stay, such as tags."""
+        if not self._writes_text:
+            return ""
+        hidden = self._hidden | (self._special & set(params.stop_token_ids))
+        shown = [token for token in token_ids if token not in hidden]
+        return str(self._tokenizer.decode(shown, skip_special_tokens=False))
 
     def _have_more(self, drawn: Mapping[str, Sequence[int]]) -> bool:
-        return any(len(token_ids) > self._streams.get(name, 0) for name, token_ids in drawn.items())
+        return any(len(token_ids) > self._streams[name].num_sent for name, token_ids in drawn.items())
 
     def _drafts(self, drawn: Mapping[str, Sequence[int]]) -> tuple[Draft, ...]:
-        more = {name: token_ids for name, token_ids in drawn.items() if len(token_ids) > self._streams.get(name, 0)}
-        self._streams.update((name, len(token_ids)) for name, token_ids in more.items())
-        return tuple(
-            Draft(request_id=name, token_ids=token_ids, text=self._text(token_ids)) for name, token_ids in more.items()
-        )
+        found = []
+        for name, token_ids in drawn.items():
+            stream = self._streams[name]
+            if len(token_ids) > stream.num_sent:
+                stream.num_sent = len(token_ids)
+                found.append(Draft(request_id=name, token_ids=token_ids, text=self._text(token_ids, stream.params)))
+        return tuple(found)

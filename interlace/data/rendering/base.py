@@ -1,9 +1,10 @@
 """Interface between messages and tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from interlace.core.messages import Message, ToolSpec
+from interlace.core.types import JSON
 
 
 class Renderer(Protocol):
@@ -12,6 +13,15 @@ class Renderer(Protocol):
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
+        ...
+
+    @property
+    def longest_token(self) -> int:
+        """Upper bound of the characters that one token stands for."""
+        ...
+
+    def variant(self, variables: Mapping[str, JSON]) -> "Renderer":
+        """Returns the renderer whose template reads further variables: the same object for the same variables."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:

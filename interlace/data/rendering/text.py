@@ -16,6 +16,11 @@ FIRST_MARK = 0xF0000
 """First of the characters, of private use too, that stand for tags in an answer."""
 
 
+def longest_token(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Returns an upper bound of the characters that one token stands for: a text of N has at least N / bound tokens."""
+    return max(len(token.encode(errors="replace")) for token in tokenizer.get_vocab())
+
+
 class TokenText:
     """One tokenizer, with its special tokens and other added ones: the tags."""
 

@@ -1,6 +1,7 @@
 """Drawing tokens from logits, with noise that depends on the request and the position alone."""
 
 import ctypes
+import math
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -103,8 +104,9 @@ class Draw:
 def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampler) -> tuple[Int64Array, FloatRows]:
     """Draws from logits [N, V], which it may overwrite.
 
-    Returns tokens [N] and their log-probs [N] under the distribution they were drawn from. Those of the model itself go
-    to the table, where a row asks for them.
+    Returns tokens [N] and their log-probs [N] under the distribution they were drawn from; the log-prob is NaN if a
+    row's own bias and penalties leave no distribution. The log-probs of the model itself go to the table, if a row
+    requests them. InterlaceError if the model's own logits are not finite.
     """
     rows, indices, uniform, temperature = wanted.rows, wanted.indices, wanted.uniform, wanted.temperature
     if wanted.is_plain:
@@ -116,6 +118,8 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
     raw = [(at, logits[at].log_softmax(-1)) for at, own in enumerate(params) if own.raw_logprobs]
     for at, (row, own) in enumerate(zip(rows, params, strict=True)):
         if reshapes_logits(own):
+            if not math.isfinite(float(logits[at].max())):
+                refuse_logits()
             prompt, end = table.num_prompt[row], table.num_prompt[row] + indices[at]
             known = table.token_ids[row]
             logits[at] = reshape_logits(logits[at], own, known[:prompt], known[prompt:end])
@@ -126,7 +130,8 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
     if cut.any():
         chosen = [own for own, is_cut in zip(params, cut, strict=True) if is_cut]
         tokens[cut], logprobs[cut] = draw_truncated(logits[torch.from_numpy(cut)], chosen, uniform[cut])
-    _check_finite(logprobs)
+    logprobs[~np.isfinite(logprobs)] = np.nan
+    _check_finite(logprobs[[not reshapes_logits(own) for own in params]])
     for at, whole in raw:
         table.raw_logprobs[rows[at], table.num_prompt[rows[at]] + indices[at]] = float(whole[tokens[at]])
     return tokens, logprobs
@@ -138,7 +143,7 @@ def _check_finite(logprobs: FloatRows) -> None:
 
 
 def refuse_logits() -> NoReturn:
-    """Raises for a model whose logits are no numbers: sampling on would produce garbage in silence."""
+    """Raises for a model whose logits are not finite: to continue sampling would produce garbage silently."""
     raise InterlaceError(
         "the model's logits are not finite: its weights have probably diverged. Look at the last weight update"
         " (grad norm, learning rate), or load an earlier checkpoint."

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TypeAlias
 
 from interlace.core.messages import Message, same_message
-from interlace.episodes.base import Session, TurnDraft
-from interlace.episodes.server.ask import Answers, merged, shown
+from interlace.episodes.base import Session, TurnDraft, TurnOptions
+from interlace.episodes.server.ask import Answers, Ask, merge_params, shown
 from interlace.episodes.server.errors import ApiError
 
 _KEPT_ANSWERS = 256
@@ -138,7 +138,7 @@ class Conversation:
         ask = head.ask
         messages = [self._drawn(message) for message in ask.context if isinstance(message, Message)]
         context = messages or ask.context
-        params = merged(self.session.params, ask, keeps_distribution=self.keeps_distribution)
+        params = merge_params(self.session.params, ask, keeps_distribution=self.keeps_distribution)
         numbers = [None if number is None else number + place for place in range(ask.num_answers)]
         drawn = [
             asyncio.ensure_future(
@@ -147,8 +147,11 @@ class Conversation:
                     tools=ask.tools,
                     params=params,
                     number=each,
-                    on_draft=partial(on_draft, place) if ask.stream else None,
-                    patience_s=self.patience_s,
+                    options=TurnOptions(
+                        on_draft=partial(on_draft, place) if ask.stream else None,
+                        patience_s=self.patience_s,
+                        chat_template_kwargs=ask.chat_template_kwargs,
+                    ),
                 )
             )
             for place, each in enumerate(numbers)
@@ -180,11 +183,16 @@ class Conversation:
         if self.ended:
             raise ApiError(409, "the session has ended: it takes no more requests.", code="session_ended")
 
-    def rewarded(self, value: float | None) -> None:
-        """Takes the reward that a client gives. ApiError where it is no finite number."""
+    async def count_tokens(self, ask: Ask) -> int:
+        """Returns the number of tokens of a request's context. ApiError if the session has ended."""
         self.check_open()
-        if value is None or not math.isfinite(value):
-            raise ApiError(400, f"reward = {value}: it must be a finite number.", param="reward")
+        return await self.session.count_tokens(ask.context, tools=ask.tools)
+
+    def set_reward(self, value: float | None) -> None:
+        """Takes the reward that a client gives. ApiError if it is missing."""
+        self.check_open()
+        if value is None:
+            raise ApiError(400, "reward is missing: it must be a finite number.", param="reward")
         self.reward = value
 
     async def end(self) -> None:

@@ -1,10 +1,10 @@
 """OpenAI's responses: text and tools."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
-from interlace.core.messages import Message, ToolCall, ToolSpec, as_tool, read_arguments
+from interlace.core.messages import Message, ToolCall, ToolSpec, as_tool
 from interlace.core.types import JSON
 from interlace.episodes.base import TurnDraft
 from interlace.episodes.server.ask import (
@@ -15,18 +15,15 @@ from interlace.episodes.server.ask import (
     OpenAIErrors,
     TextCodec,
     cached_tokens,
+    check_tools,
     details_of,
     finish_of,
-    sampling_of,
     shown,
-    text_of,
-    unique,
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError
+from interlace.episodes.server.requests import FunctionTool, ResponseItem, ResponsesRequest
 from interlace.episodes.server.stream import SentText
-
-_TEXT = ("input_text", "output_text", "text")
 
 
 class Responses(OpenAIErrors):
@@ -34,27 +31,21 @@ class Responses(OpenAIErrors):
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - a chat template writes the tokens
         """Reads a request."""
-        body.refuse("previous_response_id", "responses are not stored: send the whole conversation as input")
-        body.refuse("conversation", "conversations are not stored: send the whole conversation as input")
-        body.refuse("background", "a response is waited for", False)
-        instructions = body.text("instructions")
-        messages = [Message(role="system", content=instructions)] if instructions else []
-        given = body.get("input")
-        if isinstance(given, str):
-            messages.append(Message(role="user", content=given))
-        else:
-            messages += _messages(body.objects("input"))
-        if not messages:
-            raise ApiError(400, "input has no message.", param="input")
+        request = body.read(ResponsesRequest)
+        messages = [Message(role="system", content=request.instructions)] if request.instructions else []
+        messages += _messages(request.input)
+        tools = [] if request.tool_choice == "none" else [_tool(tool) for tool in request.tools or ()]
         return Ask(
             context=tuple(messages),
-            tools=_tools(body),
-            model=body.text("model"),
-            max_tokens=body.integer("max_output_tokens", least=1),
-            sampling=sampling_of(body),
-            seed=body.integer("seed", least=-(1 << 63)),
-            stream=body.flag("stream"),
-            token_ids=body.flag("return_token_ids"),
+            tools=check_tools(tools),
+            model=request.model or "",
+            max_tokens=request.max_output_tokens,
+            stop_token_ids=tuple(request.stop_token_ids or ()),
+            ignore_eos=bool(request.ignore_eos),
+            sampling=request.sampling,
+            seed=request.seed,
+            stream=bool(request.stream),
+            token_ids=bool(request.return_token_ids),
         )
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
@@ -82,29 +73,24 @@ class Responses(OpenAIErrors):
         return _ResponseStream(head)
 
 
-def _messages(items: list[Body]) -> list[Message]:
-    """Reads the items of an input; calls that follow each other are of one message, as the model wrote them."""
+def _messages(items: Sequence[ResponseItem]) -> list[Message]:
+    """Reads the items of an input. Calls that follow each other belong to one message, as the model wrote them."""
     messages: list[Message] = []
     for place, item in enumerate(items):
-        kind, where = item.text("type", "message"), f"input[{place}]"
-        if kind == "message":
-            role = item.text("role")
-            content = text_of(item, "content", where, kinds=_TEXT) or ""
-            if role not in ("system", "developer", "user", "assistant"):
-                raise item.wrong("role", "system, user or assistant")
-            messages.append(Message(role="system" if role == "developer" else role, content=content))
-        elif kind == "function_call":
-            call = ToolCall(
-                id=item.text("call_id"),
-                name=item.text("name"),
-                arguments=read_arguments(item.text("arguments"), where),
-            )
-            messages.append(_with_call(messages, call))
-        elif kind == "function_call_output":
-            output = text_of(item, "output", where, kinds=_TEXT) or ""
-            messages.append(Message(role="tool", content=output, tool_call_id=item.text("call_id")))
-        elif kind != "reasoning":  # thoughts are not given back to the model
-            raise ApiError(400, f"{where} is of type {kind!r}: only text and calls of functions can be read.")
+        where = f"input[{place}]"
+        if item.type == "message":
+            if item.role is None:
+                raise ApiError(400, f"{where} has no role: write system, user or assistant.", param=f"{where}.role")
+            role = "system" if item.role == "developer" else item.role
+            messages.append(Message(role=role, content=item.content or ""))
+        elif item.type == "function_call":
+            messages.append(_with_call(messages, item.call(where)))
+        elif item.type == "function_call_output":
+            messages.append(Message(role="tool", content=item.output or "", tool_call_id=item.call_id))
+        elif item.type != "reasoning":  # the model does not read its earlier thoughts again
+            raise ApiError(400, f"{where} is of type {item.type!r}: only text and calls of functions can be read.")
+    if not messages:
+        raise ApiError(400, "input has no message.", param="input")
     return messages
 
 
@@ -116,15 +102,8 @@ def _with_call(messages: list[Message], call: ToolCall) -> Message:
     return Message(role="assistant", content="", tool_calls=(call,))
 
 
-def _tools(body: Body) -> tuple[ToolSpec, ...]:
-    body.refuse("tool_choice", "a call cannot be forced; write auto or none", "auto", "none")
-    found = []
-    for tool in body.objects("tools"):
-        if tool.get("type") != "function":
-            raise tool.wrong("type", "function: no other tools are there")
-        fields: dict[str, JSON] = {name: tool.get(name) for name in ("name", "description", "parameters")}
-        found.append(as_tool(fields, "a tool"))
-    return () if body.get("tool_choice") == "none" else unique(found)
+def _tool(tool: FunctionTool) -> ToolSpec:
+    return as_tool({"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}})
 
 
 def _head(answer: Answers) -> dict[str, JSON]:

@@ -116,19 +116,56 @@ def json_call(body: str) -> ToolCall:
     return ToolCall(name=found["name"], arguments=arguments)
 
 
-def typed(text: str, schema: JSON) -> JSON:
-    """Reads an argument that is written as bare text, as the type that its schema names; text where it cannot be."""
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if kind == "string" or kind is None:
-        return text
+def read_argument(text: str, schema: JSON, definitions: Mapping[str, JSON]) -> JSON:
+    """Reads an argument that is written as bare text, by its JSON schema; returns the text if the schema allows text.
+
+    definitions: schemas that a `$ref` names. Of several possible types, a type other than text is tried first only if
+    it is null, or if text is not possible.
+    """
+    kinds = _types(schema, definitions)
     bare = text.strip()
-    if kind == "boolean" and bare.lower() in ("true", "false"):
+    if "null" in kinds and bare.lower() in ("null", "none"):
+        return None
+    if "string" in kinds or not kinds:
+        return text
+    if "boolean" in kinds and bare.lower() in ("true", "false"):
         return bare.lower() == "true"
     try:
         found: JSON = json.loads(bare)
     except (ValueError, RecursionError):
         return text
     return found
+
+
+_MOST_REFERENCES = 100
+"""Schemas that are looked at for one argument: a schema may refer to itself."""
+
+
+def _types(schema: JSON, definitions: Mapping[str, JSON]) -> set[str]:
+    """Returns the JSON types that a schema allows; empty if it names none."""
+    found: set[str] = set()
+    open_schemas, num_seen = [schema], 0
+    while open_schemas and num_seen < _MOST_REFERENCES:
+        one, num_seen = open_schemas.pop(), num_seen + 1
+        if not isinstance(one, Mapping):
+            continue
+        kind = one.get("type")
+        named = [kind] if isinstance(kind, str) else kind if isinstance(kind, Sequence) else ()
+        found |= {each for each in named if isinstance(each, str)}
+        values = [one["const"]] if "const" in one else one.get("enum")
+        if kind is None and isinstance(values, Sequence) and not isinstance(values, str):
+            found |= {_NAMES[type(value)] for value in values if type(value) in _NAMES}
+        for key in ("anyOf", "oneOf", "allOf"):
+            parts = one.get(key)
+            open_schemas += parts if isinstance(parts, list | tuple) else []
+        reference = one.get("$ref")
+        if isinstance(reference, str):
+            open_schemas.append(definitions.get(reference.rpartition("/")[2]))
+    return found
+
+
+_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+"""JSON type of a Python value."""
 
 
 def between(text: str, begin: str, end: str) -> list[tuple[str, bool, tuple[int, int]]]:
