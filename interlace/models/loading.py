@@ -356,7 +356,7 @@ def _stop_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase")
 
 
 def _end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
-    """Returns the special token with which the chat template ends an answer; empty if it has none."""
+    """Returns the added token with which the chat template ends an answer; empty if it ends with none."""
     from jinja2 import TemplateError
 
     if not tokenizer.chat_template:
@@ -368,9 +368,9 @@ def _end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     except (TemplateError, TypeError, ValueError, OverflowError):
         return ()  # the renderer, if one is needed, reports the template's error
     end = text.rpartition(mark)[2]
-    specials = {str(token): place for place, token in tokenizer.added_tokens_decoder.items() if token.special}
-    fitting = [tag for tag in specials if end.startswith(tag)]
-    return (specials[max(fitting, key=len)],) if fitting else ()
+    added = {str(token): place for place, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
+    fitting = [tag for tag in added if end.startswith(tag)]
+    return (added[max(fitting, key=len)],) if fitting else ()
 
 
 def first_line(error: Exception) -> str:

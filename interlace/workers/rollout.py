@@ -72,11 +72,11 @@ class RolloutWorker(Worker):
         serving = make_engine(context)
         self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
         self._writes_text = serving.writes_text
-        names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        ends = {getattr(self._tokenizer, name, None) for name in names}
         self._special = frozenset(getattr(self._tokenizer, "all_special_ids", ()))
-        self._hidden = self._special & (ends | set(self._stops))
-        """Tokens that a response's text leaves out."""
+        added = self._special | set(getattr(self._tokenizer, "added_tokens_decoder", ()))
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        self._hidden = {getattr(self._tokenizer, name, None) for name in names} | (added & set(self._stops))
+        """Tokens that the text of a response leaves out: the beginning, the end, and padding."""
         self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
         self._streams: dict[str, _Stream] = {}
@@ -202,7 +202,7 @@ class RolloutWorker(Worker):
         )
 
     def _text(self, token_ids: Sequence[int], params: SamplingParams) -> str:
-        """Decodes a response without the special tokens that end or pad it. Other special tokens stay, such as tags."""
+        """Decodes a response without the tokens that end or pad it. Other special tokens stay, such as tags."""
         if not self._writes_text:
             return ""
         hidden = self._hidden | (self._special & set(params.stop_token_ids))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec, to_mapping, tool_mapping
@@ -106,7 +106,7 @@ class ChatTemplateRenderer:
                 tools=shown or self._no_tools,  # type: ignore[arg-type]  # nor does this one know values of a schema
                 add_generation_prompt=prompts,
                 tokenize=False,
-                **self._config.chat_template_kwargs,
+                **cast(dict[str, Any], self._config.chat_template_kwargs),
             )
         except (TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(message.role for message in messages)
