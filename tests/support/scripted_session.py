@@ -25,6 +25,7 @@ class ScriptedSession:
     go: asyncio.Event | None = None
     """Held back until it is set."""
     asked: list[tuple[Sequence[object], Sequence[ToolSpec], SamplingParams]] = field(default_factory=list)
+    options: list[TurnOptions] = field(default_factory=list)
     num_withdrawn: int = 0
     turns: list[Turn] = field(default_factory=list)
 
@@ -39,6 +40,7 @@ class ScriptedSession:
     ) -> Turn:
         place = len(self.asked)
         self.asked.append((list(context), list(tools), params or self.params))
+        self.options.append(options)
         if place >= len(self.answers):
             raise UserError("the episode asked for more than its turns (episode.max_turns)")
         try:
@@ -70,6 +72,9 @@ class ScriptedSession:
             )  # fmt: skip
             for _ in range(5):
                 await asyncio.sleep(0)
+
+    async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
+        return len(context)
 
     def reward(self, turn: Turn, value: float) -> None:
         raise NotImplementedError

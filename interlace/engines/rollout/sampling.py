@@ -116,25 +116,33 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
     logits = logits.float()  # what is added to them would be lost in half precision
     params = [table.params(row) for row in rows]
     raw = [(at, logits[at].log_softmax(-1)) for at, own in enumerate(params) if own.raw_logprobs]
+    has_distribution = np.ones(len(rows), np.bool_)
     for at, (row, own) in enumerate(zip(rows, params, strict=True)):
         if reshapes_logits(own):
-            if not math.isfinite(float(logits[at].max())):
+            if not _is_drawable(logits[at]):
                 refuse_logits()
             prompt, end = table.num_prompt[row], table.num_prompt[row] + indices[at]
             known = table.token_ids[row]
             logits[at] = reshape_logits(logits[at], own, known[:prompt], known[prompt:end])
-    cut = np.asarray([truncates(own) for own in params])
-    tokens, logprobs = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.float32)
-    if not cut.all():
-        tokens[~cut], logprobs[~cut] = sampler.draw(logits[torch.from_numpy(~cut)], temperature[~cut], uniform[~cut])
+            has_distribution[at] = _is_drawable(logits[at])
+    is_cut = np.asarray([truncates(own) for own in params])
+    cut, whole_rows = has_distribution & is_cut, has_distribution & ~is_cut
+    tokens, logprobs = np.zeros(len(rows), np.int64), np.full(len(rows), np.nan, np.float32)
+    if whole_rows.any():
+        found = sampler.draw(logits[torch.from_numpy(whole_rows)], temperature[whole_rows], uniform[whole_rows])
+        tokens[whole_rows], logprobs[whole_rows] = found
     if cut.any():
-        chosen = [own for own, is_cut in zip(params, cut, strict=True) if is_cut]
+        chosen = [own for own, has_cut in zip(params, cut, strict=True) if has_cut]
         tokens[cut], logprobs[cut] = draw_truncated(logits[torch.from_numpy(cut)], chosen, uniform[cut])
-    logprobs[~np.isfinite(logprobs)] = np.nan
-    _check_finite(logprobs[[not reshapes_logits(own) for own in params]])
+    _check_finite(logprobs[has_distribution])
     for at, whole in raw:
         table.raw_logprobs[rows[at], table.num_prompt[rows[at]] + indices[at]] = float(whole[tokens[at]])
     return tokens, logprobs
+
+
+def _is_drawable(logits: Tensor) -> bool:
+    """Returns whether a row of logits is a distribution: minus infinity forbids a token, nothing else is infinite."""
+    return math.isfinite(float(logits.max()))  # NaN, if one of them is
 
 
 def _check_finite(logprobs: FloatRows) -> None:
