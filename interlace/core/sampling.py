@@ -18,7 +18,7 @@ TokenId = Annotated[int, Field(ge=0, le=LARGEST_INT32)]
 
 
 class SamplingParams(Config):
-    """Distribution that tokens are sampled from, and the end of a response. The names are those of serving engines."""
+    """Distribution that tokens are sampled from, and the end of a response. Serving engines use the same names."""
 
     max_new_tokens: int = Field(default=256, ge=1, le=LARGEST_INT32)
     temperature: float = Field(default=1.0, ge=0, le=LARGEST)

@@ -49,7 +49,7 @@ NO_DISTRIBUTION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedRow:
     """A row whose sequence is done."""
 
     row: int
@@ -89,12 +89,12 @@ class DecodeLoop:
         if self._decoder and self.num_drawable:
             self._decoder.limit_drawn(self.num_drawable)
         self._steps_per_schedule, self._version = config.steps_per_schedule, 0
-        self._ended: list[Ended] = []
+        self._ended: list[EndedRow] = []
         self.counters = Counters()
         self.interrupted = ctypes.c_int64(0)
         """Flag, 1 while a caller waits for the next look at the queue."""
 
-    def advance(self, serving: Serving, *, several: bool) -> tuple[int, list[Ended]]:
+    def advance(self, serving: Serving, *, several: bool) -> tuple[int, list[EndedRow]]:
         """Looks at the queue once and runs the forward passes until the next look.
 
         serving: has the weights of a version in place, None being the newest, and gives the version's number. several:
@@ -250,11 +250,11 @@ class DecodeLoop:
     def _finish(self, row: int, *, stopped: bool) -> None:
         """Records that a row is done; later rows may draft from it."""
         self._speculator.observe(self._table.occupant(row))
-        self._ended.append(Ended(row, FinishReason.STOP if stopped else FinishReason.LENGTH))
+        self._ended.append(EndedRow(row, FinishReason.STOP if stopped else FinishReason.LENGTH))
 
     def _fail(self, row: int) -> None:
         """Records that a row ends without another token, because its own parameters leave no distribution."""
-        self._ended.append(Ended(row, FinishReason.ABORTED, NO_DISTRIBUTION))
+        self._ended.append(EndedRow(row, FinishReason.ABORTED, NO_DISTRIBUTION))
 
     def _stops_on_text(self, row: int) -> bool:
         """Says whether the end of a row's response, decoded, contains one of its stop strings."""

@@ -68,21 +68,21 @@ class AnthropicMessages:
 
 
 class _MessageStream:
-    """Text as it is drawn; a use of a tool whole, when the answer is."""
+    """Sends text while it is sampled, and a use of a tool when the answer is complete."""
 
     def __init__(self, head: Answers) -> None:
         self._answer, self._sent = head, SentText()
         self._has_begun = self._is_text_open = False
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds."""
-        del place  # there is one answer
+        """Writes the new part of a draft."""
+        del place  # a request has one answer
         yield from self._begin(len(draft.prompt_ids))
         if new := self._sent.more(draft.read().content, self._answer.ask.stop):
             yield from self._text(new)
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left."""
+        """Writes the rest of the answers."""
         yield from self._begin(answer.num_prompt_tokens)
         for place, block in enumerate(_blocks(answer)):
             assert isinstance(block, dict)
@@ -98,7 +98,7 @@ class _MessageStream:
         yield _event("message_stop")
 
     def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the error, by which clients know that no more comes."""
+        """Writes the error, which ends the stream."""
         yield "error", AnthropicMessages().error(error)
 
     def _begin(self, num_prompt_tokens: int) -> Iterator[Event]:

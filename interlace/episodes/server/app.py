@@ -1,4 +1,4 @@
-"""The server itself: routes, keys, errors. aiohttp does the HTTP, in the event loop that is there."""
+"""The server of sessions: routes, keys and errors. It runs on aiohttp, in the event loop of its process."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ _DIALECTS: Mapping[str, tuple[Dialect, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionAddress:
-    """Address of a session, as a program is given it."""
+    """Address and key of a session, for a program."""
 
     base_url: str
     """Address for OpenAI's clients, which ends in /v1."""
@@ -67,10 +67,10 @@ class SessionAddress:
 
 
 class Visitors(Protocol):
-    """Source of sessions for clients that come with the server's own key."""
+    """Source of sessions for clients with the server's key."""
 
     def session(self, seed: int | None) -> contextlib.AbstractAsyncContextManager[Session]:
-        """Opens a session. seed: of its noise; None draws one."""
+        """Opens a session. seed: seed of its sampling noise; None generates one."""
         ...
 
     def busy_s(self) -> float | None:
@@ -98,20 +98,20 @@ class SessionServer:
         api_key: str | None = None,
         admin_key: str | None = None,
     ) -> None:
-        """visitors: None where only sessions that this process opens are served. Keys are drawn where None is given."""
+        """visitors: None if only sessions that this process opens are served. A key that is None is generated."""
         self.api_key = api_key or f"sk-{secrets.token_urlsafe(24)}"
         self.admin_key = admin_key or f"admin-{secrets.token_urlsafe(24)}"
         self.metrics = ServerMetrics()
         self._codec, self._visitors, self._control = codec, visitors, control
         self._open: dict[str, Conversation] = {}
-        """Sessions by key; ended ones for as long as their owner keeps them."""
+        """Sessions by key; an ended session stays until its owner removes it."""
         self._visits: dict[str, contextlib.AsyncExitStack] = {}
         self._retries = Retries()
         self._url = ""
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listens, and returns the address. port: 0 takes a free one. UserError where it cannot."""
+        """Listens, and returns the address. port: 0 takes a free port. UserError if the server cannot listen."""
         try:
             from aiohttp import web
         except ImportError:
@@ -155,19 +155,19 @@ class SessionServer:
     def open(
         self, session: Session, *, keeps_distribution: bool = True, patience_s: float = math.inf
     ) -> tuple[Conversation, SessionAddress]:
-        """Gives a session a key of its own. keeps_distribution, patience_s: see Conversation."""
+        """Opens a conversation with a new key. keeps_distribution, patience_s: see Conversation."""
         conversation = Conversation(session, keeps_distribution, patience_s)
         self._open[conversation.key] = conversation
         self.metrics.sessions += 1
         return conversation, SessionAddress(base_url=f"{self._url}/v1", api_key=conversation.key)
 
     async def forget(self, conversation: Conversation) -> None:
-        """Ends a session for good: its key is unknown from now on."""
+        """Ends a session and removes its key."""
         await conversation.end()
         self.metrics.sessions -= self._open.pop(conversation.key, None) is not None
 
     async def _guarded(self, request: "web.Request", handler: "Handler") -> "web.StreamResponse":
-        """Answers a request; whatever goes wrong is said in the form of the client."""
+        """Answers a request. Any exception becomes an error in the form of the client."""
         from aiohttp import web
 
         route = request.match_info.route.resource
@@ -181,7 +181,7 @@ class SessionServer:
         except web.HTTPException as error:
             what = f"{request.method} {request.path}: {error.reason}."
             response = _failed(request.path, ApiError(error.status, what))
-        except Exception as error:  # noqa: BLE001 - the client reads why, and the server goes on
+        except Exception as error:  # noqa: BLE001 - the client gets the reason, and the server continues
             response = _failed(request.path, as_api_error(error))
         finally:
             self.metrics.running -= 1

@@ -1,4 +1,4 @@
-"""A request and its answer, whatever form a client writes them in."""
+"""A request and its answers, in a form that all routes share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Ask:
     context: Context
     tools: tuple[ToolSpec, ...] = ()
     model: str = ""
-    """Name that the client gave; it is repeated, for one policy answers to every name."""
+    """Name that the client gave. The answer repeats it: the server has one model."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ class Answers:
     """Seconds since 1970."""
     ask: Ask
     turns: Sequence[Turn] = ()
-    """One for each answer; none where they are still drawn."""
+    """One turn for each answer; empty while the answers are sampled."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -83,22 +83,22 @@ class TextCodec(Protocol):
 
 
 Event = tuple[str, Mapping[str, JSON] | str]
-"""One event of a stream: its name, empty for none, and its data."""
+"""One event of a stream: its name, which may be empty, and its data."""
 
 
 class AnswerStream(Protocol):
-    """Writer of the events of one request's answers, while they are drawn."""
+    """Writer of the events of one request's answers, while they are sampled."""
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds. place: of the answer among the request's."""
+        """Writes the new part of a draft. place: index of the answer."""
         ...
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left, and the end."""
+        """Writes the rest of the answers, and the end."""
         ...
 
     def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the end of answers that cannot be drawn to theirs."""
+        """Writes an error, which ends the stream."""
         ...
 
 
@@ -106,7 +106,7 @@ class Dialect(Protocol):
     """A form in which clients write requests and read answers."""
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:
-        """Reads a request. ApiError, or UserError, for what cannot be answered."""
+        """Reads a request. ApiError or UserError for a request that cannot be answered."""
         ...
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
@@ -114,7 +114,7 @@ class Dialect(Protocol):
         ...
 
     def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
-        """Begins to write answers as the events of a stream. head: without turns."""
+        """Begins to write answers as the events of a stream. head: the answers without turns."""
         ...
 
     def error(self, error: ApiError) -> dict[str, JSON]:
@@ -195,24 +195,24 @@ def cached_tokens(answer: Answers) -> int:
 
 
 def runs_of(turn: Turn) -> list[JSON]:
-    """Returns the versions that drew an answer's tokens, as [version, number of tokens] one behind the other."""
+    """Returns the versions that sampled an answer's tokens, as a list of [version, number of tokens]."""
     return [[version, count] for version, count in turn.versions.pieces]
 
 
 def prompt_of(answer: Answers, prompt_ids: IntArray) -> dict[str, JSON]:
-    """Returns the context's token ids, where they were asked for."""
+    """Returns the context's token ids, if the client requested them."""
     return {"prompt_token_ids": prompt_ids.tolist()} if answer.ask.token_ids else {}
 
 
 def tokens_of(answer: Answers, turn: Turn) -> dict[str, JSON]:
-    """Returns an answer's token ids and versions, where they were asked for."""
+    """Returns an answer's token ids and versions, if the client requested them."""
     if not answer.ask.token_ids:
         return {}
     return {"token_ids": turn.token_ids.tolist(), "weight_versions": runs_of(turn)}
 
 
 def details_of(answer: Answers) -> dict[str, JSON]:
-    """Returns all that is known of the tokens of the only answer, where they were asked for."""
+    """Returns token ids, versions and log-probs of the only answer, if the client requested them."""
     turn = answer.turns[0]
     if not answer.ask.token_ids:
         return {}
@@ -220,7 +220,7 @@ def details_of(answer: Answers) -> dict[str, JSON]:
 
 
 def token_name(token: int, codec: TextCodec | None) -> str:
-    """Returns a token's text; `token_id:N` where there is no tokenizer at hand."""
+    """Returns a token's text, or `token_id:N` without a tokenizer."""
     return codec.decode([token]) if codec else f"token_id:{token}"
 
 

@@ -83,10 +83,10 @@ class _Chunks:
     def __init__(self, head: Answers, codec: TextCodec | None) -> None:
         self._answer, self._head, self._codec = head, _head(head, self.kind), codec
         self._sent: dict[int, SentText] = {}
-        """Text that went out of each answer."""
+        """Sent text of each answer, by its index."""
 
     def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the error, by which clients know that no more comes."""
+        """Writes the error, which ends the stream."""
         yield "", as_openai(error)
 
     def _chunk(self, choice: dict[str, JSON], **more: JSON) -> Event:
@@ -99,7 +99,7 @@ class _Chunks:
 
 
 class _ChatStream(_Chunks):
-    """Content and reasoning as they are drawn; a call whole, when the answer is; log-probs and token ids at the end."""
+    """Sends content and reasoning while they are sampled, and calls, log-probs and token ids at the end."""
 
     kind = "chat.completion.chunk"
 
@@ -108,7 +108,7 @@ class _ChatStream(_Chunks):
         self._thought: dict[int, SentText] = {}
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds."""
+        """Writes the new part of a draft."""
         found = draft.read()
         yield from self._begin(place, draft.prompt_ids)
         yield from self._texts(
@@ -117,7 +117,7 @@ class _ChatStream(_Chunks):
         )  # fmt: skip
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left."""
+        """Writes the rest of the answers."""
         for place, turn in enumerate(answer.turns):
             found = shown(turn, answer.ask.stop)
             yield from self._begin(place, turn.prompt_ids)
@@ -226,18 +226,18 @@ class Completions(OpenAIErrors):
 
 
 class _CompletionStream(_Chunks):
-    """Text as it is drawn; log-probs and token ids at the end."""
+    """Sends text while it is sampled, and log-probs and token ids at the end."""
 
     kind = "text_completion"
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds."""
+        """Writes the new part of a draft."""
         new = self._sent.setdefault(place, SentText()).more(draft.text, self._answer.ask.stop)
         if new:
             yield self._chunk({"index": place, "text": new, "logprobs": None, "finish_reason": None})
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left."""
+        """Writes the rest of the answers."""
         for place, turn in enumerate(answer.turns):
             about = {} if place else prompt_of(answer, turn.prompt_ids)
             rest = self._sent.setdefault(place, SentText()).rest(_text_of(answer, turn))
@@ -274,7 +274,7 @@ class TokenGeneration(OpenAIErrors):
 
     @staticmethod
     def choice(answer: Answers, place: int, first: int = 0) -> dict[str, JSON]:
-        """Writes one of the answers. first: of its tokens that are written."""
+        """Writes one of the answers. first: index of the first token that is written."""
         turn = answer.turns[place]
         return {
             "index": place,
@@ -290,20 +290,20 @@ class TokenGeneration(OpenAIErrors):
 
 
 class _TokenStream(_Chunks):
-    """Token ids as they are drawn; log-probs and versions at the end."""
+    """Sends token ids while they are sampled, and log-probs and versions at the end."""
 
     def __init__(self, head: Answers, codec: TextCodec | None) -> None:
         super().__init__(head, codec)
         self._num_sent: dict[int, int] = {}
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds."""
+        """Writes the new part of a draft."""
         new, self._num_sent[place] = draft.token_ids[self._num_sent.get(place, 0) :], len(draft.token_ids)
         choice: dict[str, JSON] = {"index": place, "token_ids": list(map(int, new)), "finish_reason": None}
         yield "", {"request_id": self._answer.id, "choices": [choice]}
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left."""
+        """Writes the rest of the answers."""
         places = range(len(answer.turns))
         choices = [TokenGeneration.choice(answer, place, self._num_sent.get(place, 0)) for place in places]
         yield "", {"request_id": answer.id, "choices": choices, "usage": usage_of(answer), "prompt_logprobs": None}

@@ -221,7 +221,7 @@ class ResponseItem(BaseModel):
         return ToolCall(id=self.call_id, name=self.name, arguments=read_arguments(self.arguments, where))
 
 
-class FunctionTool(BaseModel):
+class ResponseTool(BaseModel):
     """A function in the form of the responses' API."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -242,7 +242,7 @@ class ResponsesRequest(OpenAIFields):
     ]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[ResponseTool] | None = None
     tool_choice: Annotated[Any, only("auto", "none", why=NO_CALL)] = None
     parallel_tool_calls: Annotated[Any, only(True, why="the model decides how many calls it makes")] = None
     previous_response_id: Annotated[Any, only(why="responses are not stored: send the whole conversation as input")] = (
@@ -258,7 +258,7 @@ class ResponsesRequest(OpenAIFields):
     stream_options: StreamOptions | None = None
 
 
-class Block(BaseModel):
+class AnthropicBlock(BaseModel):
     """A block of an Anthropic message."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
@@ -279,7 +279,7 @@ class AnthropicMessage(BaseModel):
 
     role: Literal["user", "assistant"]
     content: Annotated[
-        list[Block],
+        list[AnthropicBlock],
         BeforeValidator(lambda given: [{"type": "text", "text": given}] if isinstance(given, str) else given),
     ]
 

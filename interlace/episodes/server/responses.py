@@ -22,12 +22,12 @@ from interlace.episodes.server.ask import (
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError
-from interlace.episodes.server.requests import FunctionTool, ResponseItem, ResponsesRequest
+from interlace.episodes.server.requests import ResponseTool, ResponseItem, ResponsesRequest
 from interlace.episodes.server.stream import SentText
 
 
 class Responses(OpenAIErrors):
-    """`/v1/responses`. The whole conversation comes with each request: nothing is stored."""
+    """`/v1/responses`. Each request contains the whole conversation: the server stores nothing."""
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - a chat template writes the tokens
         """Reads a request."""
@@ -95,14 +95,14 @@ def _messages(items: Sequence[ResponseItem]) -> list[Message]:
 
 
 def _with_call(messages: list[Message], call: ToolCall) -> Message:
-    """Returns the assistant's message with one call more; takes it off the end where it is the last one."""
+    """Returns the assistant's message with one more call. If it is the last message, it is removed from the list."""
     if messages and messages[-1].role == "assistant":
         last = messages.pop()
         return Message(role="assistant", content=last.content, tool_calls=(*last.tool_calls, call))
     return Message(role="assistant", content="", tool_calls=(call,))
 
 
-def _tool(tool: FunctionTool) -> ToolSpec:
+def _tool(tool: ResponseTool) -> ToolSpec:
     return as_tool({"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}})
 
 
@@ -147,7 +147,7 @@ def _part(text: str) -> dict[str, JSON]:
 
 
 class _ResponseStream:
-    """Text as it is drawn; a call whole, when the answer is."""
+    """Sends text while it is sampled, and a call when the answer is complete."""
 
     def __init__(self, head: Answers) -> None:
         self._answer, self._sent = head, SentText()
@@ -155,14 +155,14 @@ class _ResponseStream:
         self._numbers = count()
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds."""
-        del place  # there is one answer
+        """Writes the new part of a draft."""
+        del place  # a request has one answer
         yield from self._begin()
         if new := self._sent.more(draft.read().content, self._answer.ask.stop):
             yield from self._text(new)
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left."""
+        """Writes the rest of the answers."""
         yield from self._begin()
         for place, item in enumerate(_items(answer)):
             assert isinstance(item, Mapping)
@@ -179,7 +179,7 @@ class _ResponseStream:
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the error, by which clients know that no more comes."""
+        """Writes the error, which ends the stream."""
         yield self._event("error", code=error.code or error.kind, message=str(error), param=error.param or None)
 
     def _event(self, kind: str, **fields: JSON) -> Event:
