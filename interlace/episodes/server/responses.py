@@ -22,7 +22,7 @@ from interlace.episodes.server.ask import (
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError
-from interlace.episodes.server.requests import ResponseTool, ResponseItem, ResponsesRequest
+from interlace.episodes.server.requests import ResponseItem, ResponsesRequest, ResponseTool
 from interlace.episodes.server.stream import SentText
 
 
