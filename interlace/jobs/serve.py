@@ -87,6 +87,11 @@ async def _serve(
     )
     pool.start()
     tokenizer = load_tokenizer(recipe.model)
+    if recipe.renderer.chat_template_kwargs and not tokenizer.chat_template:
+        raise UserError(
+            f"renderer.chat_template_kwargs = {dict(recipe.renderer.chat_template_kwargs)}, and the tokenizer has no chat "
+            "template. Name a tokenizer with one (model.tokenizer), or remove the setting."
+        )
     renderer = create_renderer(tokenizer, recipe.renderer, sampling.stop_token_ids) if tokenizer.chat_template else None
     limits = SessionLimits(
         renderer=renderer, max_tokens=create_kind(recipe.rollout).longest_in(recipe.rollout.max_tokens)

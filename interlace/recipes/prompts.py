@@ -27,6 +27,12 @@ def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = No
         return None
     tokenizer = tokenizer or load_tokenizer(recipe.model)
     if not (recipe.task.format.chat_template and tokenizer.chat_template):
+        if recipe.renderer.chat_template_kwargs:
+            raise UserError(
+                f"renderer.chat_template_kwargs = {dict(recipe.renderer.chat_template_kwargs)}, and no chat template "
+                "is applied. Take a tokenizer with a chat template (model.tokenizer) and keep "
+                "task.format.chat_template=true, or remove the setting."
+            )
         return None
     return create_renderer(tokenizer, recipe.renderer, recipe.sampling.stop_token_ids)
 
