@@ -1,4 +1,4 @@
-"""Serving a model, or what a run has trained, over HTTP, without training."""
+"""Serves a model or a run's checkpoint over HTTP, without training."""
 
 import asyncio
 import itertools
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 RETRY_AFTER_S = 1.0
 """Seconds after which a client may try again while the server is paused."""
 _FIRST_VISIT = -2
-"""Group of the first session from outside, counted down: no group of a run has a number below NO_GROUP."""
+"""Group of the first session of a client; later ones count down. Groups of a run have numbers above NO_GROUP."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +46,14 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None
-    """None draws one."""
+    """None generates a key."""
     admin_key: str | None = None
-    """None draws one."""
+    """None generates a key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """Facts of a server that listens."""
+    """Address and keys of a server that listens."""
 
     url: str
     api_key: str
@@ -61,7 +61,7 @@ class Serving:
 
 
 def serve(recipe: Recipe, options: ServeOptions, *, on_ready: Callable[[Serving], None], stop: asyncio.Event) -> None:
-    """Serves the recipe's model until `stop` is set. The recipe's sampling holds where a request says nothing.
+    """Serves the recipe's model until `stop` is set. The recipe's sampling is the default of each request.
 
     on_ready: called once it listens.
     """
@@ -89,8 +89,8 @@ async def _serve(
     tokenizer = load_tokenizer(recipe.model)
     if recipe.renderer.chat_template_kwargs and not tokenizer.chat_template:
         raise UserError(
-            f"renderer.chat_template_kwargs = {dict(recipe.renderer.chat_template_kwargs)}, and the tokenizer has no chat "
-            "template. Name a tokenizer with one (model.tokenizer), or remove the setting."
+            f"renderer.chat_template_kwargs = {dict(recipe.renderer.chat_template_kwargs)}, and the tokenizer has no "
+            "chat template. Name a tokenizer with one (model.tokenizer), or remove the setting."
         )
     renderer = create_renderer(tokenizer, recipe.renderer, sampling.stop_token_ids) if tokenizer.chat_template else None
     limits = SessionLimits(
@@ -104,7 +104,7 @@ async def _serve(
         api_key=options.api_key,
         admin_key=options.admin_key,
     )
-    # An idle server is no stall: it waits for clients.
+    # A registered operation: an idle server is not a stall.
     with cluster.waits.operation(who="server", what="clients"):
         async with serving(server, options.host, options.port) as url:
             on_ready(Serving(url=url, api_key=server.api_key, admin_key=server.admin_key))
@@ -141,7 +141,7 @@ class TokenizerCodec:
 
 
 class PoolVisitors:
-    """Sessions over an engine pool for clients from outside, and the pause between two of them."""
+    """Sessions over an engine pool, for clients, and the verbs that pause the server."""
 
     def __init__(self, cluster: Cluster, pool: EnginePool, sampling: SamplingParams, limits: SessionLimits) -> None:
         self._cluster, self._pool, self._sampling, self._limits = cluster, pool, sampling, limits
@@ -150,7 +150,7 @@ class PoolVisitors:
 
     @asynccontextmanager
     async def session(self, seed: int | None) -> AsyncIterator[Session]:
-        """Opens a session. seed: of its noise; two sessions of one seed draw the same."""
+        """Opens a session. seed: seed of its sampling noise; sessions with the same seed sample the same tokens."""
         noise = secrets.token_hex(8) if seed is None else f"seed {seed}"
         key = SampleKey(_FIRST_VISIT - next(self._numbers), 0)
         prompt = Prompt(uid=f"serve/{noise}", token_ids=np.zeros(0, np.int32), text="", answer="")
@@ -170,7 +170,7 @@ class PoolVisitors:
         return response
 
     def busy_s(self) -> float | None:
-        """Returns when a client may try again, while the server is paused."""
+        """Returns the seconds after which a client may retry, while the server is paused; else None."""
         return RETRY_AFTER_S if self._is_paused else None
 
     async def command(self, verb: str) -> dict[str, JSON]:

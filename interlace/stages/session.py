@@ -1,4 +1,4 @@
-"""An episode's side of the engine pool: each model call is one request, and is recorded as a turn."""
+"""Sessions of episodes: each model call becomes one request to the engine pool and is recorded as a turn."""
 
 import asyncio
 import math
@@ -38,25 +38,25 @@ T = TypeVar("T")
 
 
 class Simulators(Protocol):
-    """Environments that are leased to sessions: those of a run, or what stands for them elsewhere."""
+    """Environments that sessions lease: the run's, or a stand-in for them in another process."""
 
     def episode(self, start: Start, *, around: Around) -> AbstractAsyncContextManager[EnvEpisode]:
-        """Leases an environment, reset to a start. around: entered around each wait."""
+        """Leases an environment, reset to a start. around: a context that is entered for each wait."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SessionLimits:
-    """Limits of each session of a run, and what reads and writes its messages."""
+    """Limits of each session of a run, and the renderer of its messages."""
 
     renderer: Renderer | None = None
-    """None where episodes work on token ids alone."""
+    """None if episodes work on token ids only."""
     actions: ActionTokens | None = None
-    """How the policy's tokens stand for actions; None where it is no robot's."""
+    """Map of the policy's tokens to actions; None if the policy does not control a robot."""
     simulators: "Simulators | None" = None
-    """The run's environments; None where it has none."""
+    """The run's environments; None if it has none."""
     timeout_s: float = math.inf
-    """Seconds of an episode's own code and tools."""
+    """Time limit of an episode's code and tools, in seconds."""
     max_turns: int | None = None
     max_tokens: int | None = None
     """Tokens of the longest sequence that an engine holds."""
@@ -66,11 +66,11 @@ NO_LIMITS = SessionLimits()
 LONG_TEXT = 1 << 14
 """Characters of a conversation from which it is tokenized on a thread."""
 LOSSES = 2
-"""Times that a sample begins again after its episode was lost; after one loss more it has failed."""
+"""Number of lost episodes after which a sample still restarts. The next loss fails the sample."""
 
 
 class Surroundings(Protocol):
-    """Surroundings of a session: a cluster, or what stands for one in a process that runs episodes."""
+    """Clock and wait registry of a session: a cluster's, or a stand-in in a process that runs episodes."""
 
     @property
     def clock(self) -> Clock: ...
@@ -79,15 +79,15 @@ class Surroundings(Protocol):
     def waits(self) -> WaitRegistry: ...
 
     def waiting(self, who: str, what: str) -> AbstractAsyncContextManager[None]:
-        """Registers what is awaited inside."""
+        """Registers the wait of the block."""
         ...
 
 
 class EpisodeSession:
     """One sample's session, open from begin() to close().
 
-    While the episode's own code runs, or awaits what only it knows, an operation is registered: no stall is declared,
-    and the wait-for graph names the episode. A turn is an ordinary wait, of which the pool knows what it is for.
+    While the episode's code runs, or awaits something outside the run, an operation is registered, so that no stall is
+    declared and the wait-for graph names the episode. A turn is an ordinary wait for the pool.
     """
 
     def __init__(
@@ -100,72 +100,72 @@ class EpisodeSession:
         *,
         num_losses: int = 0,
     ) -> None:
-        """params: the run's. num_losses: of earlier sessions of the sample."""
+        """params: the run's parameters. num_losses: number of earlier sessions of the sample, which were lost."""
         self.params = params
-        """The run's sampling parameters, the model's stop tokens included."""
+        """The run's sampling parameters, including the model's stop tokens."""
         self.may_begin_again = num_losses < LOSSES
-        """True where the sample gets another session after an EpisodeLostError."""
+        """True if the sample gets another session after an EpisodeLostError."""
         self.num_begun = num_losses + 1
-        """Sessions of the sample, this one included."""
+        """Number of sessions of the sample, including this one."""
         self.name = f"episode {sample.key.gid}.{sample.key.index}"
         """Name of the episode in the wait-for graph."""
         self._around, self._ask, self._sample, self._limits = around, ask, sample, limits
         self._history = History()
         self._turns: dict[int, Turn | None] = {}
-        """By number; None of those under way."""
+        """Turns by number; None for a turn in progress."""
         self._rewards: dict[int, float] = {}
         """Rewards of turns, by number."""
         self._reported: list[ToolUse] = []
         self._seen = SeenTools()
         self._num_elsewhere = self._num_asking = 0
-        """Turns and named waits that go on now; turns alone."""
+        """Numbers of turns and named waits in progress, and of turns in progress."""
         self._operation: int | None = None
         self._is_open = False
         self._deadline, self._left_s = asyncio.timeout(None), limits.timeout_s
 
     @property
     def key(self) -> SampleKey:
-        """Name of its sample."""
+        """Key of the session's sample."""
         return self._sample.key
 
     @property
     def actions(self) -> ActionTokens | None:
-        """How the policy's tokens stand for actions; see Session."""
+        """Map of the policy's tokens to actions; see Session."""
         return self._limits.actions
 
     @property
     def seed(self) -> int:
-        """A number of this sample's own; see Session."""
+        """Seed of the sample; see Session."""
         prompt = self._sample.prompt
         return stable_hash("episode", prompt.uid, prompt.attempt, self._sample.key.index)
 
     @property
     def turns(self) -> list[Turn]:
-        """Turns that have ended, in order of their numbers."""
+        """Finished turns, by number."""
         return [turn for _, turn in sorted(self._turns.items()) if turn]
 
     @property
     def rewards(self) -> Mapping[int, float]:
-        """Rewards of turns, by number; those without one left out."""
+        """Rewards by the number of the turn, without turns that have none."""
         return self._rewards
 
     @property
     def tool_uses(self) -> Sequence[ToolUse]:
-        """Calls of tools, in the order in which they ended: what the episode counted, else what was seen of it."""
+        """Calls of tools in the order of their ends: the reported calls, or else the calls seen in messages."""
         return self._reported or self._seen.uses
 
     def begin(self) -> None:
-        """Opens the session: the episode's own code runs."""
+        """Opens the session and registers the episode's code as an operation."""
         self._is_open = True
         self._register()
 
     def close(self) -> None:
-        """Ends it; nothing more can be asked."""
+        """Closes the session. It makes no more turns."""
         self._is_open = False
         self._unregister()
 
     async def limited(self, run: Awaitable[T]) -> T:
-        """Awaits the episode within its time. TimeoutError where its own code and tools take longer."""
+        """Awaits the episode within its time limit. TimeoutError if its code and tools take longer."""
         self._deadline = asyncio.timeout(None)
         try:
             async with self._deadline:
@@ -243,7 +243,7 @@ class EpisodeSession:
 
     @asynccontextmanager
     async def simulator(self, start: Start, own: EnvFleet | None = None) -> AsyncIterator[EnvEpisode]:
-        """Leases an environment; see Session. Waits for it are registered by whatever simulates."""
+        """Leases an environment; see Session. The environment registers its waits."""
         simulators = own or self._limits.simulators
         if simulators is None:
             raise UserError("the episode asked for a simulator, and the recipe's episode has no `env`")
@@ -260,7 +260,7 @@ class EpisodeSession:
 
     @asynccontextmanager
     async def waiting(self, what: str) -> AsyncIterator[None]:
-        """Names what the episode waits for inside; see Session."""
+        """Names the wait of the block; see Session."""
         with self._elsewhere():
             async with self._around.waiting(self.name, what):
                 yield
@@ -307,7 +307,7 @@ class EpisodeSession:
             )
 
     def _reserve(self, number: int | None) -> int:
-        """Returns the number of the next turn, which no other turn can take from now on."""
+        """Reserves the number of a turn and returns it."""
         self._check_open()
         place = max(self._turns, default=-1) + 1 if number is None else number
         if place < 0 or place in self._turns:
@@ -342,7 +342,7 @@ class EpisodeSession:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Stops the episode's clock while a turn is under way."""
+        """Stops the episode's clock during a turn."""
         if not self._num_asking and (when := self._deadline.when()) is not None:
             self._left_s = when - asyncio.get_running_loop().time()
             if not self._deadline.expired():
@@ -379,7 +379,7 @@ class EpisodeSession:
 
 
 def _messages(context: Context) -> tuple[Message, ...] | None:
-    """Returns the messages of a context; None where it is token ids. UserError where it is neither."""
+    """Returns the messages of a context, or None if it contains token ids. UserError for anything else."""
     if not len(context) or not isinstance(context[0], Message | Mapping):
         return None
     given = cast(Sequence[Message], context)
