@@ -61,6 +61,12 @@ class ToolSpec:
         found = self.parameters.get("properties")
         return found if isinstance(found, Mapping) else {}
 
+    @property
+    def definitions(self) -> Mapping[str, JSON]:
+        """Schemas that a `$ref` in the arguments' schemas names."""
+        found = self.parameters.get("$defs", self.parameters.get("definitions"))
+        return found if isinstance(found, Mapping) else {}
+
 
 def as_message(value: "JSON | Message", where: str = "message") -> Message:
     """Reads a message that may be a mapping in OpenAI's form. Raises UserError for another value.

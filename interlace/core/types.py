@@ -170,6 +170,8 @@ class Completion:
     """[L] of the model itself, where the parameters ask for them; else empty."""
     num_cached_tokens: int = 0
     """Tokens of the context whose keys and values were there already; 0 where the engine does not say."""
+    failure: str = ""
+    """Reason why the engine could not finish the request, such as parameters that leave no distribution."""
 
     @property
     def resumed(self) -> Request:

@@ -78,6 +78,22 @@ OnTurnDraft: TypeAlias = Callable[[TurnDraft], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TurnOptions:
+    """Further options of a turn."""
+
+    on_draft: OnTurnDraft | None = None
+    """Called with the turn so far, each time more of it was sampled."""
+    patience_s: float = math.inf
+    """Seconds that the turn waits while engines finish their sequences before they take new weights. After them
+    EnginesBusyError is raised, and no turn was made."""
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Variables that the chat template reads, in addition to the recipe's (`renderer.chat_template_kwargs`)."""
+
+
+DEFAULT_OPTIONS = TurnOptions()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FinalContext:
     """Context that a limit kept the policy from answering: its value stands for what would have come."""
 
@@ -142,8 +158,7 @@ class Session(Protocol):
         number: int | None = None,
         inputs: Inputs | None = None,
         query_ids: Sequence[int] = (),
-        on_draft: OnTurnDraft | None = None,
-        patience_s: float = math.inf,
+        options: TurnOptions = DEFAULT_OPTIONS,
     ) -> Turn:
         """Lets the policy go on behind the whole context; waits while weights change or engines are full.
 
@@ -151,9 +166,11 @@ class Session(Protocol):
         behind that turn's tokens where the chat template allows it. tools: that the messages are written with.
         inputs, query_ids: see Request. params: None: the run's. number: the turn's, which keys its sampling noise;
         None: the next. Calls side by side whose order depends on the clock name theirs, so that two runs draw the same.
-        on_draft: called with the turn so far, whenever more of it is drawn. patience_s: seconds that it waits where
-        engines end what they began before they take new weights; EnginesBusyError after them, and no turn was made.
         """
+        ...
+
+    async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
+        """Returns the number of tokens of a context; no turn is made."""
         ...
 
     def reward(self, turn: Turn, value: float) -> None:

@@ -360,9 +360,28 @@ def _tokenizer(origin: Origin, config: ModelConfig) -> "PreTrainedTokenizerBase"
 
 
 def _stop_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    """Returns the tokens that end a response: the tokenizer's, the generation config's, and the chat template's."""
     found = model.generation_config.eos_token_id if model.generation_config is not None else None
     listed = found if isinstance(found, list) else [] if found is None else [found]
-    return tuple(sorted({int(tokenizer.eos_token_id), *listed}))
+    return tuple(sorted({int(tokenizer.eos_token_id), *listed, *_end_of_turn(tokenizer)}))
+
+
+def _end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
+    """Returns the added token with which the chat template ends an answer; empty if it ends with none."""
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        return ()
+    mark = "\ue002"
+    probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
+    try:
+        text = str(tokenizer.apply_chat_template(probe, tokenize=False))
+    except (TemplateError, TypeError, ValueError, OverflowError):
+        return ()  # the renderer, if one is needed, reports the template's error
+    end = text.rpartition(mark)[2]
+    added = {str(token): place for place, token in tokenizer.added_tokens_decoder.items() if str(token).strip()}
+    fitting = [tag for tag in added if end.startswith(tag)]
+    return (added[max(fitting, key=len)],) if fitting else ()
 
 
 def first_line(error: Exception) -> str:

@@ -23,11 +23,17 @@ if TYPE_CHECKING:
 
 
 def renderer_of(recipe: Recipe, tokenizer: "PreTrainedTokenizerBase | None" = None) -> "ChatTemplateRenderer | None":
-    """Makes the renderer of a recipe's model; None if its episodes do not use one."""
-    if recipe.episode.is_single_turn:
+    """Makes the renderer of a recipe's model; None if its prompts are written without one."""
+    if recipe.episode.is_single_turn and not recipe.renderer.chat_template_kwargs:
         return None
     tokenizer = tokenizer or load_tokenizer(recipe.model)
     if not (recipe.task.format.chat_template and tokenizer.chat_template):
+        if recipe.renderer.chat_template_kwargs:
+            raise UserError(
+                f"renderer.chat_template_kwargs = {dict(recipe.renderer.chat_template_kwargs)}, and no chat template "
+                "is applied. Take a tokenizer with a chat template (model.tokenizer) and keep "
+                "task.format.chat_template=true, or remove the setting."
+            )
         return None
     return create_renderer(tokenizer, recipe.renderer, recipe.sampling.stop_token_ids)
 

@@ -12,7 +12,7 @@ from typing import cast
 from interlace.core.errors import EnginesBusyError, EpisodeFailedError, EpisodeLostError, InterlaceError, UserError
 from interlace.core.runs import Runs
 from interlace.core.types import EMPTY_FLOAT, EMPTY_INT, Prompt, SamplingParams
-from interlace.episodes.base import Outcome, Session, Turn, TurnDraft
+from interlace.episodes.base import Outcome, Session, Turn, TurnDraft, TurnOptions
 from interlace.observe.films import Film
 from interlace.runtime.process.child import framed, take_frames
 from interlace.runtime.process.children import Child, Children, Place
@@ -326,8 +326,9 @@ class _Exchange:
                 number=ask.turn,
                 inputs=ask.inputs,
                 query_ids=ask.query_ids,
-                on_draft=partial(self._drafted, ask.turn) if ask.streams else None,
-                patience_s=ask.patience_s,
+                options=TurnOptions(
+                    on_draft=partial(self._drafted, ask.turn) if ask.streams else None, patience_s=ask.patience_s
+                ),
             )
         except UserError as error:
             nothing = TurnAnswer(

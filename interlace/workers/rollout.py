@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, STATE, WEIGHTS
-from interlace.core.types import Completion, Draft, FinishReason, Metrics, Progress, Request, Response, SampleKey
+from interlace.core.types import (
+    Completion,
+    Draft,
+    FinishReason,
+    Metrics,
+    Progress,
+    Request,
+    Response,
+    SampleKey,
+    SamplingParams,
+)
 from interlace.engines.rollout.protocol import ENGINE_PARTS, EngineReport, RolloutEngine, SwitchMode, TakesAdapters
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.weights.reader import WeightReader
@@ -20,27 +30,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutBundle:
-    """Parts that a rollout worker is made of."""
+    """Parts of a rollout worker."""
 
     engine: RolloutEngine
     tokenizer: "PreTrainedTokenizerBase"
     stop_token_ids: tuple[int, ...]
     """Tokens that end the model's responses."""
     writes_text: bool = True
-    """False where what the model answers is no text, such as numbers."""
+    """False if the model's answers are not text, such as numbers."""
     reader: WeightReader = field(default_factory=WeightReader)
-    """Fetcher of what the engine needs of new weights."""
+    """Reader of the parts of new weights that the engine needs."""
     decide: Callable[[bool], bool] = bool
-    """Decision of an engine's first rank, of several that are called alike."""
+    """Replaces a decision by the decision of the engine's first rank, if several ranks make the same calls."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A request that streams."""
+
+    params: SamplingParams
+    num_sent: int = 0
+    """Tokens that were returned as drafts."""
 
 
 MIN_CALL_S = 0.01
-"""Minimum duration of a call, in seconds. Sequences that finish sooner wait and are returned together: a call costs its
-caller as much as some decode steps of a small model."""
+"""Minimum duration of a call, in seconds. Sequences that finish sooner are returned together: a call costs its caller
+as much as several decode steps of a small model."""
 
 
 class RolloutWorker(Worker):
-    """Server of requests; a call lasts until something is finished."""
+    """Serves requests with one engine. A call lasts until a request finishes."""
 
     def __init__(
         self,
@@ -53,18 +72,22 @@ class RolloutWorker(Worker):
         serving = make_engine(context)
         self._engine, self._tokenizer, self._stops = serving.engine, serving.tokenizer, serving.stop_token_ids
         self._writes_text = serving.writes_text
+        self._special = frozenset(getattr(self._tokenizer, "all_special_ids", ()))
+        added = self._special | set(getattr(self._tokenizer, "added_tokens_decoder", ()))
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        self._hidden = {getattr(self._tokenizer, name, None) for name in names} | (added & set(self._stops))
+        """Tokens that the text of a response leaves out: the beginning, the end, and padding."""
         self._reader, self._decide = serving.reader, serving.decide
         self._interrupted = threading.Event()
-        self._streams: dict[str, int] = {}
-        """Number of tokens that were handed out, of live requests that stream."""
+        self._streams: dict[str, _Stream] = {}
+        """Live requests that stream, by id."""
 
     @operation(bin="generate")
     def serve(self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()) -> Progress:
-        """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left.
+        """Adds and removes requests, then decodes until a sequence finishes, interrupt() is called or none is left.
 
-        A request that streams ends a call with each token it gets. A call that began less than MIN_CALL_S ago goes on,
-        whatever finishes. Those taken out are among the responses, with what they had. ended: samples whose next turns
-        nothing is kept for any more.
+        A request that streams ends a call with each of its tokens, but a call lasts at least MIN_CALL_S. The responses
+        include the removed requests, with their tokens so far. ended: samples that request no further turn.
         """
         start_s = self._now()
         finished = list(self._engine.abort(aborts)) if aborts else []
@@ -96,13 +119,13 @@ class RolloutWorker(Worker):
 
     @operation(on_device=False, concurrent=True)
     def interrupt(self) -> None:
-        """Lets a serve() that runs return after its current decode step."""
+        """Makes a running serve() return after its current decode step."""
         self._interrupted.set()
-        self._engine.interrupt()  # the last: a step that ends on its account finds the other set
+        self._engine.interrupt()  # last: a step that it ends finds the flag set
 
     @operation(bin="switch", phase="rollout")
     def abort(self) -> tuple[Response, ...]:
-        """Ends everything and returns what there is, to be resubmitted."""
+        """Ends all requests and returns their tokens so far, to be resubmitted."""
         return self._decoded(self._engine.abort())
 
     @operation(bin="weight_sync", parts=(WEIGHTS,), makes_activations=False)
@@ -117,12 +140,12 @@ class RolloutWorker(Worker):
 
     @operation(on_device=False)
     def weight_place(self) -> Place:
-        """Returns where the engine reads weights."""
+        """Returns the place where the engine reads weights."""
         return Place.here()
 
     @operation(on_device=False)
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end the model's responses, to be named in sampling parameters."""
+        """Returns the tokens that end the model's responses, for sampling parameters."""
         return self._stops
 
     @operation(on_device=False)
@@ -132,7 +155,7 @@ class RolloutWorker(Worker):
 
     @operation(on_device=False)
     def report(self) -> EngineReport:
-        """Returns what the engine found out about the model."""
+        """Returns the engine's report about the model."""
         return self._engine.report()
 
     def onload(self, parts: Sequence[str] | None = None) -> None:
@@ -149,11 +172,13 @@ class RolloutWorker(Worker):
         return {STATE: memory.weights + memory.kv_cache}
 
     def _submit(self, request: Request) -> Response | None:
-        """Gives a request to the engine. Returns a response where the engine refuses it: its sample alone ends."""
-        self._streams.pop(request.id, None)  # of one that was taken out: handed out again, from its beginning
+        """Gives a request to the engine. Returns a response if the engine refuses it: only its sample fails."""
+        if request.streams:
+            self._streams[request.id] = _Stream(request.params)
         try:
             self._engine.submit(request)
         except UserError as error:
+            self._streams.pop(request.id, None)
             nothing = Completion(
                 request=request, token_ids=(), logprobs=(), versions=(), finish_reason=FinishReason.ABORTED
             )
@@ -161,25 +186,41 @@ class RolloutWorker(Worker):
         return None
 
     def close(self) -> None:
-        """Gives back the memory that the engine served from."""
+        """Releases the memory of the engine's weights."""
         self._reader.close()
 
     def _decoded(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
         for completion in completions:
             self._streams.pop(completion.request.id, None)
         return tuple(
-            Response(completion=completion, text=self._text(completion.token_ids)) for completion in completions
+            Response(
+                completion=completion,
+                text=self._text(completion.token_ids, completion.request.params),
+                refusal=completion.failure,
+            )
+            for completion in completions
         )
 
-    def _text(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True)) if self._writes_text else ""
+    def _text(self, token_ids: Sequence[int], params: SamplingParams) -> str:
+        """Decodes a response without the tokens that end or pad it. Other special tokens stay, such as tags."""
+        if not self._writes_text:
+            return ""
+        hidden = self._hidden | (self._special & set(params.stop_token_ids))
+        shown = [token for token in token_ids if token not in hidden]
+        return str(self._tokenizer.decode(shown, skip_special_tokens=False))
 
     def _have_more(self, drawn: Mapping[str, Sequence[int]]) -> bool:
-        return any(len(token_ids) > self._streams.get(name, 0) for name, token_ids in drawn.items())
+        return any(self._has_new(name, token_ids) for name, token_ids in drawn.items())
+
+    def _has_new(self, name: str, token_ids: Sequence[int]) -> bool:
+        stream = self._streams.get(name)
+        return stream is not None and len(token_ids) > stream.num_sent
 
     def _drafts(self, drawn: Mapping[str, Sequence[int]]) -> tuple[Draft, ...]:
-        more = {name: token_ids for name, token_ids in drawn.items() if len(token_ids) > self._streams.get(name, 0)}
-        self._streams.update((name, len(token_ids)) for name, token_ids in more.items())
-        return tuple(
-            Draft(request_id=name, token_ids=token_ids, text=self._text(token_ids)) for name, token_ids in more.items()
-        )
+        found = []
+        for name, token_ids in drawn.items():
+            if self._has_new(name, token_ids):
+                stream = self._streams[name]
+                stream.num_sent = len(token_ids)
+                found.append(Draft(request_id=name, token_ids=token_ids, text=self._text(token_ids, stream.params)))
+        return tuple(found)

@@ -1,7 +1,6 @@
 """A session whose answers are written beforehand, for what a server does with them."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolSpec
 from interlace.core.runs import Runs
 from interlace.core.types import FinishReason, SamplingParams
-from interlace.episodes.base import Context, OnTurnDraft, Tools, Turn, TurnDraft
+from interlace.episodes.base import DEFAULT_OPTIONS, Context, OnTurnDraft, Tools, Turn, TurnDraft, TurnOptions
 
 
 @dataclass
@@ -26,6 +25,7 @@ class ScriptedSession:
     go: asyncio.Event | None = None
     """Held back until it is set."""
     asked: list[tuple[Sequence[object], Sequence[ToolSpec], SamplingParams]] = field(default_factory=list)
+    options: list[TurnOptions] = field(default_factory=list)
     num_withdrawn: int = 0
     turns: list[Turn] = field(default_factory=list)
 
@@ -36,11 +36,11 @@ class ScriptedSession:
         tools: Tools = (),
         params: SamplingParams | None = None,
         number: int | None = None,
-        on_draft: OnTurnDraft | None = None,
-        patience_s: float = math.inf,
+        options: TurnOptions = DEFAULT_OPTIONS,
     ) -> Turn:
         place = len(self.asked)
         self.asked.append((list(context), list(tools), params or self.params))
+        self.options.append(options)
         if place >= len(self.answers):
             raise UserError("the episode asked for more than its turns (episode.max_turns)")
         try:
@@ -50,8 +50,8 @@ class ScriptedSession:
             self.num_withdrawn += 1
             raise
         message = self.answers[place]
-        if on_draft:
-            await self._draft(message, on_draft)
+        if options.on_draft:
+            await self._draft(message, options.on_draft)
         turn = Turn(
             number=place if number is None else number, prompt_ids=np.arange(5, dtype=np.int32),
             token_ids=np.array([11, 12, 2], np.int32), logprobs=np.array([-0.5, -0.25, -1.0], np.float32),
@@ -72,6 +72,9 @@ class ScriptedSession:
             )  # fmt: skip
             for _ in range(5):
                 await asyncio.sleep(0)
+
+    async def count_tokens(self, context: Context, *, tools: Tools = ()) -> int:
+        return len(context)
 
     def reward(self, turn: Turn, value: float) -> None:
         raise NotImplementedError

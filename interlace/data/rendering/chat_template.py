@@ -1,8 +1,9 @@
 """The renderer of any Hugging Face chat template: a turn is written behind the tokens that are there."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec, to_mapping, tool_mapping
@@ -10,12 +11,14 @@ from interlace.core.types import JSON
 from interlace.data.rendering.config import RendererConfig
 from interlace.data.rendering.parsers.base import MarkedText, Parser
 from interlace.data.rendering.proof import Kind, Proof, prove
-from interlace.data.rendering.text import TokenText
+from interlace.data.rendering.text import TokenText, longest_token
 from interlace.data.rendering.tools_in_prompt import written_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MOST_VARIANTS = 16
+"""Renderers that are kept for requests with variables of the template."""
 MARK = "\ue002"
 """Content of an answer of which nothing else is looked at: what stands behind it is what a turn adds."""
 
@@ -37,7 +40,9 @@ class ChatTemplateRenderer:
                 "or its tokenizer (model.tokenizer)."
             )
         self._tokenizer, self._parser, self._config = tokenizer, parser, config
-        self._text = TokenText(tokenizer)
+        self._text, self.longest_token = TokenText(tokenizer), longest_token(tokenizer)
+        self._variants: dict[str, ChatTemplateRenderer] = {}
+        """Renderers with further variables of the template, the newest last."""
         self._calls_are_text = False
         """True for templates that want a call's arguments as JSON text."""
         self._no_tools: list[dict[str, JSON]] | None = None
@@ -55,6 +60,21 @@ class ChatTemplateRenderer:
         self.proof: Proof = prove(self)
         """Finding of the start: which turns can be appended."""
         self._opens_thought = self._ends_in_thought()
+
+    def variant(self, variables: Mapping[str, JSON]) -> "ChatTemplateRenderer":
+        """Returns the renderer whose template reads further variables; see Renderer."""
+        merged = {**self._config.chat_template_kwargs, **variables}
+        if merged == self._config.chat_template_kwargs:
+            return self
+        name = json.dumps(merged, sort_keys=True, default=str)
+        found = self._variants.pop(name, None)
+        if found is None:
+            config = RendererConfig.parse({**self._config.model_dump(), "chat_template_kwargs": merged})
+            found = ChatTemplateRenderer(self._tokenizer, self._parser, config, self.stop_token_ids)
+        self._variants[name] = found
+        for oldest in list(self._variants)[:-MOST_VARIANTS]:
+            self._variants.pop(oldest, None)
+        return found
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool = True) -> str:
         """Writes a conversation as text, tags that were typed put aside. UserError for what the template refuses.
@@ -86,6 +106,7 @@ class ChatTemplateRenderer:
                 tools=shown or self._no_tools,  # type: ignore[arg-type]  # nor does this one know values of a schema
                 add_generation_prompt=prompts,
                 tokenize=False,
+                **cast(dict[str, Any], self._config.chat_template_kwargs),
             )
         except (TemplateError, TypeError, ValueError) as error:
             roles = ", ".join(message.role for message in messages)

@@ -1,4 +1,4 @@
-"""Between text and token ids: tags that were typed stay text, tags that were drawn are known by their id."""
+"""Text as token ids and back. Tags in a user's text stay text; tags that the model sampled are found by their id."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HOLD, END = "\ue000", "\ue001"
-"""Around the number of a tag that was typed, while the chat template runs. Characters for private use."""
+"""Private characters around the number of a tag in a user's text, while the chat template runs."""
 FIRST_MARK = 0xF0000
-"""First of the characters, of private use too, that stand for tags in an answer."""
+"""First of the private characters that stand for tags in an answer."""
+
+
+def longest_token(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Returns an upper bound of the characters that one token stands for: a text of N has at least N / bound tokens."""
+    return max(len(token.encode(errors="replace")) for token in tokenizer.get_vocab())
 
 
 class TokenText:
-    """One tokenizer, with its special tokens and other added ones: the tags."""
+    """A tokenizer and its tags: its special tokens and other added tokens."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
@@ -32,7 +37,7 @@ class TokenText:
         self._by_length = by_length
 
     def hold(self, value: JSON) -> JSON:
-        """Returns a message's text, or the arguments of a call, with tags that were typed put aside."""
+        """Returns a message's text, or the arguments of a call, with its tags put aside."""
         if isinstance(value, str):
             return self._typed.sub(lambda match: f"{HOLD}{self._numbers[match[0]]}{END}", value)
         if isinstance(value, Mapping):
@@ -42,11 +47,11 @@ class TokenText:
         return value
 
     def encode(self, text: str) -> list[int]:
-        """Tokenizes what a template wrote: its own tags become their ids, those put aside become the text they are."""
+        """Tokenizes a template's text. The template's tags become their ids; tags that were put aside stay text."""
         if HOLD not in text:
             return self._encode(text)
         found: list[int] = []
-        # Numbers stand at odd places.
+        # Every second part is a number.
         for place, part in enumerate(self._held.split(text)):
             found += self._spelled(self._by_length[int(part)]) if place % 2 else self._encode(part)
         return found
@@ -55,15 +60,15 @@ class TokenText:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
     def _spelled(self, tag: str) -> list[int]:
-        """Tokenizes a tag as letters: in two parts, neither of which is a tag."""
+        """Tokenizes a tag as letters, in two parts that are not tags."""
         return [*self._encode(tag[:1]), *self._encode(tag[1:])] if tag in self.tags else self._encode(tag)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens, tags spelled out."""
+        """Returns the text of tokens, including tags."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def marked(self, token_ids: Sequence[int], tags: Sequence[str]) -> MarkedText:
-        """Returns an answer's text, in which those of `tags` that are tokens stand as characters of their own."""
+        """Returns an answer's text, in which each of `tags` that is a token is replaced by a private character."""
         marks = {tag: chr(FIRST_MARK + place) for place, tag in enumerate(tags) if tag in self.tags}
         by_id = {self.tags[tag]: mark for tag, mark in marks.items()}
         parts: list[str] = []

@@ -4,7 +4,7 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from interlace.core.types import FinishReason
 from interlace.engines.rollout import kernels
 from interlace.engines.rollout.agreement import Agreement
 from interlace.engines.rollout.config import NativeConfig
@@ -38,14 +39,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_LOOK_S = 10e-3
-"""Several steps between two looks at the queue begin within this time; who cannot wait interrupts."""
+"""Several steps between two looks at the queue begin within this time; a caller that cannot wait interrupts."""
 Serving: TypeAlias = Callable[[int | None], AbstractContextManager[int]]
-Ended: TypeAlias = tuple[int, bool]
-"""A row whose sequence is done, and whether a stop token or string ended it; else it reached its limit."""
+NO_DISTRIBUTION = (
+    "its sampling parameters leave no distribution to sample from: with its bias and penalties the logits are not "
+    "finite numbers. Reduce logit_bias, repetition_penalty and presence_penalty"
+)
+"""Failure of a sequence whose reshaped logits are not finite, although the model's logits are."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRow:
+    """A row whose sequence is done."""
+
+    row: int
+    reason: FinishReason
+    """`stop` for a stop token or string, `length` for a sequence at its limit, `aborted` for one that failed."""
+    failure: str = ""
+
+
+def num_ids(tokenizer: "PreTrainedTokenizerBase | None") -> int | None:
+    """Returns the number of ids up to a tokenizer's last token; None without a tokenizer."""
+    return None if tokenizer is None else 1 + max(tokenizer.get_vocab().values())
 
 
 class DecodeLoop:
-    """Runs what the scheduler plans, and appends what is drawn to the table's rows."""
+    """Runs the scheduler's plans, and appends the drawn tokens to the table's rows."""
 
     def __init__(
         self,
@@ -65,13 +84,17 @@ class DecodeLoop:
         self._sampler: PlainSampler = own or (KernelSampler() if serving.compiled else TorchSampler())
         most = config.draft_tokens if serving.attention is not None else 0
         self._speculator = Speculator(table, most=most, below=config.draft_below)
+        self.num_drawable = None if own else num_ids(tokenizer)
+        """Number of ids that are sampled, from 0: embeddings beyond the tokenizer's last token have no text."""
+        if self._decoder and self.num_drawable:
+            self._decoder.limit_drawn(self.num_drawable)
         self._steps_per_schedule, self._version = config.steps_per_schedule, 0
-        self._ended: list[Ended] = []
+        self._ended: list[EndedRow] = []
         self.counters = Counters()
         self.interrupted = ctypes.c_int64(0)
         """Flag, 1 while a caller waits for the next look at the queue."""
 
-    def advance(self, serving: Serving, *, several: bool) -> tuple[int, list[Ended]]:
+    def advance(self, serving: Serving, *, several: bool) -> tuple[int, list[EndedRow]]:
         """Looks at the queue once and runs the forward passes until the next look.
 
         serving: has the weights of a version in place, None being the newest, and gives the version's number. several:
@@ -174,7 +197,7 @@ class DecodeLoop:
     def _sample(self, logits: Tensor, wanted: Draw, places: Int64Array) -> int:
         """Draws the tokens that come at `places` and keeps those whose predecessors were right. Returns how many."""
         table, rows = self._table, wanted.rows
-        tokens, logprobs = draw(logits, wanted, table, self._sampler)
+        tokens, logprobs = draw(logits[:, : self.num_drawable], wanted, table, self._sampler)
         at_once = table.at_once[rows]
         if not self._speculator.has_guessed and not at_once.any():
             self._append(rows, tokens, logprobs)
@@ -197,13 +220,22 @@ class DecodeLoop:
         bounds = np.flatnonzero(np.r_[True, rows[1:] != rows[:-1], True])
         for start, end in pairwise(bounds.tolist() if len(rows) else ()):
             row = int(rows[start])
+            if not np.isfinite(logprobs[start:end]).all():
+                self._fail(row)
+                continue
             self._table.append_all(row, tokens[start:end], logprobs[start:end], self._version)
             self._finish(row, stopped=False)
         return len(rows)
 
     def _append(self, rows: Int64Array, tokens: Int64Array, logprobs: FloatRows) -> bool:
-        """Adds one token to each row and ends those that are done. Returns whether any is."""
+        """Adds one token to each row and ends the rows that are done. Returns whether any row ended."""
         table = self._table
+        failed = ~np.isfinite(logprobs)
+        if failed.any():
+            for row in rows[failed]:
+                self._fail(int(row))
+            self._append(rows[~failed], tokens[~failed], logprobs[~failed])
+            return True
         table.append(rows, tokens, logprobs, self._version)
         stopped = (tokens[:, None] == table.stop_ids[rows]).any(1)
         if table.stops_on_text[rows].any():
@@ -216,9 +248,13 @@ class DecodeLoop:
         return True
 
     def _finish(self, row: int, *, stopped: bool) -> None:
-        """Notes that a row is done; later ones may draft from it."""
+        """Records that a row is done; later rows may draft from it."""
         self._speculator.observe(self._table.occupant(row))
-        self._ended.append((row, stopped))
+        self._ended.append(EndedRow(row, FinishReason.STOP if stopped else FinishReason.LENGTH))
+
+    def _fail(self, row: int) -> None:
+        """Records that a row ends without another token, because its own parameters leave no distribution."""
+        self._ended.append(EndedRow(row, FinishReason.ABORTED, NO_DISTRIBUTION))
 
     def _stops_on_text(self, row: int) -> bool:
         """Says whether the end of a row's response, decoded, contains one of its stop strings."""

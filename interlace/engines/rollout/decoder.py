@@ -163,6 +163,7 @@ class DecoderRunner:
         if in_eight_bits:
             self.name += " in eight bits"
         self._model, self._routed, self._attention, self._longest = model, routed, attention, longest
+        self._num_drawn: int | None = None
         with torch.no_grad():
             rotary, table = model.get_submodule("model.rotary_emb"), model.get_parameter("model.embed_tokens.weight")
             cos, sin = rotary(table[:1], torch.arange(longest)[None])
@@ -173,6 +174,11 @@ class DecoderRunner:
         self.rebind()
         self._buffers = [_Buffers(64, self._decoder, longest) for _ in range(num_threads)]
         self._threads = ThreadPoolExecutor(num_threads, "decode") if num_threads > 1 else None
+
+    def limit_drawn(self, num_ids: int) -> None:
+        """Samples ids below num_ids only; those beyond it have an embedding and no token of the tokenizer."""
+        self._num_drawn = num_ids
+        self._decoder.drawn_vocab = min(self._decoder.vocab, num_ids)
 
     def rebind(self) -> None:
         """See Runner."""
@@ -195,6 +201,7 @@ class DecoderRunner:
             norm=norm.get_parameter("weight").data_ptr(), epsilon=_epsilon(norm),
             cos=cos.data_ptr(), sin=self._rotation[1].data_ptr(),
             head8=self._eight[-1].address if self._eight else None,
+            drawn_vocab=min(head.shape[0], self._num_drawn or head.shape[0]),
         )  # fmt: skip
 
     @property

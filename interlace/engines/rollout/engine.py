@@ -85,6 +85,7 @@ class NativeEngine:
         self._limits = Limits(
             context=context, longest=self._store.longest, vocab_size=self._model.config.get_text_config().vocab_size,
             has_tokenizer=tokenizer is not None, reads=input_reader(self._model),
+            num_drawable=self._decode_loop.num_drawable,
         )  # fmt: skip
         self._live: dict[str, SequenceState] = {}
         self._streaming: set[str] = set()
@@ -161,9 +162,8 @@ class NativeEngine:
         new_tokens, preemptions = 0, self._scheduler.num_preemptions
         if self._live and not self._paused and self._saved is None:
             new_tokens, ended = self._decode_loop.advance(self._serving, several=bool(self._weights.versions))
-            for row, stopped in ended:
-                reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-                finished.append(self._end(self._table.occupant(row), reason))
+            for one in ended:
+                finished.append(self._end(self._table.occupant(one.row), one.reason, one.failure))
         self._decode_loop.interrupted.value = 0
         return StepOutput(
             finished=tuple(finished),
@@ -322,7 +322,7 @@ class NativeEngine:
         if self._saved is not None:
             self._saved = {}
 
-    def _end(self, sequence: SequenceState, reason: FinishReason) -> Completion:
+    def _end(self, sequence: SequenceState, reason: FinishReason, failure: str = "") -> Completion:
         """Takes a sequence out for good."""
         if self._saved is not None:
             self._saved.pop(sequence.row, None)
@@ -339,6 +339,7 @@ class NativeEngine:
             finish_reason=reason,
             raw_logprobs=tuple(sequence.raw_logprobs),
             num_cached_tokens=max(0, sequence.num_cached),
+            failure=failure,
         )
 
 

@@ -63,6 +63,7 @@ class Decoder(ctypes.Structure):
         *((name, _PTR) for name in ("layers", "embedding", "norm", "head", "cos", "sin")),
         ("epsilon", _F32),
         ("head8", _PTR),
+        ("drawn_vocab", _I64),
     ]
 
 

@@ -1,5 +1,6 @@
-"""Checks of what a request may ask of an engine."""
+"""Checks of a request before an engine takes it."""
 
+import math
 from dataclasses import dataclass
 
 from interlace.core.errors import UserError
@@ -18,10 +19,12 @@ class Limits:
     vocab_size: int
     has_tokenizer: bool
     reads: InputReader | None
-    """Arrays that the model reads beside tokens; None: it reads tokens alone."""
+    """Arrays that the model reads in addition to tokens; None: it reads tokens only."""
+    num_drawable: int | None = None
+    """Number of ids that may be sampled, from 0; None: the whole vocabulary."""
 
     def check(self, request: Request) -> None:
-        """Raises UserError for what cannot be served."""
+        """Raises UserError for a request that cannot be served."""
         prompt, params, what = len(request.prompt_ids), request.params, f"request {request.id}"
         if not prompt:
             raise UserError(f"{what}: the prompt is empty. Give it at least one token (a BOS token will do).")
@@ -51,6 +54,10 @@ class Limits:
         self._check_inputs(request, what)
         if params.stop and not self.has_tokenizer:
             raise UserError(f"{what}: stop strings need a tokenizer: NativeEngine(model, tokenizer=...).")
+        drawable = self.num_drawable or self.vocab_size
+        forbidden = {token for token, bias in params.logit_bias if bias == -math.inf and token < drawable}
+        if len(forbidden) >= drawable:
+            raise UserError(f"{what}: logit_bias forbids all {drawable} tokens. Leave at least one without -inf.")
         biased = (token for token, _ in params.logit_bias)
         for token in (*request.prompt_ids, *request.query_ids, *request.generated_ids, *biased):
             if not 0 <= token < self.vocab_size:

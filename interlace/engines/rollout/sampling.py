@@ -1,6 +1,7 @@
 """Drawing tokens from logits, with noise that depends on the request and the position alone."""
 
 import ctypes
+import math
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -103,8 +104,9 @@ class Draw:
 def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampler) -> tuple[Int64Array, FloatRows]:
     """Draws from logits [N, V], which it may overwrite.
 
-    Returns tokens [N] and their log-probs [N] under the distribution they were drawn from. Those of the model itself go
-    to the table, where a row asks for them.
+    Returns tokens [N] and their log-probs [N] under the distribution they were drawn from; the log-prob is NaN if a
+    row's own bias and penalties leave no distribution. The log-probs of the model itself go to the table, if a row
+    requests them. InterlaceError if the model's own logits are not finite.
     """
     rows, indices, uniform, temperature = wanted.rows, wanted.indices, wanted.uniform, wanted.temperature
     if wanted.is_plain:
@@ -114,22 +116,33 @@ def draw(logits: Tensor, wanted: Draw, table: SequenceTable, sampler: PlainSampl
     logits = logits.float()  # what is added to them would be lost in half precision
     params = [table.params(row) for row in rows]
     raw = [(at, logits[at].log_softmax(-1)) for at, own in enumerate(params) if own.raw_logprobs]
+    has_distribution = np.ones(len(rows), np.bool_)
     for at, (row, own) in enumerate(zip(rows, params, strict=True)):
         if reshapes_logits(own):
+            if not _is_drawable(logits[at]):
+                refuse_logits()
             prompt, end = table.num_prompt[row], table.num_prompt[row] + indices[at]
             known = table.token_ids[row]
             logits[at] = reshape_logits(logits[at], own, known[:prompt], known[prompt:end])
-    cut = np.asarray([truncates(own) for own in params])
-    tokens, logprobs = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.float32)
-    if not cut.all():
-        tokens[~cut], logprobs[~cut] = sampler.draw(logits[torch.from_numpy(~cut)], temperature[~cut], uniform[~cut])
+            has_distribution[at] = _is_drawable(logits[at])
+    is_cut = np.asarray([truncates(own) for own in params])
+    cut, whole_rows = has_distribution & is_cut, has_distribution & ~is_cut
+    tokens, logprobs = np.zeros(len(rows), np.int64), np.full(len(rows), np.nan, np.float32)
+    if whole_rows.any():
+        found = sampler.draw(logits[torch.from_numpy(whole_rows)], temperature[whole_rows], uniform[whole_rows])
+        tokens[whole_rows], logprobs[whole_rows] = found
     if cut.any():
-        chosen = [own for own, is_cut in zip(params, cut, strict=True) if is_cut]
+        chosen = [own for own, has_cut in zip(params, cut, strict=True) if has_cut]
         tokens[cut], logprobs[cut] = draw_truncated(logits[torch.from_numpy(cut)], chosen, uniform[cut])
-    _check_finite(logprobs)
+    _check_finite(logprobs[has_distribution])
     for at, whole in raw:
         table.raw_logprobs[rows[at], table.num_prompt[rows[at]] + indices[at]] = float(whole[tokens[at]])
     return tokens, logprobs
+
+
+def _is_drawable(logits: Tensor) -> bool:
+    """Returns whether a row of logits is a distribution: minus infinity forbids a token, nothing else is infinite."""
+    return math.isfinite(float(logits.max()))  # NaN, if one of them is
 
 
 def _check_finite(logprobs: FloatRows) -> None:
@@ -138,7 +151,7 @@ def _check_finite(logprobs: FloatRows) -> None:
 
 
 def refuse_logits() -> NoReturn:
-    """Raises for a model whose logits are no numbers: sampling on would produce garbage in silence."""
+    """Raises for a model whose logits are not finite: to continue sampling would produce garbage silently."""
     raise InterlaceError(
         "the model's logits are not finite: its weights have probably diverged. Look at the last weight update"
         " (grad norm, learning rate), or load an earlier checkpoint."

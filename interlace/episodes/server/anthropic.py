@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.core.types import JSON
@@ -13,16 +14,14 @@ from interlace.episodes.server.ask import (
     Event,
     TextCodec,
     cached_tokens,
+    check_tools,
     details_of,
     finish_of,
-    sampling_of,
     shown,
-    stops_of,
-    text_of,
-    unique,
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError
+from interlace.episodes.server.requests import AnthropicMessage, AnthropicTool, CountRequest, MessagesRequest
 from interlace.episodes.server.stream import SentText
 
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
@@ -33,21 +32,16 @@ class AnthropicMessages:
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - a chat template writes the tokens
         """Reads a request."""
-        system = text_of(body, "system", "system") or ""
-        messages = [Message(role="system", content=system)] if system else []
-        for place, each in enumerate(body.objects("messages")):
-            messages += _messages(each, f"messages[{place}]")
-        if not messages:
-            raise ApiError(400, "messages has no message.", param="messages")
-        return Ask(
-            context=tuple(messages),
-            tools=_tools(body),
-            model=body.text("model"),
-            max_tokens=body.integer("max_tokens", least=1),
-            stop=stops_of(body, "stop_sequences"),
-            sampling=sampling_of(body),
-            stream=body.flag("stream"),
-            token_ids=body.flag("return_token_ids"),
+        request = body.read(MessagesRequest)
+        return replace(
+            count_ask(request),
+            max_tokens=request.max_tokens,
+            stop=tuple(request.stop_sequences or ()),
+            stop_token_ids=tuple(request.stop_token_ids or ()),
+            ignore_eos=bool(request.ignore_eos),
+            sampling=request.sampling,
+            stream=bool(request.stream),
+            token_ids=bool(request.return_token_ids),
         )
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
@@ -74,21 +68,21 @@ class AnthropicMessages:
 
 
 class _MessageStream:
-    """Text as it is drawn; a use of a tool whole, when the answer is."""
+    """Sends text while it is sampled, and a use of a tool when the answer is complete."""
 
     def __init__(self, head: Answers) -> None:
         self._answer, self._sent = head, SentText()
         self._has_begun = self._is_text_open = False
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds."""
-        del place  # there is one answer
+        """Writes the new part of a draft."""
+        del place  # a request has one answer
         yield from self._begin(len(draft.prompt_ids))
         if new := self._sent.more(draft.read().content, self._answer.ask.stop):
             yield from self._text(new)
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left."""
+        """Writes the rest of the answers."""
         yield from self._begin(answer.num_prompt_tokens)
         for place, block in enumerate(_blocks(answer)):
             assert isinstance(block, dict)
@@ -104,7 +98,7 @@ class _MessageStream:
         yield _event("message_stop")
 
     def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the error, by which clients know that no more comes."""
+        """Writes the error, which ends the stream."""
         yield "error", AnthropicMessages().error(error)
 
     def _begin(self, num_prompt_tokens: int) -> Iterator[Event]:
@@ -133,47 +127,35 @@ def _event(kind: str, **fields: JSON) -> Event:
     return kind, {"type": kind, **fields}
 
 
-def _messages(value: Body, where: str) -> list[Message]:
-    """Reads one message: its results of tools come first, each as a message of its own."""
-    role = value.text("role")
-    if role not in ("user", "assistant"):
-        raise value.wrong("role", "user or assistant")
-    content = value.get("content")
-    if isinstance(content, str):
-        return [Message(role=role, content=content)]
+def count_ask(request: CountRequest) -> Ask:
+    """Returns the conversation and the tools of a request."""
+    messages = [Message(role="system", content=request.system)] if request.system else []
+    for place, one in enumerate(request.messages):
+        messages += _messages(one, f"messages[{place}]")
+    choice = request.tool_choice.type if request.tool_choice else "auto"
+    tools = [] if choice == "none" else [_tool(tool) for tool in request.tools or ()]
+    return Ask(context=tuple(messages), tools=check_tools(tools), model=request.model or "")
+
+
+def _messages(given: AnthropicMessage, where: str) -> list[Message]:
+    """Reads one message. Its tool results come first, each as a separate message."""
     results, texts, calls = [], [], []
-    for block in value.objects("content"):
-        kind = block.text("type")
-        if kind == "text":
-            texts.append(block.text("text"))
-        elif kind == "tool_use":
-            arguments = block.get("input")
-            if not isinstance(arguments, dict):
-                raise block.wrong("input", "an object")
-            calls.append(ToolCall(id=block.text("id"), name=block.text("name"), arguments=arguments))
-        elif kind == "tool_result":
-            said = text_of(block, "content", where) or ""
-            results.append(Message(role="tool", content=said, tool_call_id=block.text("tool_use_id")))
-        elif kind not in ("thinking", "redacted_thinking"):  # thoughts are not given back to the model
-            raise ApiError(400, f"{where} has a block of type {kind!r}: only text and tools can be read.")
+    for block in given.content:
+        if block.type == "text":
+            texts.append(block.text)
+        elif block.type == "tool_use":
+            calls.append(ToolCall(id=block.id, name=block.name, arguments=block.input))
+        elif block.type == "tool_result":
+            results.append(Message(role="tool", content=block.content or "", tool_call_id=block.tool_use_id))
+        elif block.type not in ("thinking", "redacted_thinking"):  # the model does not read its earlier thoughts again
+            raise ApiError(400, f"{where} has a block of type {block.type!r}: only text and tools can be read.")
     if texts or calls or not results:
-        results.append(Message(role=role, content="".join(texts), tool_calls=tuple(calls)))
+        results.append(Message(role=given.role, content="".join(texts), tool_calls=tuple(calls)))
     return results
 
 
-def _tools(body: Body) -> tuple[ToolSpec, ...]:
-    choice = body.inner("tool_choice").text("type", "auto")
-    if choice not in ("auto", "none"):
-        raise ApiError(400, f"tool_choice.type = {choice!r}: a call cannot be forced; write auto or none.")
-    if choice == "none":
-        return ()
-    found = []
-    for tool in body.objects("tools"):
-        schema = tool.get("input_schema")
-        if not isinstance(schema, dict):
-            raise tool.wrong("input_schema", "a JSON schema")
-        found.append(ToolSpec(name=tool.text("name"), description=tool.text("description"), parameters=schema))
-    return unique(found)
+def _tool(tool: AnthropicTool) -> ToolSpec:
+    return ToolSpec(name=tool.name, description=tool.description or "", parameters=tool.input_schema)
 
 
 def _head(answer: Answers) -> dict[str, JSON]:

@@ -1,25 +1,27 @@
-"""The server itself: routes, keys, errors. aiohttp does the HTTP, in the event loop that is there."""
+"""The server of sessions: routes, keys and errors. It runs on aiohttp, in the event loop of its process."""
 
+import asyncio
 import contextlib
-import json
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.episodes.base import Session
-from interlace.episodes.server.anthropic import AnthropicMessages
-from interlace.episodes.server.ask import Answers, AnswerStream, Dialect, Event, TextCodec
+from interlace.episodes.server.anthropic import AnthropicMessages, count_ask
+from interlace.episodes.server.ask import Answers, Ask, Dialect, TextCodec
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.chat import Chat, Completions, TokenGeneration
 from interlace.episodes.server.conversation import Asked, Conversation, OnDraft, Retries, digest_of
 from interlace.episodes.server.errors import ApiError, as_api_error, as_openai
+from interlace.episodes.server.http import json_response, stream_response
 from interlace.episodes.server.metrics import ServerMetrics
+from interlace.episodes.server.requests import CountRequest, RewardRequest, SessionRequest
 from interlace.episodes.server.responses import Responses
 
 if TYPE_CHECKING:
@@ -27,10 +29,14 @@ if TYPE_CHECKING:
 
     Handler = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
-LARGEST_BODY = 256 << 20
-"""Bytes of a request's body."""
+P = ParamSpec("P")
+T = TypeVar("T")
+LARGEST_BODY = 32 << 20
+"""Bytes of a request's body: a context of a million tokens, as ids, has about 8 MB."""
+LONG_BODY = 1 << 14
+"""Bytes of a body from which it is read on a thread: the event loop serves others meanwhile."""
 MODEL = "policy"
-"""Name of the model. Requests may give any name, and are answered under it."""
+"""Name of the model. A request may give any name, and its answer repeats the name."""
 _DIALECTS: Mapping[str, tuple[Dialect, str]] = {
     "/v1/chat/completions": (Chat(), "chatcmpl-"),
     "/v1/completions": (Completions(), "cmpl-"),
@@ -42,7 +48,7 @@ _DIALECTS: Mapping[str, tuple[Dialect, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionAddress:
-    """Address of a session, as a program is given it."""
+    """Address and key of a session, for a program."""
 
     base_url: str
     """Address for OpenAI's clients, which ends in /v1."""
@@ -61,10 +67,10 @@ class SessionAddress:
 
 
 class Visitors(Protocol):
-    """Source of sessions for clients that come with the server's own key."""
+    """Source of sessions for clients with the server's key."""
 
     def session(self, seed: int | None) -> contextlib.AbstractAsyncContextManager[Session]:
-        """Opens a session. seed: of its noise; None draws one."""
+        """Opens a session. seed: seed of its sampling noise; None generates one."""
         ...
 
     def busy_s(self) -> float | None:
@@ -75,8 +81,8 @@ class Visitors(Protocol):
 class Control(Protocol):
     """Verbs of the administrator."""
 
-    async def command(self, verb: str, arguments: Body) -> dict[str, JSON]:
-        """Does what a verb says. ApiError for an unknown one."""
+    async def command(self, verb: str) -> dict[str, JSON]:
+        """Executes a verb. ApiError for an unknown one."""
         ...
 
 
@@ -92,20 +98,20 @@ class SessionServer:
         api_key: str | None = None,
         admin_key: str | None = None,
     ) -> None:
-        """visitors: None where only sessions that this process opens are served. Keys are drawn where None is given."""
+        """visitors: None if only sessions that this process opens are served. A key that is None is generated."""
         self.api_key = api_key or f"sk-{secrets.token_urlsafe(24)}"
         self.admin_key = admin_key or f"admin-{secrets.token_urlsafe(24)}"
         self.metrics = ServerMetrics()
         self._codec, self._visitors, self._control = codec, visitors, control
         self._open: dict[str, Conversation] = {}
-        """Sessions by key; ended ones for as long as their owner keeps them."""
+        """Sessions by key; an ended session stays until its owner removes it."""
         self._visits: dict[str, contextlib.AsyncExitStack] = {}
         self._retries = Retries()
         self._url = ""
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listens, and returns the address. port: 0 takes a free one. UserError where it cannot."""
+        """Listens, and returns the address. port: 0 takes a free port. UserError if the server cannot listen."""
         try:
             from aiohttp import web
         except ImportError:
@@ -115,7 +121,9 @@ class SessionServer:
             app.router.add_post(path, self._ask)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._show_metrics)
-        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models", self._list_models)
+        app.router.add_get("/v1/models/{name:.+}", self._show_model)
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
         app.router.add_post("/v1/sessions", self._open_session)
         app.router.add_post("/v1/session/reward", self._reward)
         app.router.add_post("/v1/session/end", self._end_session)
@@ -147,19 +155,19 @@ class SessionServer:
     def open(
         self, session: Session, *, keeps_distribution: bool = True, patience_s: float = math.inf
     ) -> tuple[Conversation, SessionAddress]:
-        """Gives a session a key of its own. keeps_distribution, patience_s: see Conversation."""
+        """Opens a conversation with a new key. keeps_distribution, patience_s: see Conversation."""
         conversation = Conversation(session, keeps_distribution, patience_s)
         self._open[conversation.key] = conversation
         self.metrics.sessions += 1
         return conversation, SessionAddress(base_url=f"{self._url}/v1", api_key=conversation.key)
 
     async def forget(self, conversation: Conversation) -> None:
-        """Ends a session for good: its key is unknown from now on."""
+        """Ends a session and removes its key."""
         await conversation.end()
         self.metrics.sessions -= self._open.pop(conversation.key, None) is not None
 
     async def _guarded(self, request: "web.Request", handler: "Handler") -> "web.StreamResponse":
-        """Answers a request; whatever goes wrong is said in the form of the client."""
+        """Answers a request. Any exception becomes an error in the form of the client."""
         from aiohttp import web
 
         route = request.match_info.route.resource
@@ -173,7 +181,7 @@ class SessionServer:
         except web.HTTPException as error:
             what = f"{request.method} {request.path}: {error.reason}."
             response = _failed(request.path, ApiError(error.status, what))
-        except Exception as error:  # noqa: BLE001 - the client reads why, and the server goes on
+        except Exception as error:  # noqa: BLE001 - the client gets the reason, and the server continues
             response = _failed(request.path, as_api_error(error))
         finally:
             self.metrics.running -= 1
@@ -183,8 +191,11 @@ class SessionServer:
     async def _ask(self, request: "web.Request") -> "web.StreamResponse":
         dialect, prefix = _DIALECTS[request.path]
         conversation = self._conversation(request)
+        if conversation:
+            conversation.check_open()
         content = await request.read()
-        named, digest = request.headers.get("Idempotency-Key"), digest_of(request.path, content)
+        ask, digest = await _on_thread(content, self._read, request.path, content)
+        named = request.headers.get("Idempotency-Key")
         retries = conversation.retries if conversation else self._retries
         before = retries.num_retries
 
@@ -198,7 +209,6 @@ class SessionServer:
                 return await self._answer(visit, head, on_draft, None)
 
         def begin() -> Asked:
-            ask = dialect.read(Body.parse(content), self._codec)
             return Asked(digest, Answers(id=prefix + secrets.token_hex(12), created=int(time.time()), ask=ask), make)
 
         if conversation:
@@ -206,11 +216,15 @@ class SessionServer:
         with retries.once(named, digest, begin) as asked:
             self.metrics.retries += retries.num_retries - before
             if asked.head.ask.stream:
-                return await _stream(request, dialect.stream(asked.head, self._codec), asked)
+                return await stream_response(request, dialect.stream(asked.head, self._codec), asked)
             answer = await asked.answer()
             oldest, newest = answer.versions
             headers = {"x-weight-versions": f"{oldest}-{newest}", "x-request-id": answer.id}
-            return _json(dialect.write(answer, self._codec), headers=headers)
+            return json_response(dialect.write(answer, self._codec), headers=headers)
+
+    def _read(self, path: str, content: bytes) -> tuple[Ask, str]:
+        """Reads a request and computes its digest."""
+        return _DIALECTS[path][0].read(Body.parse(content), self._codec), digest_of(path, content)
 
     async def _answer(
         self, conversation: Conversation, head: Answers, on_draft: OnDraft, number: int | None
@@ -232,39 +246,37 @@ class SessionServer:
         key = _key(request)
         if conversation := self._open.get(key):
             return conversation
-        if self._visitors is None or not secrets.compare_digest(key, self.api_key):
-            said = "the key is wrong" if key else "there is no key"
+        if self._visitors is None or not _same_key(key, self.api_key):
+            fault = "the key is wrong" if key else "the request has no key"
             hint = "send it as `Authorization: Bearer KEY`, or as `x-api-key`"
-            raise ApiError(401, f"{said}: {hint}.", code="invalid_api_key")
+            raise ApiError(401, f"{fault}: {hint}.", code="invalid_api_key")
         return None
 
     async def _open_session(self, request: "web.Request") -> "web.StreamResponse":
         if self._conversation(request) is not None:
             raise ApiError(401, "a session's key opens no other session.", code="invalid_api_key")
-        content = await request.read()
-        seed = Body.parse(content or b"{}").integer("seed", least=-(1 << 63))
+        seed = Body.parse(await request.read()).read(SessionRequest).seed
         stack = contextlib.AsyncExitStack()
         session = await stack.enter_async_context(self._welcome().session(seed))
         conversation, endpoint = self.open(session, keeps_distribution=False)
         self._visits[conversation.key] = stack
-        return _json({"base_url": endpoint.base_url, "api_key": endpoint.api_key})
+        return json_response({"base_url": endpoint.base_url, "api_key": endpoint.api_key})
 
     async def _reward(self, request: "web.Request") -> "web.StreamResponse":
         conversation = self._of_session(request)
-        conversation.rewarded(Body.parse(await request.read()).number("reward"))
-        return _json({"reward": conversation.reward})
+        conversation.set_reward(Body.parse(await request.read()).read(RewardRequest).reward)
+        return json_response({"reward": conversation.reward})
 
     async def _end_session(self, request: "web.Request") -> "web.StreamResponse":
         conversation = self._of_session(request)
-        content = await request.read()
-        reward = Body.parse(content or b"{}").number("reward")
+        reward = Body.parse(await request.read()).read(RewardRequest).reward
         if reward is not None:
-            conversation.rewarded(reward)
+            conversation.set_reward(reward)
         conversation.check_open()
         await conversation.end()
         if stack := self._visits.pop(conversation.key, None):
             await stack.aclose()
-        return _json({"turns": conversation.num_turns, "reward": conversation.reward})
+        return json_response({"turns": conversation.num_turns, "reward": conversation.reward})
 
     def _of_session(self, request: "web.Request") -> Conversation:
         if conversation := self._conversation(request):
@@ -273,27 +285,39 @@ class SessionServer:
 
     async def _health(self, request: "web.Request") -> "web.StreamResponse":
         del request
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     async def _show_metrics(self, request: "web.Request") -> "web.StreamResponse":
         from aiohttp import web
 
-        if _key(request) != self.admin_key:
+        if not _same_key(_key(request), self.admin_key):
             self._conversation(request)
         return web.Response(text=self.metrics.text(), content_type="text/plain")
 
-    async def _models(self, request: "web.Request") -> "web.StreamResponse":
+    async def _list_models(self, request: "web.Request") -> "web.StreamResponse":
         self._conversation(request)
-        model: dict[str, JSON] = {"id": MODEL, "object": "model", "created": 0, "owned_by": "interlace"}
-        return _json({"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [_model(MODEL)]})
+
+    async def _show_model(self, request: "web.Request") -> "web.StreamResponse":
+        self._conversation(request)
+        return json_response(_model(request.match_info["name"]))
+
+    async def _count_tokens(self, request: "web.Request") -> "web.StreamResponse":
+        conversation = self._conversation(request)
+        content = await request.read()
+        ask = await _on_thread(content, lambda: count_ask(Body.parse(content).read(CountRequest)))
+        if conversation:
+            return json_response({"input_tokens": await conversation.count_tokens(ask)})
+        async with self._welcome().session(None) as session:
+            visit = Conversation(session, keeps_distribution=False)
+            return json_response({"input_tokens": await visit.count_tokens(ask)})
 
     async def _command(self, request: "web.Request") -> "web.StreamResponse":
-        if not secrets.compare_digest(_key(request), self.admin_key):
+        if not _same_key(_key(request), self.admin_key):
             raise ApiError(401, "this needs the administrator's key.", code="invalid_api_key")
         if self._control is None:
-            raise ApiError(404, "this server has nothing to control: its run does.")
-        arguments = Body.parse(await request.read() or b"{}")
-        return _json(await self._control.command(request.match_info["verb"], arguments))
+            raise ApiError(404, "this server has no control verbs: its run controls it.")
+        return json_response(await self._control.command(request.match_info["verb"]))
 
 
 @asynccontextmanager
@@ -323,65 +347,32 @@ def _key(request: "web.Request") -> str:
     return bearer.removeprefix("Bearer ").strip() or request.headers.get("x-api-key", "")
 
 
+def _same_key(given: str, key: str) -> bool:
+    """Compares keys in constant time. A header may have any bytes, which aiohttp decodes with surrogates."""
+    return secrets.compare_digest(given.encode(errors="surrogateescape"), key.encode())
+
+
+async def _on_thread(content: bytes, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls a function that reads a body, on a thread if the body is long."""
+    if len(content) < LONG_BODY:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+def _model(name: str) -> dict[str, JSON]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "interlace"}
+
+
 def _turn_number(request: "web.Request") -> int | None:
     given = request.headers.get("X-Turn")
     if given is None:
         return None
-    if not given.isdecimal():
-        raise ApiError(400, f"the header X-Turn is {given!r}: it must be a turn's number, from 0.")
+    if not (given.isascii() and given.isdigit() and len(given) <= 9):
+        raise ApiError(400, f"the header X-Turn is {given[:20]!r}: it must be a turn's number, from 0 to 999999999.")
     return int(given)
 
 
 def _failed(path: str, error: ApiError) -> "web.Response":
     dialect, _ = _DIALECTS.get(path, (None, ""))
     content = dialect.error(error) if dialect else as_openai(error)
-    return _json(content, status=error.status, headers=error.headers)
-
-
-def _json(
-    content: Mapping[str, JSON], *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> "web.Response":
-    from aiohttp import web
-
-    body = json.dumps(content).encode()
-    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
-
-
-async def _stream(request: "web.Request", stream: AnswerStream, asked: Asked) -> "web.StreamResponse":
-    """Sends answers as server-sent events, while they are drawn. An error before the first has its own status."""
-    from aiohttp import web
-
-    response = web.StreamResponse(headers={"Cache-Control": "no-cache", "x-request-id": asked.head.id})
-    response.content_type = "text/event-stream"
-    with contextlib.suppress(ConnectionResetError):  # the client has gone: leaving withdraws its request
-        async with contextlib.aclosing(_events(stream, asked)) as found:
-            async for events in found:
-                await _send(response, request, events)
-        await response.write_eof()
-    return response
-
-
-async def _send(response: "web.StreamResponse", request: "web.Request", events: Iterable[Event]) -> None:
-    if not response.prepared:
-        await response.prepare(request)
-    await response.write("".join(map(_lines, events)).encode())
-
-
-async def _events(stream: AnswerStream, asked: Asked) -> AsyncGenerator[list[Event], None]:
-    """Yields what goes out at once. Raises an error that comes before all else."""
-    has_begun = False
-    try:
-        async for place, draft in asked.drafts():
-            if events := [*stream.more(place, draft)]:
-                yield events
-                has_begun = True
-        yield [*stream.end(await asked.answer())]
-    except Exception as error:
-        if not has_begun:
-            raise
-        yield [*stream.fail(as_api_error(error))]
-
-
-def _lines(event: Event) -> str:
-    name, data = event
-    return (f"event: {name}\n" if name else "") + f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
+    return json_response(content, status=error.status, headers=error.headers)

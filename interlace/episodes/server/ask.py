@@ -1,10 +1,10 @@
-"""A request and its answer, whatever form a client writes them in."""
+"""A request and its answers, in a form that all routes share."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from interlace.core.messages import Message, ToolSpec, as_message, as_tool
+from interlace.core.messages import Message, ToolSpec
 from interlace.core.types import JSON, FinishReason, IntArray, SamplingParams
 from interlace.episodes.base import Context, Turn, TurnDraft
 from interlace.episodes.server.body import Body
@@ -18,9 +18,15 @@ class Ask:
     context: Context
     tools: tuple[ToolSpec, ...] = ()
     model: str = ""
-    """Name that the client gave; it is repeated, for one policy answers to every name."""
+    """Name that the client gave. The answer repeats it: the server has one model."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end an answer, in addition to the model's."""
+    ignore_eos: bool = False
+    """True if the model's own end tokens do not end an answer."""
+    chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    """Variables that the chat template reads."""
     sampling: Mapping[str, JSON] = field(default_factory=dict)
     """Further fields of SamplingParams that the client set."""
     num_answers: int = 1
@@ -42,7 +48,7 @@ class Answers:
     """Seconds since 1970."""
     ask: Ask
     turns: Sequence[Turn] = ()
-    """One for each answer; none where they are still drawn."""
+    """One turn for each answer; empty while the answers are sampled."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -65,7 +71,10 @@ class TextCodec(Protocol):
     """Text as tokens and back, without a chat template."""
 
     def encode(self, text: str) -> list[int]:
-        """Returns the tokens of a text, with those that every text begins with."""
+        """Returns the tokens of a text, with the tokens that every text begins with. Called on a thread.
+
+        UserError for a text that is longer than a context can be.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -74,22 +83,22 @@ class TextCodec(Protocol):
 
 
 Event = tuple[str, Mapping[str, JSON] | str]
-"""One event of a stream: its name, empty for none, and its data."""
+"""One event of a stream: its name, which may be empty, and its data."""
 
 
 class AnswerStream(Protocol):
-    """Writer of the events of one request's answers, while they are drawn."""
+    """Writer of the events of one request's answers, while they are sampled."""
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds. place: of the answer among the request's."""
+        """Writes the new part of a draft. place: index of the answer."""
         ...
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left, and the end."""
+        """Writes the rest of the answers, and the end."""
         ...
 
     def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the end of answers that cannot be drawn to theirs."""
+        """Writes an error, which ends the stream."""
         ...
 
 
@@ -97,7 +106,7 @@ class Dialect(Protocol):
     """A form in which clients write requests and read answers."""
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:
-        """Reads a request. ApiError, or UserError, for what cannot be answered."""
+        """Reads a request. ApiError or UserError for a request that cannot be answered."""
         ...
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
@@ -105,7 +114,7 @@ class Dialect(Protocol):
         ...
 
     def stream(self, head: Answers, codec: TextCodec | None) -> AnswerStream:
-        """Begins to write answers as the events of a stream. head: without turns."""
+        """Begins to write answers as the events of a stream. head: the answers without turns."""
         ...
 
     def error(self, error: ApiError) -> dict[str, JSON]:
@@ -121,39 +130,18 @@ class OpenAIErrors:
         return as_openai(error)
 
 
-def sampling_of(body: Body) -> dict[str, JSON]:
-    """Reads the fields of SamplingParams that a body sets."""
-    body.refuse("frequency_penalty", "it is not supported; set presence_penalty or repetition_penalty", 0)
-    names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
-    found: dict[str, JSON] = {name: value for name in names if (value := body.number(name)) is not None}
-    if (top_k := body.integer("top_k", least=-1)) is not None:
-        found["top_k"] = max(0, top_k)  # -1 is how serving engines write it
-    if bias := body.get("logit_bias"):
-        if not isinstance(bias, Mapping) or not all(name.isdecimal() for name in bias):
-            raise body.wrong("logit_bias", "an object of token ids and numbers")
-        found["logit_bias"] = [[int(token), value] for token, value in bias.items()]
-    return found
+def merge_params(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) -> SamplingParams:
+    """Returns the sampling parameters of a request.
 
-
-def stops_of(body: Body, name: str = "stop") -> tuple[str, ...]:
-    """Reads the texts that end an answer."""
-    value = body.get(name)
-    found = [value] if isinstance(value, str) else body.items(name)
-    if not all(isinstance(each, str) and each for each in found):
-        raise body.wrong(name, "a text or a list of texts, none of them empty")
-    return tuple(str(each) for each in found)
-
-
-def merged(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) -> SamplingParams:
-    """Returns the parameters of a request.
-
-    base: the run's. keeps_distribution: the run's distribution holds whatever the client set, for it is what is
-    trained; an answer's length and what ends it are the client's.
+    base: the run's parameters. keeps_distribution: the distribution of `base` holds for any request, because it is the
+    distribution that is trained; the client still sets the length of an answer and the tokens and texts that end it.
     """
     length = base.max_new_tokens if ask.max_tokens is None else ask.max_tokens
+    ends = () if ask.ignore_eos else base.stop_token_ids
     changed: dict[str, object] = {
         "max_new_tokens": min(length, base.max_new_tokens) if keeps_distribution else length,
         "stop": tuple(dict.fromkeys((*base.stop, *ask.stop))),
+        "stop_token_ids": tuple(dict.fromkeys((*ends, *ask.stop_token_ids))),
     }
     if not keeps_distribution:
         changed |= ask.sampling
@@ -162,37 +150,8 @@ def merged(base: SamplingParams, ask: Ask, *, keeps_distribution: bool) -> Sampl
     return SamplingParams.parse({**base.model_dump(), **changed}, where="sampling")
 
 
-def message_of(value: Body, where: str) -> Message:
-    """Reads a chat message whose content may be a list of parts."""
-    fields = {name: value.get(name) for name in ("role", "tool_calls", "tool_call_id", "name", "reasoning_content")}
-    if fields["role"] == "developer":
-        fields["role"] = "system"
-    fields["content"] = text_of(value, "content", where)
-    return as_message({name: given for name, given in fields.items() if given is not None or name == "content"}, where)
-
-
-def text_of(value: Body, name: str, where: str, *, kinds: Sequence[str] = ("text",)) -> str | None:
-    """Reads a text that may be written as a list of parts, of these kinds."""
-    content = value.get(name)
-    if content is None or isinstance(content, str):
-        return content
-    parts = value.objects(name)
-    for part in parts:
-        if part.get("type") not in kinds:
-            raise ApiError(400, f"{where} has a part of type {part.get('type')!r}: only text can be read.", param=name)
-    return "".join(part.text("text") for part in parts)
-
-
-def tools_of(body: Body) -> tuple[ToolSpec, ...]:
-    """Reads tools in OpenAI's chat form, as tool_choice allows them."""
-    body.refuse("tool_choice", "a call cannot be forced; write auto or none", "auto", "none")
-    if body.get("tool_choice") == "none":
-        return ()
-    return unique([as_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.items("tools"))])
-
-
-def unique(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-    """Returns tools. ApiError where two have one name."""
+def check_tools(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Returns tools. ApiError if two have the same name."""
     names = [tool.name for tool in tools]
     if doubled := [name for name in names if names.count(name) > 1]:
         raise ApiError(400, f"two tools have the name {doubled[0]!r}.", param="tools")
@@ -236,24 +195,24 @@ def cached_tokens(answer: Answers) -> int:
 
 
 def runs_of(turn: Turn) -> list[JSON]:
-    """Returns the versions that drew an answer's tokens, as [version, number of tokens] one behind the other."""
+    """Returns the versions that sampled an answer's tokens, as a list of [version, number of tokens]."""
     return [[version, count] for version, count in turn.versions.pieces]
 
 
 def prompt_of(answer: Answers, prompt_ids: IntArray) -> dict[str, JSON]:
-    """Returns the context's token ids, where they were asked for."""
+    """Returns the context's token ids, if the client requested them."""
     return {"prompt_token_ids": prompt_ids.tolist()} if answer.ask.token_ids else {}
 
 
 def tokens_of(answer: Answers, turn: Turn) -> dict[str, JSON]:
-    """Returns an answer's token ids and versions, where they were asked for."""
+    """Returns an answer's token ids and versions, if the client requested them."""
     if not answer.ask.token_ids:
         return {}
     return {"token_ids": turn.token_ids.tolist(), "weight_versions": runs_of(turn)}
 
 
 def details_of(answer: Answers) -> dict[str, JSON]:
-    """Returns all that is known of the tokens of the only answer, where they were asked for."""
+    """Returns token ids, versions and log-probs of the only answer, if the client requested them."""
     turn = answer.turns[0]
     if not answer.ask.token_ids:
         return {}
@@ -261,7 +220,7 @@ def details_of(answer: Answers) -> dict[str, JSON]:
 
 
 def token_name(token: int, codec: TextCodec | None) -> str:
-    """Returns a token's text; `token_id:N` where there is no tokenizer at hand."""
+    """Returns a token's text, or `token_id:N` without a tokenizer."""
     return codec.decode([token]) if codec else f"token_id:{token}"
 
 

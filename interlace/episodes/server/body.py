@@ -1,111 +1,94 @@
-"""Reading of a request's JSON body: each field has a type, and an error names the field."""
+"""A request's JSON body, and its validation: each mistake becomes an error that names the field."""
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from interlace.core.errors import nearest
 from interlace.core.types import JSON
 from interlace.episodes.server.errors import ApiError
 
 
-class Body:
-    """The fields of a request's body, or of an object in it."""
+class RequestModel(BaseModel):
+    """Base of the request models. A field that no model lists is refused by name, never ignored."""
 
-    def __init__(self, fields: Mapping[str, JSON], where: str = "") -> None:
-        """Wraps the fields of an object. where: the way to the object, for errors."""
-        self._fields, self._where = fields, where
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+M = TypeVar("M", bound=BaseModel)
+_WANTED = {
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "it must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "it must be a number"),
+    **dict.fromkeys(("model_type", "dict_type", "mapping_type", "model_attributes_type"), "it must be an object"),
+    "finite_number": "it must be a finite number",
+    "bool_type": "it must be true or false",
+    "string_type": "it must be text",
+    "list_type": "it must be a list",
+    "too_short": "it is empty",
+    "string_too_short": "it is empty",
+    "missing": "it is required",
+}
+"""Plain words for pydantic's messages, by the kind of mistake."""
+
+
+class Body:
+    """The fields of a request's body."""
+
+    def __init__(self, fields: Mapping[str, JSON]) -> None:
+        """Takes the fields of a JSON object."""
+        self._fields = fields
 
     @classmethod
     def parse(cls, content: bytes) -> "Body":
-        """Reads a body. ApiError where it is no JSON object."""
+        """Reads a body. An empty body has no fields. ApiError if it is not a JSON object in UTF-8."""
         try:
-            fields = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"the body is no JSON: {error}.", code="invalid_json") from None
+            fields = from_json(content or b"{}")
+        except ValueError as error:
+            raise ApiError(400, f"the body is not valid JSON: {error}.", code="invalid_json") from None
         if not isinstance(fields, dict):
             raise ApiError(400, f"the body is a JSON {type(fields).__name__}; it must be an object.")
         return cls(fields)
 
-    def get(self, name: str) -> JSON:
-        """Returns a field as it is; None where it is not there."""
-        return self._fields.get(name)
+    def read(self, model: type[M]) -> M:
+        """Validates the fields. ApiError that names the first mistake."""
+        try:
+            return model.model_validate(self._fields)
+        except ValidationError as error:
+            raise _first_mistake(error, model) from None
 
-    def wrong(self, name: str, wanted: str) -> ApiError:
-        """Makes the error of a field that is not what it has to be."""
-        given = json.dumps(self._fields.get(name))[:80]
-        return ApiError(400, f"{self._where}{name} = {given}: it must be {wanted}.", param=f"{self._where}{name}")
 
-    def text(self, name: str, default: str = "") -> str:
-        """Returns a text."""
-        value = self._fields.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, str):
-            raise self.wrong(name, "text")
-        return value
+def _first_mistake(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    detail = error.errors(include_url=False)[0]
+    name = _field(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        options = model.model_fields if len(detail["loc"]) == 1 else ()
+        hint = nearest(name, options) if options else ""
+        return ApiError(400, f"the field {name!r} is not supported here: leave it out.{hint}", param=name)
+    if detail["type"] == "missing":
+        return ApiError(400, f"{name} is missing: it is required.", param=name)
+    return ApiError(400, f"{name} = {_shown(detail['input'])}: {_reason(detail)}.", param=name)
 
-    def integer(self, name: str, *, least: int = 0) -> int | None:
-        """Returns a whole number; None where it is not there."""
-        value = self._fields.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.wrong(name, f"a whole number of at least {least}")
-        return value
 
-    def number(self, name: str) -> float | None:
-        """Returns a number; None where it is not there."""
-        value = self._fields.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(name, "a number")
-        return float(value)
+def _field(place: Sequence[str | int]) -> str:
+    """Returns the path of a field, such as messages[0].content."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
-    def flag(self, name: str) -> bool:
-        """Returns a truth value; False where it is not there."""
-        value = self._fields.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
-        return bool(value)
 
-    def items(self, name: str) -> Sequence[JSON]:
-        """Returns a list; empty where it is not there."""
-        value = self._fields.get(name)
-        if value is None:
-            return ()
-        if not isinstance(value, list):
-            raise self.wrong(name, "a list")
-        return value
+def _shown(value: object) -> str:
+    """Writes a value for an error, at most 80 characters. A number of many digits is not written out."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, list | dict) and len(value) > 20:
+        return f"{type(value).__name__} of {len(value)}"
+    return json.dumps(value, default=str)[:80]
 
-    def objects(self, name: str) -> "list[Body]":
-        """Returns a list of objects; empty where it is not there."""
-        found = []
-        for place, value in enumerate(self.items(name)):
-            if not isinstance(value, Mapping):
-                raise self.wrong(name, "a list of objects")
-            found.append(Body(value, f"{self._where}{name}[{place}]."))
-        return found
 
-    def inner(self, name: str) -> "Body":
-        """Returns an object; one without fields where it is not there."""
-        value = self._fields.get(name)
-        if value is None:
-            value = {}
-        if not isinstance(value, Mapping):
-            raise self.wrong(name, "an object")
-        return Body(value, f"{self._where}{name}.")
-
-    def token_ids(self, name: str) -> list[int]:
-        """Returns token ids. ApiError where there are none."""
-        value = self._fields.get(name)
-        if not isinstance(value, list) or not value:
-            raise self.wrong(name, "a list of token ids, of one at least")
-        if any(isinstance(each, bool) or not isinstance(each, int) or each < 0 for each in value):
-            raise self.wrong(name, "a list of token ids, which are whole numbers")
-        return [each for each in value if isinstance(each, int)]
-
-    def refuse(self, name: str, why: str, *allowed: JSON) -> None:
-        """Raises ApiError where a field is given and none of the values that change nothing."""
-        value = self._fields.get(name)
-        if value is not None and value not in allowed:
-            raise ApiError(400, f"{self._where}{name} = {json.dumps(value)[:80]}: {why}.", param=f"{self._where}{name}")
+def _reason(detail: ErrorDetails) -> str:
+    context = detail.get("ctx", {})
+    if detail["type"] in ("greater_than_equal", "less_than_equal"):
+        bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
+        return f"it must be {bound}"
+    return _WANTED.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")

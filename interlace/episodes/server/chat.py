@@ -14,20 +14,25 @@ from interlace.episodes.server.ask import (
     Event,
     OpenAIErrors,
     TextCodec,
+    check_tools,
     finish_of,
     logprobs_of,
-    message_of,
     prompt_of,
-    sampling_of,
     shown,
-    stops_of,
     token_name,
     tokens_of,
-    tools_of,
     usage_of,
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError, as_openai
+from interlace.episodes.server.requests import (
+    ChatRequest,
+    CompletionFields,
+    CompletionRequest,
+    GenerateRequest,
+    Ids,
+    chat_tools,
+)
 from interlace.episodes.server.stream import SentText
 
 
@@ -36,12 +41,16 @@ class Chat(OpenAIErrors):
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - a chat template writes the tokens
         """Reads a request."""
-        messages = tuple(message_of(each, f"messages[{place}]") for place, each in enumerate(body.objects("messages")))
-        if not messages:
-            raise ApiError(400, "messages has no message.", param="messages")
-        body.refuse("response_format", "the form of an answer cannot be forced", {"type": "text"})
-        body.refuse("top_logprobs", "only the log-probs of the drawn tokens are known", 0)
-        return replace(completion_ask(body, messages), tools=tools_of(body), logprobs=body.flag("logprobs"))
+        request = body.read(ChatRequest)
+        messages = tuple(one.message(f"messages[{place}]") for place, one in enumerate(request.messages))
+        ask = completion_ask(request, messages)
+        return replace(
+            ask,
+            tools=check_tools(chat_tools(request.tools, request.tool_choice)),
+            max_tokens=request.max_completion_tokens or ask.max_tokens,
+            logprobs=bool(request.logprobs),
+            chat_template_kwargs=request.chat_template_kwargs or {},
+        )
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
@@ -74,10 +83,10 @@ class _Chunks:
     def __init__(self, head: Answers, codec: TextCodec | None) -> None:
         self._answer, self._head, self._codec = head, _head(head, self.kind), codec
         self._sent: dict[int, SentText] = {}
-        """Text that went out of each answer."""
+        """Sent text of each answer, by its index."""
 
     def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the error, by which clients know that no more comes."""
+        """Writes the error, which ends the stream."""
         yield "", as_openai(error)
 
     def _chunk(self, choice: dict[str, JSON], **more: JSON) -> Event:
@@ -90,7 +99,7 @@ class _Chunks:
 
 
 class _ChatStream(_Chunks):
-    """Content and reasoning as they are drawn; a call whole, when the answer is; log-probs and token ids at the end."""
+    """Sends content and reasoning while they are sampled, and calls, log-probs and token ids at the end."""
 
     kind = "chat.completion.chunk"
 
@@ -99,7 +108,7 @@ class _ChatStream(_Chunks):
         self._thought: dict[int, SentText] = {}
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds."""
+        """Writes the new part of a draft."""
         found = draft.read()
         yield from self._begin(place, draft.prompt_ids)
         yield from self._texts(
@@ -108,7 +117,7 @@ class _ChatStream(_Chunks):
         )  # fmt: skip
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left."""
+        """Writes the rest of the answers."""
         for place, turn in enumerate(answer.turns):
             found = shown(turn, answer.ask.stop)
             yield from self._begin(place, turn.prompt_ids)
@@ -135,20 +144,21 @@ class _ChatStream(_Chunks):
             yield self._chunk(_choice(place, {"content": content}))
 
 
-def completion_ask(body: Body, context: Context) -> Ask:
-    """Reads the fields that chat and text completions share, and makes a request of them."""
-    length = body.integer("max_completion_tokens", least=1) or body.integer("max_tokens", least=1)
+def completion_ask(request: CompletionFields, context: Context) -> Ask:
+    """Makes a request of the fields that chat and text completions share."""
     return Ask(
         context=context,
-        model=body.text("model"),
-        max_tokens=length,
-        stop=stops_of(body),
-        sampling=sampling_of(body),
-        num_answers=body.integer("n", least=1) or 1,
-        seed=body.integer("seed", least=-(1 << 63)),
-        stream=body.flag("stream"),
-        include_usage=body.inner("stream_options").flag("include_usage"),
-        token_ids=body.flag("return_token_ids"),
+        model=request.model or "",
+        max_tokens=request.max_tokens,
+        stop=tuple(request.stop or ()),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
+        sampling=request.sampling,
+        num_answers=request.n or 1,
+        seed=request.seed,
+        stream=bool(request.stream),
+        include_usage=bool(request.stream_options and request.stream_options.include_usage),
+        token_ids=bool(request.return_token_ids),
     )
 
 
@@ -188,20 +198,18 @@ class Completions(OpenAIErrors):
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:
         """Reads a request."""
-        prompt = body.get("prompt")
+        request = body.read(CompletionRequest)
+        prompt = request.prompt
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
             prompt = prompt[0]
-        if isinstance(prompt, str):
-            if codec is None:
-                raise ApiError(
-                    400, "a prompt of text cannot be read here: give token ids, or messages.", param="prompt"
-                )
-            context = codec.encode(prompt)
-        else:
-            context = Body({"prompt": prompt}).token_ids("prompt")
-        body.refuse("echo", "the prompt is not repeated", False)
-        body.refuse("suffix", "nothing can be put behind an answer", "")
-        return replace(completion_ask(body, context), logprobs=body.integer("logprobs") is not None)
+        context = self._encode(prompt, codec) if isinstance(prompt, str) else Body({"prompt": prompt}).read(Ids).prompt
+        return replace(completion_ask(request, context), logprobs=request.logprobs is not None)
+
+    @staticmethod
+    def _encode(prompt: str, codec: TextCodec | None) -> list[int]:
+        if codec is None:
+            raise ApiError(400, "a prompt of text cannot be read here: give token ids, or messages.", param="prompt")
+        return codec.encode(prompt)
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
@@ -218,18 +226,18 @@ class Completions(OpenAIErrors):
 
 
 class _CompletionStream(_Chunks):
-    """Text as it is drawn; log-probs and token ids at the end."""
+    """Sends text while it is sampled, and log-probs and token ids at the end."""
 
     kind = "text_completion"
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds."""
+        """Writes the new part of a draft."""
         new = self._sent.setdefault(place, SentText()).more(draft.text, self._answer.ask.stop)
         if new:
             yield self._chunk({"index": place, "text": new, "logprobs": None, "finish_reason": None})
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left."""
+        """Writes the rest of the answers."""
         for place, turn in enumerate(answer.turns):
             about = {} if place else prompt_of(answer, turn.prompt_ids)
             rest = self._sent.setdefault(place, SentText()).rest(_text_of(answer, turn))
@@ -254,13 +262,9 @@ class TokenGeneration(OpenAIErrors):
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - its prompt is tokens
         """Reads a request."""
-        sampling = body.inner("sampling_params")
-        ask = completion_ask(sampling, body.token_ids("token_ids"))
-        model, stream = body.text("model"), body.flag("stream")
-        wanted = sampling_of(sampling)
-        if stops := sampling.items("stop_token_ids"):
-            wanted["stop_token_ids"] = list(stops)
-        return replace(ask, model=model, stream=stream, logprobs=True, token_ids=True, sampling=wanted)
+        request = body.read(GenerateRequest)
+        ask = completion_ask(request.sampling_params, request.token_ids)
+        return replace(ask, model=request.model or "", stream=bool(request.stream), logprobs=True, token_ids=True)
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
         """Writes an answer."""
@@ -270,7 +274,7 @@ class TokenGeneration(OpenAIErrors):
 
     @staticmethod
     def choice(answer: Answers, place: int, first: int = 0) -> dict[str, JSON]:
-        """Writes one of the answers. first: of its tokens that are written."""
+        """Writes one of the answers. first: index of the first token that is written."""
         turn = answer.turns[place]
         return {
             "index": place,
@@ -286,20 +290,20 @@ class TokenGeneration(OpenAIErrors):
 
 
 class _TokenStream(_Chunks):
-    """Token ids as they are drawn; log-probs and versions at the end."""
+    """Sends token ids while they are sampled, and log-probs and versions at the end."""
 
     def __init__(self, head: Answers, codec: TextCodec | None) -> None:
         super().__init__(head, codec)
         self._num_sent: dict[int, int] = {}
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds."""
+        """Writes the new part of a draft."""
         new, self._num_sent[place] = draft.token_ids[self._num_sent.get(place, 0) :], len(draft.token_ids)
         choice: dict[str, JSON] = {"index": place, "token_ids": list(map(int, new)), "finish_reason": None}
         yield "", {"request_id": self._answer.id, "choices": [choice]}
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left."""
+        """Writes the rest of the answers."""
         places = range(len(answer.turns))
         choices = [TokenGeneration.choice(answer, place, self._num_sent.get(place, 0)) for place in places]
         yield "", {"request_id": answer.id, "choices": choices, "usage": usage_of(answer), "prompt_logprobs": None}

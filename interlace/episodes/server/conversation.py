@@ -1,4 +1,4 @@
-"""One session, as the server keeps it: answered once, ended once."""
+"""A session of the server: each request is answered once, and the session ends once."""
 
 import asyncio
 import hashlib
@@ -11,20 +11,20 @@ from functools import partial
 from typing import TypeAlias
 
 from interlace.core.messages import Message, same_message
-from interlace.episodes.base import Session, TurnDraft
-from interlace.episodes.server.ask import Answers, merged, shown
+from interlace.episodes.base import Session, TurnDraft, TurnOptions
+from interlace.episodes.server.ask import Answers, Ask, merge_params, shown
 from interlace.episodes.server.errors import ApiError
 
 _KEPT_ANSWERS = 256
-"""Answers that are kept for a retry, the newest."""
+"""Number of answers that are kept for retries."""
 
 
 OnDraft: TypeAlias = Callable[[int, TurnDraft], None]
-"""Receiver of drafts, each with the place of its answer among the request's."""
+"""Receiver of drafts, each with the index of its answer."""
 
 
 class Asked:
-    """A request that is answered, or was, for all who wait for the answer."""
+    """A request and the task that answers it, for all clients that wait for the answer."""
 
     def __init__(self, digest: str, head: Answers, make: Callable[[Answers, OnDraft], Awaitable[Answers]]) -> None:
         self.digest, self.head, self.num_waiting = digest, head, 0
@@ -34,11 +34,11 @@ class Asked:
         self.task.add_done_callback(lambda _: self._tell())
 
     async def answer(self) -> Answers:
-        """Waits for the answers; cancelled, it leaves the others waiting."""
+        """Waits for the answers. A cancellation leaves other waiting clients alone."""
         return await asyncio.shield(self.task)
 
     async def drafts(self) -> AsyncGenerator[tuple[int, TurnDraft], None]:
-        """Yields the newest draft of each answer, with its place, until the answers are there."""
+        """Yields the newest draft of each answer, with its index, until the answers are complete."""
         news, seen = asyncio.Event(), dict[int, TurnDraft]()
         self._listeners.append(news)
         while not self.task.done():
@@ -59,7 +59,7 @@ class Asked:
 
 
 class Retries:
-    """Requests of one client: one that is sent again, since its client lost patience, is answered by the first."""
+    """Requests of one client. A request that is sent again after a time-out gets the answer of the first one."""
 
     def __init__(self) -> None:
         self._asked: dict[str, Asked] = {}
@@ -67,10 +67,10 @@ class Retries:
 
     @contextmanager
     def once(self, name: str | None, digest: str, begin: Callable[[], Asked]) -> Iterator[Asked]:
-        """Begins a request, or gives the same one that was begun before.
+        """Begins a request, or returns the same request if it was begun before.
 
-        name: the client's name of the request; the same body in flight is the same request where there is none. Left
-        before it is answered, the request is withdrawn, unless another waits for it too.
+        name: the client's name of the request. Without a name, a request with the same body in flight is the same
+        request. If the block ends before the answer, the request is withdrawn, unless another client waits for it.
         """
         key = name or f"body {digest}"
         asked = self._asked.get(key)
@@ -102,7 +102,7 @@ class Retries:
             del self._asked[key]
 
     async def close(self) -> None:
-        """Withdraws the requests that are in flight."""
+        """Withdraws the requests in flight."""
         tasks = [asked.task for asked in self._asked.values() if not asked.task.done()]
         for task in tasks:
             task.cancel()
@@ -110,17 +110,17 @@ class Retries:
 
 
 def digest_of(path: str, body: bytes) -> str:
-    """Returns what tells a request's body from another's."""
+    """Returns a hash of a request: its route and its body."""
     return hashlib.sha256(path.encode() + b"\0" + body).hexdigest()
 
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """An open session and what its client was shown of it."""
+    """An open session, and the messages that its client got."""
 
     session: Session
     keeps_distribution: bool
-    """Flag: the run's distribution holds, whatever temperature a client sets."""
+    """True if the run's distribution holds and a client's temperature is ignored."""
     patience_s: float = math.inf
     """Seconds that a request waits while engines drain for new weights, before it is answered 503."""
     key: str = field(default_factory=lambda: f"sk-{secrets.token_urlsafe(24)}")
@@ -130,15 +130,15 @@ class Conversation:
     retries: Retries = field(default_factory=Retries)
     num_turns: int = 0
     _shown: list[tuple[Message, Message]] = field(default_factory=list)
-    """Answers whose client saw another message than the one that was drawn, each with the latter."""
+    """Pairs of a message that a client got and the sampled message, if they differ."""
 
     async def answer(self, head: Answers, on_draft: OnDraft, *, number: int | None = None) -> Answers:
-        """Draws the answers to a request. ApiError where the session has ended. number: of the (first) turn."""
+        """Samples the answers to a request. number: number of the first turn. ApiError if the session has ended."""
         self.check_open()
         ask = head.ask
         messages = [self._drawn(message) for message in ask.context if isinstance(message, Message)]
         context = messages or ask.context
-        params = merged(self.session.params, ask, keeps_distribution=self.keeps_distribution)
+        params = merge_params(self.session.params, ask, keeps_distribution=self.keeps_distribution)
         numbers = [None if number is None else number + place for place in range(ask.num_answers)]
         drawn = [
             asyncio.ensure_future(
@@ -147,8 +147,11 @@ class Conversation:
                     tools=ask.tools,
                     params=params,
                     number=each,
-                    on_draft=partial(on_draft, place) if ask.stream else None,
-                    patience_s=self.patience_s,
+                    options=TurnOptions(
+                        on_draft=partial(on_draft, place) if ask.stream else None,
+                        patience_s=self.patience_s,
+                        chat_template_kwargs=ask.chat_template_kwargs,
+                    ),
                 )
             )
             for place, each in enumerate(numbers)
@@ -170,21 +173,26 @@ class Conversation:
         return replace(head, turns=turns)
 
     def _drawn(self, message: Message) -> Message:
-        """Returns the message that was drawn, where a client gives back what it was shown."""
+        """Returns the message that was sampled, if a client sends back the version of it that it got."""
         if message.role != "assistant":
             return message
         return next((drawn for seen, drawn in reversed(self._shown) if same_message(message, seen)), message)
 
     def check_open(self) -> None:
-        """Raises ApiError where the session has ended."""
+        """Raises ApiError if the session has ended."""
         if self.ended:
             raise ApiError(409, "the session has ended: it takes no more requests.", code="session_ended")
 
-    def rewarded(self, value: float | None) -> None:
-        """Takes the reward that a client gives. ApiError where it is no finite number."""
+    async def count_tokens(self, ask: Ask) -> int:
+        """Returns the number of tokens of a request's context. ApiError if the session has ended."""
         self.check_open()
-        if value is None or not math.isfinite(value):
-            raise ApiError(400, f"reward = {value}: it must be a finite number.", param="reward")
+        return await self.session.count_tokens(ask.context, tools=ask.tools)
+
+    def set_reward(self, value: float | None) -> None:
+        """Takes the reward that a client gives. ApiError if it is missing."""
+        self.check_open()
+        if value is None:
+            raise ApiError(400, "reward is missing: it must be a finite number.", param="reward")
         self.reward = value
 
     async def end(self) -> None:

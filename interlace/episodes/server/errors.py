@@ -1,4 +1,4 @@
-"""Errors that a client is answered with."""
+"""Errors of requests, with their HTTP status."""
 
 from collections.abc import Mapping
 
@@ -12,12 +12,12 @@ _TYPES = {
 
 
 class ApiError(UserError):
-    """An answer with an HTTP status that tells of a mistake. What a UserError says is one too, of status 400."""
+    """An error with an HTTP status. A UserError becomes one with status 400."""
 
     def __init__(
         self, status: int, message: str, *, code: str = "", param: str = "", retry_after_s: float | None = None
     ) -> None:
-        """param: name of the field that is wrong. retry_after_s: when it may be asked again."""
+        """param: name of the wrong field. retry_after_s: seconds after which the client may send the request again."""
         super().__init__(message)
         self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
@@ -31,12 +31,12 @@ class ApiError(UserError):
         """Returns the headers of the answer."""
         if self.retry_after_s is not None:
             return {"Retry-After": f"{max(1.0, self.retry_after_s):.0f}", "x-should-retry": "true"}
-        # OpenAI's clients would try a conflict again, and this one will not pass.
+        # OpenAI's clients retry conflicts, and this conflict is permanent.
         return {"x-should-retry": "false"} if self.status == 409 else {}
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Returns what a client is answered with where an exception was raised."""
+    """Returns the error that a client gets for an exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EnginesBusyError):

@@ -1,4 +1,4 @@
-"""The server of one process's sessions: there while one is open."""
+"""The server of the sessions of one process. It runs while a session is open."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,11 +9,11 @@ from interlace.episodes.server.app import SessionAddress, SessionServer
 from interlace.episodes.server.conversation import Conversation
 
 PATIENCE_S = 30.0
-"""Seconds that a request waits for new weights: a client tries again only so often, so that it had better wait here."""
+"""Seconds that a request waits for new weights. Clients retry only a few times, so a request waits here first."""
 
 
 class SessionHost:
-    """Way of sessions to programs that know an address and a key alone. One server for all that are open at once."""
+    """Server of sessions for programs, which need only an address and a key. All open sessions share one server."""
 
     def __init__(self) -> None:
         self._server: SessionServer | None = None

@@ -1,4 +1,4 @@
-"""Counters of the server, as Prometheus reads them."""
+"""Counters of the server, in the format of Prometheus."""
 
 from bisect import bisect_left
 from collections import Counter

@@ -1,10 +1,10 @@
 """OpenAI's responses: text and tools."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
-from interlace.core.messages import Message, ToolCall, ToolSpec, as_tool, read_arguments
+from interlace.core.messages import Message, ToolCall, ToolSpec, as_tool
 from interlace.core.types import JSON
 from interlace.episodes.base import TurnDraft
 from interlace.episodes.server.ask import (
@@ -15,46 +15,37 @@ from interlace.episodes.server.ask import (
     OpenAIErrors,
     TextCodec,
     cached_tokens,
+    check_tools,
     details_of,
     finish_of,
-    sampling_of,
     shown,
-    text_of,
-    unique,
 )
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.errors import ApiError
+from interlace.episodes.server.requests import ResponseItem, ResponsesRequest, ResponseTool
 from interlace.episodes.server.stream import SentText
-
-_TEXT = ("input_text", "output_text", "text")
 
 
 class Responses(OpenAIErrors):
-    """`/v1/responses`. The whole conversation comes with each request: nothing is stored."""
+    """`/v1/responses`. Each request contains the whole conversation: the server stores nothing."""
 
     def read(self, body: Body, codec: TextCodec | None) -> Ask:  # noqa: ARG002 - a chat template writes the tokens
         """Reads a request."""
-        body.refuse("previous_response_id", "responses are not stored: send the whole conversation as input")
-        body.refuse("conversation", "conversations are not stored: send the whole conversation as input")
-        body.refuse("background", "a response is waited for", False)
-        instructions = body.text("instructions")
-        messages = [Message(role="system", content=instructions)] if instructions else []
-        given = body.get("input")
-        if isinstance(given, str):
-            messages.append(Message(role="user", content=given))
-        else:
-            messages += _messages(body.objects("input"))
-        if not messages:
-            raise ApiError(400, "input has no message.", param="input")
+        request = body.read(ResponsesRequest)
+        messages = [Message(role="system", content=request.instructions)] if request.instructions else []
+        messages += _messages(request.input)
+        tools = [] if request.tool_choice == "none" else [_tool(tool) for tool in request.tools or ()]
         return Ask(
             context=tuple(messages),
-            tools=_tools(body),
-            model=body.text("model"),
-            max_tokens=body.integer("max_output_tokens", least=1),
-            sampling=sampling_of(body),
-            seed=body.integer("seed", least=-(1 << 63)),
-            stream=body.flag("stream"),
-            token_ids=body.flag("return_token_ids"),
+            tools=check_tools(tools),
+            model=request.model or "",
+            max_tokens=request.max_output_tokens,
+            stop_token_ids=tuple(request.stop_token_ids or ()),
+            ignore_eos=bool(request.ignore_eos),
+            sampling=request.sampling,
+            seed=request.seed,
+            stream=bool(request.stream),
+            token_ids=bool(request.return_token_ids),
         )
 
     def write(self, answer: Answers, codec: TextCodec | None) -> dict[str, JSON]:
@@ -82,49 +73,37 @@ class Responses(OpenAIErrors):
         return _ResponseStream(head)
 
 
-def _messages(items: list[Body]) -> list[Message]:
-    """Reads the items of an input; calls that follow each other are of one message, as the model wrote them."""
+def _messages(items: Sequence[ResponseItem]) -> list[Message]:
+    """Reads the items of an input. Calls that follow each other belong to one message, as the model wrote them."""
     messages: list[Message] = []
     for place, item in enumerate(items):
-        kind, where = item.text("type", "message"), f"input[{place}]"
-        if kind == "message":
-            role = item.text("role")
-            content = text_of(item, "content", where, kinds=_TEXT) or ""
-            if role not in ("system", "developer", "user", "assistant"):
-                raise item.wrong("role", "system, user or assistant")
-            messages.append(Message(role="system" if role == "developer" else role, content=content))
-        elif kind == "function_call":
-            call = ToolCall(
-                id=item.text("call_id"),
-                name=item.text("name"),
-                arguments=read_arguments(item.text("arguments"), where),
-            )
-            messages.append(_with_call(messages, call))
-        elif kind == "function_call_output":
-            output = text_of(item, "output", where, kinds=_TEXT) or ""
-            messages.append(Message(role="tool", content=output, tool_call_id=item.text("call_id")))
-        elif kind != "reasoning":  # thoughts are not given back to the model
-            raise ApiError(400, f"{where} is of type {kind!r}: only text and calls of functions can be read.")
+        where = f"input[{place}]"
+        if item.type == "message":
+            if item.role is None:
+                raise ApiError(400, f"{where} has no role: write system, user or assistant.", param=f"{where}.role")
+            role = "system" if item.role == "developer" else item.role
+            messages.append(Message(role=role, content=item.content or ""))
+        elif item.type == "function_call":
+            messages.append(_with_call(messages, item.call(where)))
+        elif item.type == "function_call_output":
+            messages.append(Message(role="tool", content=item.output or "", tool_call_id=item.call_id))
+        elif item.type != "reasoning":  # the model does not read its earlier thoughts again
+            raise ApiError(400, f"{where} is of type {item.type!r}: only text and calls of functions can be read.")
+    if not messages:
+        raise ApiError(400, "input has no message.", param="input")
     return messages
 
 
 def _with_call(messages: list[Message], call: ToolCall) -> Message:
-    """Returns the assistant's message with one call more; takes it off the end where it is the last one."""
+    """Returns the assistant's message with one more call. If it is the last message, it is removed from the list."""
     if messages and messages[-1].role == "assistant":
         last = messages.pop()
         return Message(role="assistant", content=last.content, tool_calls=(*last.tool_calls, call))
     return Message(role="assistant", content="", tool_calls=(call,))
 
 
-def _tools(body: Body) -> tuple[ToolSpec, ...]:
-    body.refuse("tool_choice", "a call cannot be forced; write auto or none", "auto", "none")
-    found = []
-    for tool in body.objects("tools"):
-        if tool.get("type") != "function":
-            raise tool.wrong("type", "function: no other tools are there")
-        fields: dict[str, JSON] = {name: tool.get(name) for name in ("name", "description", "parameters")}
-        found.append(as_tool(fields, "a tool"))
-    return () if body.get("tool_choice") == "none" else unique(found)
+def _tool(tool: ResponseTool) -> ToolSpec:
+    return as_tool({"name": tool.name, "description": tool.description or "", "parameters": tool.parameters or {}})
 
 
 def _head(answer: Answers) -> dict[str, JSON]:
@@ -168,7 +147,7 @@ def _part(text: str) -> dict[str, JSON]:
 
 
 class _ResponseStream:
-    """Text as it is drawn; a call whole, when the answer is."""
+    """Sends text while it is sampled, and a call when the answer is complete."""
 
     def __init__(self, head: Answers) -> None:
         self._answer, self._sent = head, SentText()
@@ -176,14 +155,14 @@ class _ResponseStream:
         self._numbers = count()
 
     def more(self, place: int, draft: TurnDraft) -> Iterator[Event]:
-        """Writes what a draft adds."""
-        del place  # there is one answer
+        """Writes the new part of a draft."""
+        del place  # a request has one answer
         yield from self._begin()
         if new := self._sent.more(draft.read().content, self._answer.ask.stop):
             yield from self._text(new)
 
     def end(self, answer: Answers) -> Iterator[Event]:
-        """Writes what is left."""
+        """Writes the rest of the answers."""
         yield from self._begin()
         for place, item in enumerate(_items(answer)):
             assert isinstance(item, Mapping)
@@ -200,7 +179,7 @@ class _ResponseStream:
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def fail(self, error: ApiError) -> Iterator[Event]:
-        """Writes the error, by which clients know that no more comes."""
+        """Writes the error, which ends the stream."""
         yield self._event("error", code=error.code or error.kind, message=str(error), param=error.param or None)
 
     def _event(self, kind: str, **fields: JSON) -> Event:

@@ -1,4 +1,4 @@
-"""Text of answers that are still drawn: it goes out as soon as nothing to come can change it."""
+"""Text of answers that are still sampled. Text is sent once no further token can change it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,28 +6,28 @@ from dataclasses import dataclass
 from interlace.data.rendering.parsers.base import open_end
 
 PART_OF_A_CHARACTER = "\ufffd"
-"""Sign of a decoder for bytes that are no whole character, yet."""
+"""Character that a decoder writes for an incomplete character."""
 
 
 @dataclass(slots=True)
 class SentText:
-    """Text of one answer that went out."""
+    """Sent text of one answer."""
 
     text: str = ""
 
     def more(self, text: str, stops: Sequence[str] = ()) -> str:
-        """Returns what a text so far adds. stops: the client's, before which the answer ends."""
+        """Returns the new part of an incomplete text. stops: texts before which the answer ends."""
         return self.rest(certain(text, stops))
 
     def rest(self, text: str) -> str:
-        """Returns what the whole text adds."""
+        """Returns the new part of the complete text."""
         new = text[len(self.text) :] if text.startswith(self.text) else ""
         self.text += new
         return new
 
 
 def certain(text: str, stops: Sequence[str]) -> str:
-    """Returns the part of a text so far that stands in the answer whatever comes behind it."""
+    """Returns the part of an incomplete text that no further token can change."""
     cuts = [place for stop in stops if (place := text.find(stop)) >= 0]
     if cuts:
         return text[: min(cuts)]

@@ -15,6 +15,7 @@ from interlace.episodes.server.app import SessionServer, serving
 from interlace.episodes.server.body import Body
 from interlace.episodes.server.conversation import Conversation
 from interlace.episodes.server.errors import ApiError
+from interlace.episodes.server.requests import ChatRequest
 from tests.support.scripted_session import ScriptedSession
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -241,9 +242,9 @@ def test_reward_and_end_and_what_comes_after() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
-        ("/v1/chat/completions", b"{", 400, "no JSON"),
+        ("/v1/chat/completions", b"{", 400, "not valid JSON"),
         ("/v1/chat/completions", b"[1]", 400, "must be an object"),
-        ("/v1/chat/completions", {"messages": []}, 400, "no message"),
+        ("/v1/chat/completions", {"messages": []}, 400, "messages = []: it is empty"),
         ("/v1/chat/completions", {"messages": [{"role": "wizard", "content": "x"}]}, 400, "'wizard'"),
         ("/v1/chat/completions", {**ASK, "temperature": "hot"}, 400, "temperature = \"hot\": it must be a number"),
         ("/v1/chat/completions", {**ASK, "n": 0}, 400, "at least 1"),
@@ -251,7 +252,7 @@ def test_reward_and_end_and_what_comes_after() -> None:
         ("/v1/chat/completions", {**ASK, "tools": [{"type": "function", "function": TOOL}] * 2}, 400, "two tools"),
         ("/v1/chat/completions", {**ASK, "tools": [{"type": "function"}]}, 400, "parameters: JSON schema"),
         ("/v1/completions", {"prompt": "text"}, 400, "give token ids"),
-        ("/inference/v1/generate", {"token_ids": [1.5]}, 400, "whole numbers"),
+        ("/inference/v1/generate", {"token_ids": [1.5]}, 400, "token_ids[0] = 1.5: it must be a whole number"),
         ("/v1/responses", {"input": "hi", "previous_response_id": "x"}, 400, "not stored"),
         ("/v1/embeddings", {}, 404, "Not Found"),
         ("/v1/session/reward", {}, 400, "finite number"),
@@ -335,7 +336,7 @@ def test_health_needs_no_key_and_metrics_count() -> None:
 @pytest.mark.parametrize(("name", "value"), [("n", True), ("n", 1.5), ("n", "2")])
 def test_a_field_of_another_type_is_named(name: str, value: object) -> None:
     with pytest.raises(ApiError, match=r"n = .*: it must be a whole number"):
-        Body({name: value}).integer(name)
+        Body({**ASK, name: value}).read(ChatRequest)
 
 
 def test_openais_own_client_is_served(capsys: pytest.CaptureFixture[str]) -> None:

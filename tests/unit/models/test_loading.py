@@ -264,3 +264,12 @@ def test_a_broken_gguf_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     assert "cannot be read as a causal language model" in refusal(path, cache_dir=str(tmp_path / "cache"))
     assert not list((tmp_path / "cache" / "gguf").iterdir())
+
+
+def test_a_response_ends_at_the_chat_templates_closing_tag(tmp_path: Path) -> None:
+    model, tokenizer = build_tiny("micro-chat", 0)
+    closing, eos = (tokenizer.convert_tokens_to_ids(name) for name in ("<|im_end|>", "<eos>"))
+    tokenizer.eos_token = "<eos>"  # as in base models, whose template ends a turn with another token
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert {closing, eos} <= set(load_model(ModelConfig(path=str(tmp_path))).stop_token_ids)

@@ -186,8 +186,8 @@ async def _same_number(prompt: Prompt, session: Session) -> None:
         (_no_turn, "ValueError: the episode ended without a turn"),
         (_text, "TypeError: the episode returned a str"),
         (_not_finite, "ValueError: the episode's reward is nan"),
-        (_no_tokens, "UserError: generate() was given a list that is no list of token ids"),
-        (_words, "UserError: generate() was given a list that is no list of token ids"),
+        (_no_tokens, "UserError: generate() was given a list that is not a list of token ids"),
+        (_words, "UserError: generate() was given a list that is not a list of token ids"),
         (_same_number, "UserError: turn 3 of episode"),
     ],
 )

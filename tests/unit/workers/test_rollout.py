@@ -57,3 +57,24 @@ def test_an_interruption_ends_a_call_at_once_and_what_was_taken_out_comes_with_i
     progress = worker.serve((), [REQUESTS[-1].id])
     assert lengths_of(progress) == [0, 2] and progress.num_running == 2
     assert progress.responses[0].completion.finish_reason == FinishReason.ABORTED
+
+
+def test_special_tokens_stay_in_a_text_except_those_that_end_it() -> None:
+    model, tokenizer = build_tiny("micro-chat", seed=0)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<result>", "<stop>"]})
+    result, stop = tokenizer.convert_tokens_to_ids(["<result>", "<stop>"])
+    bundle = RolloutBundle(engine=NativeEngine(model), tokenizer=tokenizer, stop_token_ids=(tokenizer.eos_token_id,))
+    worker = RolloutWorker(WorkerContext(group="rollout/0", rank=0, num_ranks=1, devices=()), lambda _: bundle)
+    letter = tokenizer.encode("7", add_special_tokens=False)
+    ids = [result, *letter, result, tokenizer.eos_token_id]
+    assert worker._text(ids, SamplingParams()) == "<result>7<result>"
+    assert worker._text([*letter, stop], SamplingParams(stop_token_ids=(stop,))) == "7"
+    assert worker._text([*letter, stop], SamplingParams()) == "7<stop>"
+
+
+def test_a_sequence_that_cannot_be_finished_is_refused_with_the_reason() -> None:
+    overflows = SamplingParams.model_construct(logit_bias=((5, 1e39),), max_new_tokens=4)
+    asked = [Request(uid="q", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2], params=overflows), REQUESTS[3]]
+    worker = worker_at(count(step=MIN_CALL_S))
+    found = [*worker.serve(asked, ()).responses, *worker.serve((), ()).responses]
+    assert [bool(one.refusal) for one in found] == [True, False] and "logit_bias" in found[0].refusal

@@ -1,4 +1,4 @@
-"""Base of the parsers, and what several of them share."""
+"""Base class of the parsers, and shared functions."""
 
 import json
 import re
@@ -13,21 +13,21 @@ from interlace.core.types import JSON
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MarkedText:
-    """An answer's text in which tags that are one token of the vocabulary stand as characters of their own.
+    """An answer's text, in which each tag that is one token of the vocabulary is replaced by a private character.
 
-    So a tag counts where the model drew its token, and not where the same letters were spelled out.
+    A tag counts only if the model sampled its token. The same letters in several tokens are text.
     """
 
     text: str
     marks: Mapping[str, str]
-    """Character of each tag that is one token; a tag that is not here is looked for by its letters."""
+    """Character of each tag that is one token. Any other tag is found by its letters."""
 
     def tag(self, tag: str) -> str:
-        """Returns the text to look for."""
+        """Returns the text that stands for a tag."""
         return self.marks.get(tag, tag)
 
     def plain(self, text: str) -> str:
-        """Returns a part of the text with all tags spelled out."""
+        """Returns a part of the text with the letters of all tags."""
         for tag, mark in self.marks.items():
             text = text.replace(mark, tag)
         return text
@@ -40,7 +40,7 @@ class Parsed:
     content: str
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
-    """Calls in order, without ids; those that could not be read have an error."""
+    """Calls in order, without ids. A call that could not be read has an error."""
 
 
 class Parser(ABC):
@@ -49,21 +49,21 @@ class Parser(ABC):
     tags: ClassVar[tuple[str, ...]] = ()
     """Tags of the format."""
     thoughts: ClassVar[tuple[str, str] | None] = None
-    """Tags around reasoning; None where the format has none."""
+    """Tags around reasoning; None if the format has none."""
     signs: ClassVar[tuple[str, ...]] = ()
-    """Parts of a chat template's text that all stand in a template of this format; none: it is taken by name only."""
+    """Texts that every chat template of this format contains. If empty, the parser is found by name only."""
 
     @abstractmethod
     def parse(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
-        """Reads an answer, end-of-turn tokens left out. in_thought: its context ended within the reasoning."""
+        """Reads an answer without its end-of-turn tokens. in_thought: its context ended within the reasoning."""
 
     def call_tags(self, tools: Sequence[ToolSpec]) -> Sequence[str] | None:
-        """Names the tags with which calls begin; None where it is not known how they do."""
+        """Returns the tags with which calls begin; None if they are unknown."""
         del tools
         return None
 
     def begun(self, answer: MarkedText, tools: Sequence[ToolSpec], *, in_thought: bool = False) -> Parsed:
-        """Reads an answer that goes on: what stands before its first call, without what may become a tag."""
+        """Reads an incomplete answer: the text before its first call, without a possible beginning of a tag."""
         tags = self.call_tags(tools)
         if tags is None:
             return Parsed(content="")
@@ -77,14 +77,14 @@ class Parser(ABC):
 
 
 def open_end(text: str, tags: Sequence[str]) -> int:
-    """Counts the characters at the end of a text with which one of the tags may begin."""
+    """Returns the number of characters at the end of a text that may be the beginning of a tag."""
     longest = max(map(len, tags), default=0)
     sizes = range(min(longest - 1, len(text)), 0, -1)
     return next((size for size in sizes if any(tag.startswith(text[-size:]) for tag in tags if len(tag) > size)), 0)
 
 
 def split_thought(answer: MarkedText, tags: tuple[str, str], *, in_thought: bool) -> tuple[str | None, str]:
-    """Returns reasoning (None: there is none) and what follows it. Reasoning that never ends is all there is."""
+    """Returns the reasoning, or None, and the text after it. Reasoning without an end tag is the whole text."""
     begin, end = answer.tag(tags[0]), answer.tag(tags[1])
     text = answer.text.lstrip()
     if text.startswith(begin):
@@ -96,7 +96,7 @@ def split_thought(answer: MarkedText, tags: tuple[str, str], *, in_thought: bool
 
 
 def json_call(body: str) -> ToolCall:
-    """Reads `{"name": ..., "arguments": {...}}`; `parameters` is another word for arguments."""
+    """Reads `{"name": ..., "arguments": {...}}`. `parameters` is a synonym of `arguments`."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -116,13 +116,19 @@ def json_call(body: str) -> ToolCall:
     return ToolCall(name=found["name"], arguments=arguments)
 
 
-def typed(text: str, schema: JSON) -> JSON:
-    """Reads an argument that is written as bare text, as the type that its schema names; text where it cannot be."""
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if kind == "string" or kind is None:
-        return text
+def read_argument(text: str, schema: JSON, definitions: Mapping[str, JSON]) -> JSON:
+    """Reads an argument that is written as bare text, by its JSON schema; returns the text if the schema allows text.
+
+    definitions: schemas that a `$ref` names. Of several possible types, a type other than text is tried first only if
+    it is null, or if text is not possible.
+    """
+    kinds = _types(schema, definitions)
     bare = text.strip()
-    if kind == "boolean" and bare.lower() in ("true", "false"):
+    if "null" in kinds and bare.lower() in ("null", "none"):
+        return None
+    if "string" in kinds or not kinds:
+        return text
+    if "boolean" in kinds and bare.lower() in ("true", "false"):
         return bare.lower() == "true"
     try:
         found: JSON = json.loads(bare)
@@ -131,8 +137,39 @@ def typed(text: str, schema: JSON) -> JSON:
     return found
 
 
+_MOST_REFERENCES = 100
+"""Schemas that are looked at for one argument: a schema may refer to itself."""
+
+
+def _types(schema: JSON, definitions: Mapping[str, JSON]) -> set[str]:
+    """Returns the JSON types that a schema allows; empty if it names none."""
+    found: set[str] = set()
+    open_schemas, num_seen = [schema], 0
+    while open_schemas and num_seen < _MOST_REFERENCES:
+        one, num_seen = open_schemas.pop(), num_seen + 1
+        if not isinstance(one, Mapping):
+            continue
+        kind = one.get("type")
+        named = [kind] if isinstance(kind, str) else kind if isinstance(kind, Sequence) else ()
+        found |= {each for each in named if isinstance(each, str)}
+        values = [one["const"]] if "const" in one else one.get("enum")
+        if kind is None and isinstance(values, Sequence) and not isinstance(values, str):
+            found |= {_NAMES[type(value)] for value in values if type(value) in _NAMES}
+        for key in ("anyOf", "oneOf", "allOf"):
+            parts = one.get(key)
+            open_schemas += parts if isinstance(parts, list | tuple) else []
+        reference = one.get("$ref")
+        if isinstance(reference, str):
+            open_schemas.append(definitions.get(reference.rpartition("/")[2]))
+    return found
+
+
+_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+"""JSON type of a Python value."""
+
+
 def between(text: str, begin: str, end: str) -> list[tuple[str, bool, tuple[int, int]]]:
-    """Lists what stands between two tags: the body, whether its end was there, and the place of all of it."""
+    """Lists the texts between two tags: the text, whether its end tag exists, and its span with the tags."""
     found = []
     for match in re.finditer(re.escape(begin) + f"(.*?)(?:({re.escape(end)})|$)", text, re.DOTALL):
         found.append((match[1], match[2] is not None, match.span()))
@@ -140,7 +177,7 @@ def between(text: str, begin: str, end: str) -> list[tuple[str, bool, tuple[int,
 
 
 def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """Returns the text that is left when parts are taken out, without space around it."""
+    """Returns a text without some of its parts and without spaces at its ends."""
     kept, place = [], 0
     for start, end in spans:
         kept.append(text[place:start])

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 
 from interlace.core.messages import ToolCall, ToolSpec
 from interlace.core.types import JSON
-from interlace.data.rendering.parsers.base import MarkedText, Parsed, Parser, between, split_thought, typed, without
+from interlace.data.rendering.parsers.base import (
+    MarkedText,
+    Parsed,
+    Parser,
+    between,
+    read_argument,
+    split_thought,
+    without,
+)
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
@@ -13,7 +21,7 @@ PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTAL
 
 
 class Qwen3CoderParser(Parser):
-    """Arguments as bare text, which the tool's schema says how to read; one without text is an empty text."""
+    """Arguments as bare text, read by the tool's schema; an argument without text is an empty text."""
 
     thoughts = ("<think>", "</think>")
     tags = (BEGIN, END, "<think>", "</think>")
@@ -41,10 +49,10 @@ def _call(body: str, tools: Sequence[ToolSpec]) -> ToolCall:
     if not match:
         return ToolCall(name="", error="The call is not of the form <function=name>...</function>.")
     name = match[1].strip()
-    schemas = next((tool.properties for tool in tools if tool.name == name), {})
+    tool = next((tool for tool in tools if tool.name == name), ToolSpec(name=name))
     arguments: dict[str, JSON] = {}
     for key, value in PARAMETER.findall(match[2]):
-        arguments[key.strip()] = typed(value, schemas.get(key.strip()))
+        arguments[key.strip()] = read_argument(value, tool.properties.get(key.strip()), tool.definitions)
     if PARAMETER.sub("", match[2]).strip():
         return ToolCall(name=name, error="A parameter is not of the form <parameter=key>value</parameter>.")
     return ToolCall(name=name, arguments=arguments)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from interlace.core.messages import ToolCall, ToolSpec
 from interlace.core.types import JSON
-from interlace.data.rendering.parsers.base import MarkedText, Parsed, Parser, split_thought, typed, without
+from interlace.data.rendering.parsers.base import MarkedText, Parsed, Parser, read_argument, split_thought, without
 
 
 class TagParser(Parser):
@@ -35,5 +35,5 @@ def _call(tool: ToolSpec, body: str, *, is_closed: bool) -> ToolCall:
     arguments: dict[str, JSON] = {}
     if tool.properties:
         name, schema = next(iter(tool.properties.items()))
-        arguments[name] = typed(body, schema)
+        arguments[name] = read_argument(body, schema, tool.definitions)
     return ToolCall(name=tool.name, arguments=arguments)

@@ -27,6 +27,7 @@ struct Decoder {
   const float *cos, *sin;                // [positions, rotary_dim]
   float epsilon;
   const Quantized* head8;                // the head in eight bits, or null
+  int64_t drawn_vocab;                   // tokens from 0 that are sampled, at most vocab
 };
 
 // What one thread writes to; `rows` is at least the number of tokens.

@@ -85,7 +85,7 @@ static void draw_next(const Decoder& d, const Tokens& tokens, const Table& table
   const double start = seconds();
   run_decoder(d, tokens, step.last.data(), step.wanted.data(), tokens.count, b);
   b.forward_s += seconds() - start;
-  const Sampling sampling{tokens.count, d.vocab, d.vocab, b.logits, step.temperature.data(), step.uniform.data(),
+  const Sampling sampling{tokens.count, d.drawn_vocab, d.vocab, b.logits, step.temperature.data(), step.uniform.data(),
                           step.drawn.data(), step.logprob.data(), step.scratch.data()};
   draw_rows(&sampling);
 }

@@ -13,7 +13,7 @@ from interlace.core.messages import Message, ToolCall, ToolSpec
 from interlace.data.rendering.chat_template import ChatTemplateRenderer
 from interlace.data.rendering.config import RendererConfig
 from interlace.data.rendering.load import check_renderer, create_renderer, find_parser, load_parser
-from interlace.data.rendering.parsers.base import MarkedText
+from interlace.data.rendering.parsers.base import MarkedText, read_argument
 from tests.support.chat_templates import GIVEN, PUBLISHED, tokenizer_of
 from tests.support.conversations import TOOLS, answers, calls, hermes, text, user
 
@@ -280,3 +280,42 @@ def test_a_template_that_refuses_says_so() -> None:
     ]
     with pytest.raises(UserError, match=r"cannot be applied to messages of user, assistant: .*single tool-calls"):
         renderer_of("llama3_1").render(odd, (tool,))
+
+
+def test_variables_of_a_chat_template_come_from_the_settings_and_from_a_turn() -> None:
+    tokenizer = copy.deepcopy(tokenizer_of("own"))
+    tokenizer.chat_template += "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    plain = create_renderer(tokenizer, RendererConfig())
+    off = create_renderer(tokenizer, RendererConfig(chat_template_kwargs={"enable_thinking": False}))
+    asked = [Message(role="user", content="hi")]
+    assert plain.variant({"enable_thinking": False}).render(asked) == off.render(asked) != plain.render(asked)
+    assert off.variant({"enable_thinking": True}).render(asked) == plain.render(asked)
+    assert off.variant({"enable_thinking": False}) is off and plain.variant({"a": 1}) is plain.variant({"a": 1})
+    with pytest.raises(UserError, match="add_generation_prompt is set by the conversation"):
+        plain.variant({"add_generation_prompt": False})
+
+
+@pytest.mark.parametrize(
+    ("written", "schema", "value"),
+    [
+        ('["a"]', {"anyOf": [{"type": "array"}, {"type": "null"}]}, ["a"]),
+        ("null", {"anyOf": [{"type": "array"}, {"type": "null"}]}, None),
+        ('{"x": 1}', {"$ref": "#/$defs/Place"}, {"x": 1}),
+        ('{"x": 1}', {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}, {"x": 1}),
+        ("12", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "12"),
+        ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("12", {"type": ["integer", "null"]}, 12),
+        ("True", {"oneOf": [{"type": "boolean"}]}, True),
+        ("2", {"enum": [1, 2]}, 2),
+        ("2", {"enum": ["1", "2"]}, "2"),
+        ("null", {"type": "string"}, "null"),
+        ("[1", {"type": "array"}, "[1"),
+        ("5", {"$ref": "#/$defs/Loop"}, "5"),
+        ("5", {}, "5"),
+    ],
+)
+def test_an_argument_of_bare_text_is_read_by_all_that_its_schema_allows(
+    written: str, schema: dict[str, object], value: object
+) -> None:
+    definitions = {"Place": {"type": "object"}, "Loop": {"$ref": "#/$defs/Loop"}}
+    assert read_argument(written, schema, definitions) == value

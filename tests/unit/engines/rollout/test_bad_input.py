@@ -26,7 +26,7 @@ def engine(tiny: ModelMaker) -> NativeEngine:
         ([1] * 300, SamplingParams(), "context holds 256"),
         ([1] * 100, SamplingParams(max_new_tokens=100), "Raise max_tokens"),
         ([1, 96], SamplingParams(max_new_tokens=4), "token id 96 is not in the model's vocabulary"),
-        ([1], SamplingParams(max_new_tokens=4, logit_bias=((-1, 2.0),)), "token id -1"),
+        ([1], SamplingParams(max_new_tokens=4, logit_bias=((10**6, 2.0),)), "token id 1000000"),
         ([1], SamplingParams(max_new_tokens=4, stop=("x",)), "need a tokenizer"),
     ],
 )
