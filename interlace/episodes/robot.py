@@ -161,7 +161,7 @@ class RobotEpisode:
             account.length += int(chunk.valid.sum())
             if self.config.reward == "return":
                 session.reward(turn, gained)
-            account.valid[turn.number] = np.repeat(chunk.valid, actions.size)
+            account.valid[turn.number] = actions.trained(chunk.valid)
             if chunk.ended:
                 return self._outcome(env.spec, chunk, account, self._final(chunk, actions, account.context))
 

@@ -6,7 +6,7 @@ chunk of action tokens. The head answers in action tokens alone, which are the f
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ from transformers import (
 )
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForTokenClassification
 
-from interlace.models.config import GAUSSIAN, VLA_TYPE, RobotShape
+from interlace.models.config import FLOW, GAUSSIAN, VLA_TYPE, RobotShape
+from interlace.models.flow import read_schedule
+from interlace.models.flow_head import FlowOutputs
 from interlace.models.words import build_word_tokenizer
 
 if TYPE_CHECKING:
@@ -44,7 +46,9 @@ class VLAConfig(Qwen2Config):
     chunk: int = 1
     action_bins: int = 256
     action_head: str = "tokens"
-    """`gaussian`: two outputs a query, as interlace/models/action_head.py reads them."""
+    """Head of the answers; see interlace/models/action_head.py."""
+    flow: dict[str, Any] | None = None
+    """Settings of head `flow`, as in FlowConfig."""
     first_action_id: int = 0
     placeholder_token_id: int | None = None
     query_token_ids: list[int] | None = None
@@ -149,8 +153,11 @@ class VLAForCausalLM(Qwen2ForCausalLM):
     def __init__(self, config: VLAConfig) -> None:
         super().__init__(config)
         self.model = VLAModel(config)
-        outputs = 2 if config.action_head == GAUSSIAN else config.action_bins
-        self.lm_head = nn.Linear(config.hidden_size, outputs, bias=False)
+        if config.action_head == FLOW:
+            self.lm_head = FlowOutputs(config.hidden_size, read_schedule(config))
+        else:
+            outputs = 2 if config.action_head == GAUSSIAN else config.action_bins
+            self.lm_head = nn.Linear(config.hidden_size, outputs, bias=False)
         self.post_init()
 
 
@@ -181,6 +188,7 @@ def build_tiny_vla(shape: RobotShape, seed: int) -> "tuple[VLAForCausalLM, PreTr
         action_size=shape.action_size, chunk=shape.chunk, action_bins=shape.bins, action_head=shape.head,
         placeholder_token_id=ids.placeholder, query_token_ids=list(ids.queries) or None,
         actions_low=list(shape.low) or None, actions_high=list(shape.high) or None,
+        flow=shape.flow.model_dump() if shape.head == FLOW else None,
     )  # fmt: skip
     config.architectures = [VLAForCausalLM.__name__]
     with torch.random.fork_rng(devices=[]):
