@@ -24,6 +24,7 @@ from interlace.episodes.config import EpisodeConfig, EpisodeKind
 from interlace.episodes.features import Feature, StateFeatures
 from interlace.episodes.imagination import ImaginationConfig
 from interlace.models.actions import ActionTokens
+from interlace.models.inputs import IMAGE, STATE
 from interlace.observe.films import Film
 
 TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
@@ -191,7 +192,7 @@ class RobotEpisode:
         found = dict(observation)
         if "state" in found:
             found["state"] = self._features.of(np.asarray(found["state"], np.float32))
-        return {name: np.asarray(found[name])[None] for name in actions.reads.shapes}
+        return actions.reads.prepare(found)
 
 
 def policy_actions(actions: ActionTokens | None) -> ActionTokens:
@@ -215,12 +216,17 @@ def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> N
             f"to {config.max_turns * actions.chunk} or less."
         )
     family = config.env.family
-    if spec.action.size != actions.size:
+    if spec.action.size != actions.simulator_size:
         raise UserError(
             f"environments of {family!r} take actions of {spec.action.size} numbers, and the policy gives "
-            f"{actions.size}. Set model.robot.action_size={spec.action.size}, or take another policy."
+            f"{actions.simulator_size}. Set model.robot.action_size={spec.action.size}, or take another policy."
         )
     choices = spec.action.num_choices
+    if choices is not None and actions.answers_in_numbers:
+        raise UserError(
+            f"an action of {family!r} is one of {choices} choices, and the policy's head gives continuous numbers. Set "
+            f"model.robot.head=tokens and model.robot.bins={choices}, low=[-0.5] and high=[{choices - 0.5}]."
+        )
     if choices is not None and choices != actions.num_bins:
         raise UserError(
             f"an action of {family!r} is one of {choices}, and the policy's has {actions.num_bins} bins. Set "
@@ -229,8 +235,7 @@ def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> N
     for name, shape in actions.reads.shapes.items():
         given = spec.observation.get(name)
         if given is None:
-            there = sorted(spec.observation)
-            raise UserError(f"the policy reads {name!r}, and environments of {family!r} give {there}.")
+            raise UserError(_missing_array(name, family, sorted(spec.observation)))
         is_made = name == "state" and config.features
         places = [place for feature in config.features if is_made for place in (*feature.of, *feature.minus)]
         if beyond := [place for place in places if place >= given.shape[0] or place < -given.shape[0]]:
@@ -239,11 +244,33 @@ def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> N
                 f"of {family!r} give. Name places from 0 to {given.shape[0] - 1}."
             )
         size = (sum([len(feature.of) for feature in config.features]),) if is_made else given.shape
-        if size != shape:
+        if not actions.reads.takes(name, size):
             raise UserError(
                 f"the policy reads {name} of shape {list(shape)}, and the episode gives {list(size)}. Set "
-                "model.robot.state_size, or episode.features, so that both are alike."
+                f"{_setting_of(name)}, so that both are alike."
             )
+
+
+def _missing_array(name: str, family: str, there: list[str]) -> str:
+    """Returns the message for an array that the policy reads and a simulator does not give."""
+    cameras = [other for other in there if other.endswith(IMAGE)]
+    if not name.endswith(IMAGE):
+        return f"the policy reads {name!r}, and environments of {family!r} give {there}."
+    if cameras:
+        return (
+            f"the policy reads the camera {name!r}, and environments of {family!r} render {cameras}. Take a policy of "
+            "these cameras (num_images in its config.json), or another family."
+        )
+    return (
+        f"the policy reads the camera {name!r}, and environments of {family!r} render none with these settings; they "
+        f"give {there}. Set episode.env.settings.image_size to the side of a picture in pixels, if the family has it."
+    )
+
+
+def _setting_of(name: str) -> str:
+    if name == STATE:
+        return "model.robot.state_size, or episode.features"
+    return "model.robot.image_size, or episode.env.settings.image_size"
 
 
 def _whole(prompt: Prompt, column: str) -> int:

@@ -147,8 +147,10 @@ def answers_in_numbers(config: PretrainedConfig) -> bool:
 
 
 def head_of(model: PreTrainedModel) -> ActionHead | None:
-    """Returns the head that a model's configuration names; None: softmax over the outputs, as for text."""
+    """Returns the head that a model's configuration names; None for softmax over the outputs, and for critics."""
     named = getattr(model.config, "action_head", None)
+    if model.get_output_embeddings() is None:
+        return None
     if named == GAUSSIAN:
         return GaussianHead()
     if named == FLOW:

@@ -1,8 +1,8 @@
-"""Flow matching as a chain of random steps: how a chunk of actions is drawn from noise, and how likely each step was.
+"""Flow matching as a chain of random steps from noise to a chunk of actions, each with a density.
 
-A policy gives a velocity for noisy actions at a time. In this module time 1 is noise and time 0 the action, the straight
-path is x_t = t noise + (1 - t) action, and its velocity is noise - action (SmolVLA, pi0). A folder with the opposite
-convention (GR00T: time 0 is noise, velocity is action - noise) is read by `network_time` and `velocity_sign`.
+A policy gives a velocity for noisy actions at a time. In this module time 1 is noise and time 0 the action, the
+straight path is x_t = t noise + (1 - t) action, and its velocity is noise - action (SmolVLA, pi0). `network_time` and
+`velocity_sign` convert a network of the opposite convention (GR00T: time 0 is noise, velocity is action - noise).
 
 A deterministic sampler has no density. Two samplers add noise to each step, so that every number of the chain has a
 normal distribution:

@@ -42,7 +42,9 @@ class FlowOutputs(nn.Linear):
         if answers is None:
             return conditions
         schedule = self.schedule
-        if len(answers) < schedule.num_tokens:  # a rank that has no samples runs one token, so that all ranks reduce gradients
+        if (
+            len(answers) < schedule.num_tokens
+        ):  # a rank that has no samples runs one token, so that all ranks reduce gradients
             return conditions + 0 * sum([parameter.sum() for parameter in self.expert.parameters()])
         with torch.autocast(hidden.device.type, enabled=False):
             chain = ids_to_numbers(answers).view(-1, schedule.num_states, schedule.state_size)
