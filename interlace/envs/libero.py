@@ -121,7 +121,7 @@ class Libero(RetracedSimulator):
             parts.append(seen["object-state"])
         found: dict[str, Array] = {"state": np.concatenate(parts).astype(np.float32)}
         if self.settings.image_size:
-            found |= {name: seen[f"{camera}_image"][::-1].copy() for name, camera in _CAMERAS.items()}
+            found |= {name: rotated(seen[f"{camera}_image"]) for name, camera in _CAMERAS.items()}
         return found
 
     def render(self) -> NDArray[np.uint8]:
@@ -133,6 +133,14 @@ class Libero(RetracedSimulator):
     def close(self) -> None:
         """Frees the simulator."""
         self._env.close()
+
+
+def rotated(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Rotates a picture of LIBERO's renderer by 180 degrees, as the data of its published policies are.
+
+    The renderer gives rows from the bottom up, so the result is upright, with left and right exchanged.
+    """
+    return picture[::-1, ::-1].copy()
 
 
 def _axis_angle(quaternion: Array) -> NDArray[np.float64]:

@@ -178,9 +178,7 @@ class MetaWorld(Simulator):
     def _draw(self, side: int) -> NDArray[np.uint8]:
         if side not in self._renderers:
             self._renderers[side] = MujocoCamera(self._env.model, self.settings.camera, side)
-        picture = self._renderers[side].draw(self._env.data)
-        # The cameras of MetaWorld's corners hang upside down.
-        return picture[::-1].copy() if self.settings.camera.startswith("corner") else picture
+        return self._renderers[side].draw(self._env.data)
 
     def _check_stability(self) -> None:
         """Raises where MuJoCo found its state to be beyond what it can go on from, which it only counts."""

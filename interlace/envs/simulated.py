@@ -122,8 +122,8 @@ class SimulatedEnvs(VectorEnv):
             self._forget(slot)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
-        """Draws the present states."""
-        return [self._at(slot).render() for slot in self._chosen(slots)]
+        """Draws the present states. Raises UserError for anything that a renderer raises: drawing is optional."""
+        return [self._drawn(self._at(slot)) for slot in self._chosen(slots)]
 
     def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
         """Returns a scripted expert's actions."""
@@ -145,6 +145,15 @@ class SimulatedEnvs(VectorEnv):
         self._close_simulators()
         self._slots.clear()
         self._starts.clear()
+
+    @staticmethod
+    def _drawn(simulator: Simulator) -> NDArray[np.uint8]:
+        try:
+            return simulator.render()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{simulator.task!r} cannot be drawn: {_described(error)}") from error
 
     def _checked_spec(self) -> EnvSpec:
         simulators = [self._simulator(task, 0) for task in range(len(self._settings.tasks))]

@@ -86,10 +86,10 @@ class ActionTokens:
         """
         return np.repeat(valid, self.size) if self.flow is None else np.ones(self.num_tokens, np.bool_)
 
-    def encode(self, actions: NDArray[np.generic], draw: np.random.Generator) -> IntArray:
+    def encode(self, actions: NDArray[np.generic], draw: np.random.Generator | None = None) -> IntArray:
         """Returns the tokens of the simulator's actions [K, A], clipped to the ranges.
 
-        draw: randomness of the chain that leads to the actions, for a flow-matching head.
+        draw: randomness of the chain that leads to the actions, which a flow-matching head needs.
         """
         given = np.asarray(actions, np.float64)
         if self.embodiment is not None:
@@ -97,7 +97,10 @@ class ActionTokens:
         share = (given - self.low) / (self.high - self.low)
         if self.answers_in_numbers:
             scaled = np.clip(2 * share - 1, -1, 1)
-            numbers = scaled if self.flow is None else self.flow.demonstrate(scaled, draw)
+            numbers = scaled
+            if self.flow is not None:
+                assert draw is not None, "a chain of numbers is drawn"
+                numbers = self.flow.demonstrate(scaled, draw)
             return np.ascontiguousarray(numbers, np.float32).reshape(-1).view(np.int32)
         bins = np.clip((share * self.num_bins).astype(np.int64), 0, self.num_bins - 1)
         return (self.first_id + self.step * bins).reshape(-1).astype(np.int32)
