@@ -2,8 +2,8 @@
 
 A task is an id such as `CartPole-v1` or `Pendulum-v1`; the form `my_module:Name-v0` imports a module of the current
 folder first. Actions are numbers between bounds (Box), or one of several choices (Discrete). A picture becomes the
-observation `image`, any other observation is flattened into `state`. An episode succeeds if the environment's info has a
-true `success` or `is_success`.
+observation `image`, any other observation is flattened into `state`. An episode succeeds if the environment's info has
+a true `success` or `is_success`.
 """
 
 import pickle

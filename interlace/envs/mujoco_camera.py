@@ -23,8 +23,8 @@ LEVEL = 0.1
 class MujocoCamera:
     """One camera. It is not safe for threads, and its drawing context belongs to the process that made it.
 
-    A camera that is fixed to the world and hangs upside down, as in MetaWorld's corners, gives pictures that are rotated
-    by 180 degrees; they are rotated back, which keeps left and right.
+    A camera that is fixed to the world and hangs upside down, as in MetaWorld's corners, gives pictures that are
+    rotated by 180 degrees; they are rotated back, which keeps left and right.
     """
 
     def __init__(self, model: Any, camera: str, side: int) -> None:

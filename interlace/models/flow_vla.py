@@ -184,6 +184,7 @@ class FlowVLA(nn.Module):
             rows = torch.cat([self.heads["state_proj"](prefix.state)[:, None], rows], 1)
         return rows, None
 
+    @torch.no_grad()
     def _load(
         self,
         weights: Mapping[str, Tensor],
@@ -276,8 +277,7 @@ def load_flow_vla(path: Path, sampler: FlowConfig | None = None) -> FlowVLA:
             )
     if STATE not in folder.settings.get("input_features", {}):
         raise UserError(f"policy folder {str(path)!r} reads no {STATE}: policies without a state are not supported.")
-    with torch.no_grad():
-        return FlowVLA(folder, weights, vlm)
+    return FlowVLA(folder, weights, vlm)
 
 
 def time_features(time: Tensor, size: int) -> Tensor:

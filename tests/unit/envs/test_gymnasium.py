@@ -41,7 +41,7 @@ def test_an_environment_that_cannot_be_repeated_refuses_to_save() -> None:
 
 def test_an_environment_without_a_renderer_runs_and_is_not_drawn() -> None:
     made = envs(DRIFT)
-    with pytest.raises(UserError, match="cannot draw 'tests.support.wrapped_gym:Drift-v0' here: NotImplementedError"):
+    with pytest.raises(UserError, match=r"cannot draw 'tests.support.wrapped_gym:Drift-v0' here: NotImplementedError"):
         made.render()
     assert np.isfinite(made.chunk_step(np.zeros((1, 2, 1), np.float32)).observation["state"]).all()
 

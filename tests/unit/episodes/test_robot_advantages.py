@@ -118,7 +118,7 @@ def values(sample: Sample, place: int) -> np.ndarray:
 
 
 def direct(start: int, *, bootstrap: bool) -> tuple[list[float], int, bool]:
-    """Advantage of each chunk by a plain loop over gymnasium's own environment; actions taken; cut off by the horizon."""
+    """Advantage of each chunk by a plain loop over gymnasium itself; actions taken; whether the horizon ended it."""
     gymnasium = pytest.importorskip("gymnasium")
     env = gymnasium.make("CartPole-v1", max_episode_steps=-1)
     state, _ = env.reset(seed=start)
@@ -138,7 +138,7 @@ def direct(start: int, *, bootstrap: bool) -> tuple[list[float], int, bool]:
 
 
 @pytest.mark.parametrize("bootstrap", [True, False])
-def test_advantages_equal_a_direct_computation(bootstrap: bool) -> None:  # noqa: FBT001
+def test_advantages_equal_a_direct_computation(bootstrap: bool) -> None:
     pytest.importorskip("gymnasium")
     starts = [2, 3, 4, 5]
     ppo = create_algorithm("ppo", {"advantage_of": "turn", "gamma": GAMMA, "lam": LAM})

@@ -95,7 +95,7 @@ def test_a_chunk_is_decoded_as_the_description_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", [True, False])
-def test_training_recomputes_the_log_probs_of_the_rollout(tmp_path: Path, head: bool) -> None:  # noqa: FBT001
+def test_training_recomputes_the_log_probs_of_the_rollout(tmp_path: Path, head: bool) -> None:
     model, tokens, _ = loaded(tmp_path / "oft", head=head)
     requests = [asked(tokens, index, temperature=1.0) for index in range(3)]
     done = serve(NativeEngine(model.model, config=NativeConfig(max_running=4, max_tokens=2048)), requests)
@@ -124,7 +124,7 @@ def test_a_checkpoint_of_a_run_loads_again(tmp_path: Path) -> None:
 def test_parts_without_support_are_named(tmp_path: Path) -> None:
     openvla_oft_folder(tmp_path / "oft")
     torch.save({}, tmp_path / "oft" / "noisy_action_projector--150000_checkpoint.pt")
-    with pytest.raises(UserError, match="noisy_action_projector--150000_checkpoint.pt, .* a diffusion action head"):
+    with pytest.raises(UserError, match=r"noisy_action_projector--150000_checkpoint.pt, .* a diffusion action head"):
         load_model(ModelConfig(path=str(tmp_path / "oft")))
 
 

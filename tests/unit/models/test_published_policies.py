@@ -92,7 +92,7 @@ def test_a_demonstration_of_the_simulator_becomes_the_policy_s_action_and_back(n
 
 
 def test_an_unknown_robot_is_named() -> None:
-    with pytest.raises(UserError, match="embodiment 'libro' .* Did you mean 'libero'"):
+    with pytest.raises(UserError, match=r"embodiment 'libro' .* Did you mean 'libero'"):
         policy("my_arm", embodiment="libro")
 
 
@@ -122,7 +122,7 @@ def lanczos_by_pixels(values: np.ndarray, side: int) -> np.ndarray:
     return found
 
 
-def openvla_reference(raw: np.ndarray, side: int, crop: bool) -> np.ndarray:  # noqa: FBT001
+def openvla_reference(raw: np.ndarray, side: int, crop: bool) -> np.ndarray:
     """OpenVLA-OFT's evaluation on LIBERO: rotate, JPEG, lanczos3, round; crop of area 0.9, bilinear, to uint8."""
     file = io.BytesIO()
     Image.fromarray(raw[::-1, ::-1]).save(file, format="JPEG", quality=95)
@@ -150,7 +150,7 @@ def steps(data_set: str, **given: object) -> PictureSteps:
 
 
 @pytest.mark.parametrize(("data_set", "crop"), [("libero_10_no_noops", True), ("bridge_orig", False)])
-def test_pictures_are_prepared_as_in_the_policy_s_evaluation(data_set: str, crop: bool) -> None:  # noqa: FBT001
+def test_pictures_are_prepared_as_in_the_policy_s_evaluation(data_set: str, crop: bool) -> None:
     raw = picture()
     wanted = openvla_reference(raw, 56, crop)
     found = steps(data_set).prepare(rotated(raw))
