@@ -11,8 +11,8 @@ from interlace.core.errors import UserError, nearest
 from interlace.envs.base import required
 
 _INSTALL = (
-    "Install OSMesa (Debian: apt install libosmesa6) and set MUJOCO_GL=osmesa, or on a GPU MUJOCO_GL=egl; or ask for "
-    "no images (image_size=0)"
+    "Install OSMesa (Debian: apt install libosmesa6) and set MUJOCO_GL=osmesa, or EGL (Debian: libegl1) and set "
+    "MUJOCO_GL=egl, with or without a GPU; or ask for no images (image_size=0)"
 )
 
 
@@ -47,10 +47,10 @@ class MujocoCamera:
         if sys.platform == "linux" and not os.environ.keys() & {"MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"}:
             raise UserError(f"nothing here can draw MuJoCo's pictures: there is no screen. {_INSTALL}")
         try:
-            # One that could not be made is closed all the same, and looks for these.
+            # A renderer that could not be made is closed nevertheless, and reads these.
             kind = type("Renderer", (mujoco.Renderer,), {"_gl_context": None, "_mjr_context": None})
             self._renderer: Any = kind(model, side, side)
-        except Exception as error:  # what a missing driver raises depends on which one is missing
+        except Exception as error:  # each missing driver raises another error
             raise UserError(
                 f"nothing here can draw MuJoCo's pictures ({type(error).__name__}: {error}). {_INSTALL}"
             ) from error

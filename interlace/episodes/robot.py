@@ -1,6 +1,6 @@
-"""A robot's episode: what it senses becomes a prompt, a chunk of action tokens answers, and the simulator goes on.
+"""A robot's episode: an observation becomes a prompt, a chunk of action tokens answers, which the simulator runs.
 
-Each turn is the instruction and the observation of that moment, without the turns before it.
+Each turn is the instruction and the present observation, without the turns before it.
 """
 
 import math
@@ -28,7 +28,7 @@ from interlace.models.inputs import IMAGE, STATE
 from interlace.observe.films import Film
 
 TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
-"""Columns of a prompt that say where its episodes begin; the parts of a reward that say whether they were solved."""
+"""Columns of a prompt that name the start of its episodes; parts of a reward that count successes."""
 
 
 class RobotConfig(EpisodeConfig):
@@ -38,19 +38,19 @@ class RobotConfig(EpisodeConfig):
     env: EnvConfig
     """Simulators that the episodes run in."""
     features: tuple[Feature, ...] = ()
-    """Numbers that the policy sees of the simulator's state vector, one behind another; empty: the vector as it is."""
+    """Numbers that the policy sees of the simulator's state vector, in order; empty: the vector as it is."""
     reward: Literal["success", "return"] = "success"
-    """`success`: 1 where the task was solved, else 0. `return`: the simulator's rewards, each at its chunk."""
+    """`success`: 1 if the task was solved, else 0. `return`: the simulator's rewards, each at its chunk."""
     reward_scale: float = Field(default=1.0, gt=0)
     """Factor of the simulator's rewards."""
     bootstrap: bool = False
-    """True where the horizon is no part of the task: an episode that it cut off is then worth what the critic makes of
-    its last observation. False: the task is to succeed within the horizon."""
+    """True if the horizon is not part of the task: the critic then values the last observation of an episode that the
+    horizon cut off. False: the task is to succeed within the horizon."""
     imagined: ImaginationConfig | None = None
     """Episodes that the run's world model plays; None: there are none."""
 
     def dreams(self, chunk: int) -> "RobotConfig":
-        """Returns the settings of imagined episodes, whose states are what the policy reads. chunk: K."""
+        """Returns the settings of imagined episodes, whose states are the policy's inputs. chunk: K."""
         assert self.imagined is not None
         env = self.imagined.environments(chunk)
         own = {"env": env, "features": (), "reward_scale": 1.0, "bootstrap": True, "imagined": None}
@@ -64,11 +64,11 @@ class RobotKind(EpisodeKind):
     config: RobotConfig
 
     def check(self) -> None:
-        """Refuses a family or settings that are not there."""
+        """Refuses an unknown family or setting."""
         find_family(self.config.env.family, self.config.env.settings)
 
     def check_policy(self, actions: ActionTokens | None) -> None:
-        """Refuses a policy whose actions or senses are not the simulator's, and chunks longer than an episode."""
+        """Refuses a policy whose actions or inputs do not fit the simulator, and chunks longer than an episode."""
         check_memory(self.config.env)
         check_spaces(self.config, read_spec(self.config.env), policy_actions(actions))
 
@@ -103,7 +103,7 @@ class RobotEpisode:
         self._why_no_films = ""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Lets the policy act until the episode ends. UserError where policy and simulator do not go together."""
+        """Lets the policy act until the episode ends. UserError if policy and simulator do not fit together."""
         actions = policy_actions(session.actions)
         if self.config.imagined and self.config.imagined.plays(prompt):
             return await self._dreaming(actions.chunk).run(prompt, session)
@@ -140,11 +140,11 @@ class RobotEpisode:
         return found
 
     def why_no_films(self) -> str:
-        """Returns why nothing can be drawn; empty where something can."""
+        """Returns why nothing can be drawn; empty if drawing works."""
         return self._why_no_films
 
     def _recorder(self, prompt: Prompt, start: Start, spec: EnvSpec) -> FilmRecorder | None:
-        """Returns what takes an episode's pictures, where its prompt asks for them and they can be drawn."""
+        """Returns the recorder of an episode's pictures, if its prompt requests them and they can be drawn."""
         if not prompt.metadata.get(FILMED) or self._why_no_films:
             return None
         return FilmRecorder(f"{spec.tasks[start.task]}, start {start.init_state}")
@@ -154,7 +154,7 @@ class RobotEpisode:
         while True:
             inputs = self.inputs(env.observation, actions)
             turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
-            # The run's simulators say themselves that they are waited for.
+            # The run's simulators register waits for them themselves.
             async with session.waiting("the world model") if self._own else nullcontext():
                 chunk = await env.chunk_step(actions.decode(turn.token_ids))
             gained = float(chunk.reward.sum()) * self.config.reward_scale
@@ -188,7 +188,7 @@ class RobotEpisode:
         return FinalContext(token_ids=context, inputs=inputs, query_ids=actions.query_ids[:1])
 
     def inputs(self, observation: Observation, actions: ActionTokens) -> Inputs:
-        """Returns what the policy reads of an observation, [1, ...] each."""
+        """Returns the policy's arrays of an observation, [1, ...] each."""
         found = dict(observation)
         if "state" in found:
             found["state"] = self._features.of(np.asarray(found["state"], np.float32))
@@ -196,7 +196,7 @@ class RobotEpisode:
 
 
 def policy_actions(actions: ActionTokens | None) -> ActionTokens:
-    """Returns a policy's action tokens. UserError where the model has none."""
+    """Returns a policy's action tokens. UserError if the model has none."""
     if actions is None:
         raise UserError(
             "a robot's episode needs a policy that answers in action tokens, and the model's configuration has none. "
@@ -206,7 +206,7 @@ def policy_actions(actions: ActionTokens | None) -> ActionTokens:
 
 
 def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> None:
-    """Refuses (UserError) a policy whose actions or senses are not those of the simulator."""
+    """Refuses (UserError) a policy whose actions or inputs do not fit the simulator."""
     spec.check_chunk(actions.chunk)
     num_chunks = math.ceil(spec.horizon / actions.chunk)
     if config.max_turns < num_chunks:

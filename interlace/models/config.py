@@ -35,7 +35,7 @@ class FlowConfig(Config):
     padded_size: int = Field(default=0, ge=0)
     """Numbers of an action in the chain, the real ones first; 0: no padding."""
     condition_size: int = Field(default=16, ge=1)
-    """Numbers by which each action of a chunk depends on what the policy sees."""
+    """Numbers by which each action of a chunk depends on the observation."""
     width: int = Field(default=256, ge=1)
     """Numbers of a hidden layer of the velocity network."""
 
@@ -47,7 +47,7 @@ class FlowConfig(Config):
 
 
 class RobotShape(Config):
-    """Sizes of `tiny:vla`: of what it senses and does, and its own."""
+    """Sizes of `tiny:vla`: observations, actions and network."""
 
     state_size: int = Field(default=0, ge=0)
     """Numbers of the state vector that it sees; 0: none."""
@@ -66,7 +66,7 @@ class RobotShape(Config):
     high: tuple[float, ...] = ()
     """[action_size] upper ends; empty: 1 each."""
     decoding: Literal["parallel", "tokens"] = "parallel"
-    """parallel: all tokens of a chunk in one forward pass, each from a query token of its own. tokens: one by one."""
+    """parallel: all tokens of a chunk in one forward pass, each from a separate query token. tokens: one by one."""
     head: Literal["tokens", "gaussian", "flow"] = "tokens"
     """tokens: each number of an action is one of `bins`. gaussian: it is drawn from a normal distribution, whose mean
     and standard deviation the policy gives. flow: a chunk is drawn by steps from noise. `bins` has no effect on the
@@ -113,10 +113,10 @@ class EnsembleConfig(Config):
 
 
 class WorldModelSettings(EnsembleConfig):
-    """Recipe's section `world_model`: a model of the simulators that is fitted beside the policy."""
+    """Recipe's section `world_model`: a model of the simulators that is fitted during the run."""
 
     fit_on: int = Field(default=512, ge=1)
-    """Trajectories of the replay that the model is fitted to after each step; fewer where fewer are there."""
+    """Trajectories of the replay that the model is fitted to after each step; all of them if there are fewer."""
     fit_steps: int = Field(default=200, ge=1)
     """Optimizer steps of a fit."""
 

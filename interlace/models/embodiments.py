@@ -76,7 +76,7 @@ class WidowX(Embodiment):
 
 
 class Panda(Embodiment):
-    """Panda of ManiSkill: its data sets are recorded in the simulator, so actions are those of the simulator."""
+    """Panda of ManiSkill: its data sets are recorded in the simulator, so their actions need no conversion."""
 
     size = policy_size = 7
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 KeysValues: TypeAlias = tuple[Tensor, Tensor]
 """[B, P, key/value heads, D] each, keys after the rotation by their positions."""
 WAVELENGTH = 10_000.0
-"""Longest wavelength of the rotary positions, in both families, whatever the language model was trained with."""
+"""Longest wavelength of the rotary positions, in both families, regardless of the language model's configuration."""
 NormKind = Literal["llama", "gemma", "adaptive"]
 
 
@@ -158,7 +158,7 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Computes attention [B, S, heads D]. mask: [B, S, keys] True where a token attends."""
+    """Computes attention [B, S, heads D]. mask: [B, S, keys] True if a token attends to a key."""
     groups = query.shape[2] // key.shape[2]
     key, value = (rows.repeat_interleave(groups, 2) for rows in (key, value))
     scores = torch.einsum("bshd,bkhd->bhsk", query.float(), key.float()) * query.shape[-1] ** -0.5
@@ -168,7 +168,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
 
 
 def block_mask(is_real: Tensor, begins: Tensor) -> Tensor:
-    """Returns [B, S, S]: a token attends to the real tokens of its own block and of the blocks before it.
+    """Returns [B, S, S]: a token attends to the real tokens of its block and of the blocks before it.
 
     is_real: [B, S] False on padding. begins: [B, S] 1 on the first token of a block.
     """

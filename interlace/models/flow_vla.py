@@ -45,7 +45,7 @@ HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sensed:
-    """What a policy sees, ready for the network. B rows."""
+    """Observations, ready for the network. B rows."""
 
     pictures: Sequence[Tensor]
     """[B, 3, side, side] of each camera, from -1 to 1."""
@@ -59,7 +59,7 @@ class Sensed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
-    """What the network keeps of one observation."""
+    """Keys and values of observations, which every denoising step reads."""
 
     layers: Sequence[KeysValues]
     is_real: Tensor
@@ -144,7 +144,7 @@ class FlowVLA(nn.Module):
     def draw(self, sensed: Sensed, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draws chains [B, N + 1, K, P] by the stochastic sampler, and their log-probs, 0 on padding.
 
-        noise: [B, N + 1, K, P] standard normal numbers, the first of which is where a chain begins.
+        noise: [B, N + 1, K, P] standard normal numbers, the first of which is the beginning of a chain.
         """
         prefix, states = self.read(sensed), [noise[:, 0]]
         for step in range(self.schedule.config.steps):

@@ -67,7 +67,7 @@ class Normalizer:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LerobotFolder:
-    """What a folder defines in addition to weights."""
+    """Content of a folder, except for its weights."""
 
     path: Path
     kind: Kind

@@ -1,7 +1,7 @@
 """Policies in the layout of OpenVLA's folders (arXiv 2406.09246): image towers, a projector, a Llama body.
 
-A folder is read by its own configuration, its image processor's numbers and its weights' names; code that it ships is
-not run. A checkpoint of a run has one flat configuration, with what was read of the processor in it.
+A folder is read by its configuration, the numbers of its image processor and the names of its weights; code that it
+ships is not run. A checkpoint of a run has one flat configuration, which includes the numbers of the processor.
 """
 
 from collections.abc import Mapping

@@ -27,7 +27,7 @@ class TowerShape:
 
     width: int
     depth: int
-    """Layers; the features are those of the last but one."""
+    """Layers; the last but one gives the features."""
     heads: int
     mlp: int
     patch: int = 14
@@ -35,11 +35,11 @@ class TowerShape:
     """Class tokens, 0 or 1."""
     registers: int = 0
     scales: bool = False
-    """Flag: what a layer adds is scaled by learned numbers."""
+    """Flag: learned numbers scale each layer's branches."""
 
     @property
     def num_prefix(self) -> int:
-        """Returns the tokens before those of patches."""
+        """Returns the number of tokens before the patches."""
         return self.classes + self.registers
 
 
@@ -53,7 +53,7 @@ TOWERS = {
 
 
 class OpenVLAConfig(LlamaConfig):
-    """A Llama body, and what the policy sees and does; written by OpenVLA with the body's sizes in `text_config`."""
+    """A Llama body, observations and actions; OpenVLA writes the body's sizes in `text_config`."""
 
     model_type = OPENVLA_TYPE
     timm_model_ids: list[str] | None = None

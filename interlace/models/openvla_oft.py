@@ -74,7 +74,7 @@ def find_parts(folder: Path) -> dict[str, Path]:
 
 
 def read_statistics(folder: Path) -> dict[str, object]:
-    """Returns the statistics that OpenVLA-OFT writes to a file of their own; empty without the file."""
+    """Returns the statistics that OpenVLA-OFT writes to a separate file; empty without the file."""
     file = folder / STATISTICS
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 

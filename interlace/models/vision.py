@@ -22,7 +22,7 @@ class PicturesEncoder(nn.Module):
 
     @abstractmethod
     def published(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the weights of this module, of those of the reading model by their published names."""
+        """Returns this module's weights. weights: of the reading model, by their published names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

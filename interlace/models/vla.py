@@ -1,6 +1,6 @@
 """`tiny:vla`: a small vision-language-action policy as a Hugging Face model, with an embedding of named arrays.
 
-Its prompt is an instruction and placeholder tokens, whose embeddings come from what the robot senses; its answer is a
+Its prompt is an instruction and placeholder tokens, whose embeddings come from the robot's sensors; its answer is a
 chunk of action tokens. The head answers in action tokens alone, which are the first of the vocabulary.
 """
 
@@ -34,7 +34,7 @@ FREQUENCIES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class VLAConfig(Qwen2Config):
-    """A Qwen2 body, and what the policy senses and does."""
+    """A Qwen2 body, observations and actions."""
 
     model_type = VLA_TYPE
     state_size: int = 0
@@ -77,7 +77,7 @@ class ImageTower(nn.Module):
 
 
 class Projector(nn.Module):
-    """Embeds what the robot senses: a state vector, a camera's image, or both."""
+    """Embeds an observation: a state vector, a camera's image, or both."""
 
     def __init__(self, config: VLAConfig) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Projector(nn.Module):
 
 
 class EmbedsArrays(nn.Module):
-    """Part of a body that embeds named arrays by a module `projector`, and takes them beside the tokens."""
+    """Part of a body that embeds named arrays by a module `projector`, and takes them in addition to the tokens."""
 
     projector: nn.Module
     embed_tokens: nn.Embedding
@@ -168,7 +168,7 @@ class VLAForTokenClassification(Qwen2ForTokenClassification):
 
 
 def register_vla() -> None:
-    """Makes the model's type known to transformers' Auto classes. Changes nothing where it is known."""
+    """Makes the model's type known to transformers' Auto classes. Changes nothing if it is known."""
     AutoConfig.register(VLAConfig.model_type, VLAConfig, exist_ok=True)
     AutoModel.register(VLAConfig, VLAModel, exist_ok=True)
     AutoModelForCausalLM.register(VLAConfig, VLAForCausalLM, exist_ok=True)
