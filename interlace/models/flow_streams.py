@@ -6,7 +6,7 @@ are built from the shapes of a folder's weights. B = rows, P = tokens of the pre
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ class Layer(nn.Module):
     @property
     def head_size(self) -> int:
         """Returns D."""
-        return int(self.self_attn["q_proj"].out_features) // self._shape.heads
+        return cast("nn.Linear", self.self_attn["q_proj"]).out_features // self._shape.heads
 
     def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, KeysValues]:
         """Returns queries and keys after rotation, and values, of normalised tokens [B, S, H]."""
@@ -110,7 +110,7 @@ class Stream(nn.Module):
     def read(self, x: Tensor, positions: Tensor, mask: Tensor) -> list[KeysValues]:
         """Runs the prefix [B, P, H]. mask: [B, P, P]. Returns keys and values of each layer."""
         kept = []
-        for layer in self.layers:
+        for layer in self._layers():
             inner, gate = layer.input_layernorm(x, None)
             query, (key, value) = layer.project(inner, positions)
             kept.append((key, value))
@@ -133,7 +133,7 @@ class Stream(nn.Module):
         keys and values that they make of the prefix's, with positions from 0 (SmolVLA). condition: of adaptive norms.
         """
         length = prefix[0][0].shape[1]
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(self._layers()):
             inner, gate = layer.input_layernorm(x, condition)
             if number % self_every == 0:
                 query, (key, value) = layer.project(inner, positions)
@@ -144,7 +144,11 @@ class Stream(nn.Module):
                 query, (key, value) = layer.project_across(inner, places, prefix[number])
                 attended = attend(query, key, value, mask[:, :, :length])
             x = layer.finish(x, attended, gate, condition)
-        return self.norm(x, condition)[0]
+        written: Tensor = self.norm(x, condition)[0]
+        return written
+
+    def _layers(self) -> list[Layer]:
+        return [cast("Layer", layer) for layer in self.layers]
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
