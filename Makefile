@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 PYTHON_VLLM ?= $(PYTHON)
 
-.PHONY: quickstart test test-slow test-ray test-vllm test-faults check bench clean
+.PHONY: quickstart test test-slow test-ray test-vllm test-lerobot test-faults check bench clean
 
 quickstart: .venv/.installed
 	$(BIN)/interlace train quickstart
@@ -31,6 +31,11 @@ test-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest --show-capture=no -m vllm tests/contract tests/e2e $(PYTEST_ARGS)
 	.venv-vllm/bin/python -m pytest -m slow tests/contract/test_sglang_source.py
 
+# SmolVLA, pi0 and pi0.5 next to LeRobot's own code, which runs in a separate environment with Python 3.12.
+test-lerobot: .venv/.installed-dev .venv-lerobot/.installed
+	.venv-lerobot/bin/python tests/oracles/lerobot_fixtures.py .venv-lerobot/fixtures
+	INTERLACE_LEROBOT_FIXTURES=.venv-lerobot/fixtures $(BIN)/python -m pytest tests/contract/test_lerobot.py $(PYTEST_ARGS)
+
 # Whatever breaks a run, tried one by one: about half an hour. FAULTS_ARGS="--family storage" tries a part.
 test-faults: .venv/.installed-dev
 	$(BIN)/python -m tests.faults $(FAULTS_ARGS)
@@ -45,7 +50,7 @@ bench: .venv/.installed-dev
 	@set -e; for script in $(wildcard benchmarks/[a-z]*.py); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
-	rm -rf .venv .venv-vllm build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-lerobot build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .grimp_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -64,6 +69,13 @@ clean:
 
 # torch first, so that the build for CPU cores is what vLLM's requirements find; vision and audio are left out. What vLLM
 # requires is read from its own metadata, what interlace requires from pyproject.toml.
+PYTHON_LEROBOT ?= python3.12
+.venv-lerobot/.installed: tests/oracles/lerobot_fixtures.py
+	@echo 'installing LeRobot into .venv-lerobot (ten minutes, once)'
+	@test -x .venv-lerobot/bin/python || $(PYTHON_LEROBOT) -m venv .venv-lerobot
+	@.venv-lerobot/bin/python -m pip install --quiet 'lerobot[smolvla,pi]==0.6.1'
+	@touch $@
+
 VLLM_PIP := .venv-vllm/bin/python -m pip install --quiet
 .venv-vllm/.installed: pyproject.toml tests/contract/vllm_requirements.py
 	@echo 'installing vLLM into .venv-vllm (a few minutes, once)'

@@ -36,25 +36,25 @@ class Step:
 
     reward: float = 0.0
     terminated: bool = False
-    """True where the task itself ended the episode, other than by success."""
+    """True if the task itself ended the episode, other than by success."""
     truncated: bool = False
-    """True where a limit of the simulator's own did."""
+    """True if a limit inside the simulator ended it."""
     success: bool = False
 
 
 class Simulator(ABC):
-    """One environment at a time, of one task. It may raise; what it raises ends the episode it happens in."""
+    """One environment at a time, of one task. An exception ends the episode in which it is raised."""
 
     Settings: ClassVar[type[EnvSettings]] = EnvSettings
     swaps: ClassVar[bool] = False
-    """True where load() is quick and exact: one simulator a task then serves all environments, by swapping states."""
+    """True if load() is quick and exact: one simulator a task then serves all environments, by swapping states."""
     keeps_starts: ClassVar[bool] = True
-    """False where a start may be another state tomorrow, so that a state after a reset is not kept for the next one."""
+    """False if the same start may give another state later, so that states after a reset are not kept."""
     memory_bytes: ClassVar[int] = 0
-    """Host memory that one simulator takes, roughly; 0 where that is next to nothing."""
+    """Host memory that one simulator takes, roughly; 0 if it is negligible."""
 
     def __init__(self, settings: Any, task: str) -> None:
-        """settings: of the class's own `Settings`. Raises UserError where there is no such task, or no renderer."""
+        """settings: of the class's type `Settings`. Raises UserError for an unknown task or a missing renderer."""
         self.settings, self.task = settings, task
 
     @property
@@ -67,7 +67,7 @@ class Simulator(ABC):
 
     @property
     def instruction(self) -> str:
-        """Instruction of the task in words; empty where the family has none."""
+        """Instruction of the task in words; empty if the family has none."""
         return ""
 
     @abstractmethod
@@ -78,37 +78,37 @@ class Simulator(ABC):
     def step(self, action: Array, *, is_read: bool) -> Step:
         """Carries out an action, [A] within its bounds.
 
-        is_read: False where nothing reads the state behind this action, so that physics alone may do.
+        is_read: False if nothing reads the state after this action, so that physics alone is enough.
         """
 
     @abstractmethod
     def observe(self) -> Observation:
-        """Returns the present observation, in arrays of its own."""
+        """Returns the present observation, in arrays that later steps do not change."""
 
     @abstractmethod
     def save(self) -> object:
-        """Returns the whole present state as something that can be pickled, and that later steps leave alone."""
+        """Returns the whole present state as an object that can be pickled and that later steps do not change."""
 
     @abstractmethod
     def load(self, state: object) -> None:
-        """Goes back to a state, which may come from another process."""
+        """Restores a state, which may come from another process."""
 
     def render(self) -> NDArray[np.uint8]:
-        """Draws the present state, [H, W, 3]. Raises UserError where nothing here can."""
+        """Draws the present state, [H, W, 3]. Raises UserError without a renderer."""
         raise UserError(f"environments of {type(self).__name__} cannot be drawn")
 
     def expert_action(self) -> Array:
-        """Returns a scripted expert's action for the present state, [A]. Raises UserError where there is no expert."""
+        """Returns a scripted expert's action for the present state, [A]. Raises UserError if the task has no expert."""
         raise UserError(f"{type(self).__name__} has no scripted expert for task {self.task!r}")
 
     def close(self) -> None:  # noqa: B027 - most hold nothing that Python does not free
-        """Frees what it holds."""
+        """Frees the simulator's resources."""
 
 
 class RetracedSimulator(Simulator):
-    """Simulator whose state is the way to it: its start, and the actions since, which load() goes through again.
+    """Simulator whose state is its start and all actions since, which load() repeats.
 
-    Exact where a start and actions decide everything, and as slow as those steps are.
+    This is exact if start and actions determine the state, and it takes as long as the steps themselves.
     """
 
     def __init__(self, settings: Any, task: str) -> None:
@@ -128,23 +128,23 @@ class RetracedSimulator(Simulator):
         """Carries out an action, [A]."""
 
     def reset(self, init_state: int, seed: int) -> None:
-        """Begins an episode, and the way."""
+        """Begins an episode, and forgets the actions."""
         self.start, self.actions = (init_state, seed), []
         self.begin(init_state, seed)
 
     def step(self, action: Array, *, is_read: bool) -> Step:  # noqa: ARG002 - nothing could be left out
-        """Carries out an action, and notes it."""
+        """Carries out an action, and records it."""
         self.actions.append(np.array(action))
         return self.act(action)
 
     def save(self) -> object:
-        """Returns the way here."""
+        """Returns the start and the actions."""
         return self.start, list(self.actions)
 
     def load(self, state: object) -> None:
-        """Goes the way again."""
-        way: Any = state
-        start, actions = way
+        """Repeats the actions from the start."""
+        saved: Any = state
+        start, actions = saved
         self.reset(*start)
         for action in actions:
             self.step(action, is_read=True)
@@ -160,7 +160,7 @@ class VectorEnv(ABC):
     spec: EnvSpec
 
     def __init__(self, settings: Any, num_envs: int) -> None:
-        """settings: of the class's own `Settings`."""
+        """settings: an instance of the class's `Settings`."""
         self.settings, self.num_envs = settings, num_envs
 
     @abstractmethod
@@ -188,15 +188,15 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
-        """Goes back to states. They are unpickled: give it only what get_state() made."""
+        """Restores states. They are unpickled, so give it results of get_state() alone."""
 
     @abstractmethod
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
-        """Draws the present states, [H, W, 3] each. Raises UserError where nothing here can."""
+        """Draws the present states, [H, W, 3] each. Raises UserError without a renderer."""
 
     @abstractmethod
     def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
-        """Returns a scripted expert's actions for the present states, [n, A]. UserError where there is no expert."""
+        """Returns a scripted expert's actions for the present states, [n, A]. UserError if a task has no expert."""
 
     @abstractmethod
     def offload(self) -> None:
@@ -204,7 +204,7 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def onload(self) -> None:
-        """Makes the simulators again and goes on from the states."""
+        """Makes the simulators again and continues from the states."""
 
     @abstractmethod
     def close(self) -> None:
@@ -212,7 +212,7 @@ class VectorEnv(ABC):
 
 
 def required(module: str, *, family: str, extra: str) -> ModuleType:
-    """Imports a library that a family is an adapter of. Raises UserError saying which extra brings it."""
+    """Imports a library that a family adapts. Raises UserError that names the extra with the library."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

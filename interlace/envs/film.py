@@ -1,4 +1,4 @@
-"""Pictures of an episode in a fleet, taken as it goes on."""
+"""Pictures of an episode in a fleet, taken while it runs."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +15,16 @@ class FilmRecorder:
         self._name = name
         self._frames: list[NDArray[np.uint8]] = []
         self.problem = ""
-        """Reason why nothing can be drawn; empty where something can."""
+        """Reason why nothing can be drawn; empty if drawing works."""
 
     def take(self, picture: NDArray[np.uint8]) -> None:
         """Adds a picture."""
         self._frames.append(picture)
 
     def give_up(self, error: UserError) -> None:
-        """Ends the recording: the episode goes on without."""
+        """Ends the recording; the episode continues without it."""
         self.problem = str(error)
 
     def film(self, caption: str) -> Film | None:
-        """Returns the film; None where there is no picture. caption: what came of the episode."""
+        """Returns the film; None without pictures. caption: the outcome of the episode."""
         return Film(name=self._name, caption=caption, frames=tuple(self._frames)) if self._frames else None

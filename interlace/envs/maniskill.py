@@ -1,7 +1,7 @@
 """ManiSkill: tasks of the SAPIEN simulator (`pip install 'interlace[maniskill]'`; its assets are CC BY-NC 4.0).
 
-State: what the task's observation mode `state` gives. Actions: those of the control mode, each in -1 ... 1. It needs a
-Vulkan driver even where nothing is drawn: on a machine without a GPU Mesa 25's lavapipe serves (docs/robots.md).
+State: the task's observation mode `state`. Actions: numbers of the control mode, each in -1 ... 1. It needs a Vulkan
+driver even if nothing is drawn: on a machine without a GPU Mesa 25's lavapipe is enough (docs/robots.md).
 
 Simulated on processor cores, one environment a simulator. ManiSkill's own vector of environments on a GPU is not used.
 """
@@ -50,7 +50,7 @@ class ManiSkill(Simulator):
     settings: ManiSkillSettings
 
     def __init__(self, settings: ManiSkillSettings, task: str) -> None:
-        """Raises UserError for an unknown task or mode, and where there is no Vulkan driver."""
+        """Raises UserError for an unknown task or mode, and without a Vulkan driver."""
         super().__init__(settings, task)
         gymnasium = required("gymnasium", family="maniskill", extra="maniskill")
         required("mani_skill.envs", family="maniskill", extra="maniskill")
@@ -81,7 +81,7 @@ class ManiSkill(Simulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """State, and the camera's image where it is asked for."""
+        """State, and the camera's image if image_size is above 0."""
         return {name: ArraySpec(shape=a.shape, dtype=str(a.dtype)) for name, a in self.observe().items()}
 
     @property
@@ -118,16 +118,16 @@ class ManiSkill(Simulator):
         return {"state": self._observed["state"][0].numpy().astype(np.float32), "image": image.numpy().astype(np.uint8)}
 
     def save(self) -> object:
-        """Returns bodies, joints and controllers; going on from it differs by some 1e-6."""
+        """Returns bodies, joints and controllers; a continuation from it differs by about 1e-6."""
         return _copied(self._env.unwrapped.get_state_dict())
 
     def load(self, state: object) -> None:
-        """Goes back to what save() returned."""
+        """Restores a result of save()."""
         self._env.unwrapped.set_state_dict(_copied(state))
         self._observed = self._env.unwrapped.get_obs()
 
     def render(self) -> NDArray[np.uint8]:
-        """Draws the scene as ManiSkill's own videos show it."""
+        """Draws the scene as ManiSkill's videos show it."""
         return np.asarray(self._env.render()[0].numpy(), np.uint8)
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 State: 39 numbers, of which 0-2 are the hand, 3 the gripper's opening, 4-10 and 11-17 two objects, 18-35 the same of the
 step before, 36-38 the goal. Actions: hand's movement in x, y, z and the gripper's force, each in -1 ... 1.
 
-All environments of a task share one simulator by swapping states, which is exact. An environment's initial state is
-drawn by a generator of its own, keyed by the id.
+All environments of a task share one simulator by swapping states, which is exact. A separate
+generator, keyed by the id, draws each initial state.
 """
 
 import pickle
@@ -48,8 +48,8 @@ class MetaWorldSettings(EnvSettings):
     reward: Literal["dense", "success"] = "dense"
     """`dense`: MetaWorld's own, 0 to 10 a simulated step; `success`: 1 at a step that solves the task, else 0."""
     light: bool = False
-    """Inside a chunk compute physics alone: reward and success are looked at with its last action only, and the part of
-    the state that is of the step before stays that of the chunk before. 1.8 to 3.7 times the steps a second."""
+    """Inside a chunk compute physics alone: reward and success are computed with its last action only, and the state's
+    numbers of the previous step are numbers of the previous chunk. 1.8 to 3.7 times the steps a second."""
     image_size: int = 0
     """Side of the observation `image`, in pixels; 0 draws none."""
     camera: str = "corner2"
@@ -66,7 +66,7 @@ class MetaWorld(Simulator):
     settings: MetaWorldSettings
 
     def __init__(self, settings: MetaWorldSettings, task: str) -> None:
-        """Raises UserError for an unknown task, or where images are asked for and nothing here can draw."""
+        """Raises UserError for an unknown task or camera, or for images without a renderer."""
         super().__init__(settings, task)
         library = required("metaworld", family="metaworld", extra="robots")
         self._mujoco = required("mujoco", family="metaworld", extra="robots")
@@ -92,7 +92,7 @@ class MetaWorld(Simulator):
 
     @property
     def observation_spec(self) -> dict[str, ArraySpec]:
-        """State, and the camera's image where it is asked for."""
+        """State, and the camera's image if image_size is above 0."""
         found = {"state": ArraySpec(shape=(39,), dtype="float32")}
         if size := self.settings.image_size:
             found["image"] = ArraySpec(shape=(size, size, 3), dtype="uint8")
@@ -146,7 +146,7 @@ class MetaWorld(Simulator):
         return physics, fields, own, self._observation
 
     def load(self, state: object) -> None:
-        """Goes back to what save() returned."""
+        """Restores a result of save()."""
         saved: Any = state
         physics, fields, own, self._observation = saved
         env = self._env
@@ -156,7 +156,7 @@ class MetaWorld(Simulator):
         vars(env).update({name: _copied(value) for name, value in own.items()})
 
     def expert_action(self) -> Array:
-        """Returns the action of MetaWorld's own scripted policy of the task."""
+        """Returns the action of MetaWorld's scripted policy of the task."""
         if self._expert is None:
             policies = required("metaworld.policies", family="metaworld", extra="robots").ENV_POLICY_MAP
             self._expert = policies[self.task]()
@@ -166,7 +166,7 @@ class MetaWorld(Simulator):
         return np.clip(action, -1, 1).astype(np.float32)
 
     def render(self) -> NDArray[np.uint8]:
-        """Draws the scene. Raises UserError where nothing here can."""
+        """Draws the scene. Raises UserError without a renderer."""
         return self._draw(max(self.settings.image_size, _VIDEO_SIDE))
 
     def close(self) -> None:
@@ -178,17 +178,15 @@ class MetaWorld(Simulator):
     def _draw(self, side: int) -> NDArray[np.uint8]:
         if side not in self._renderers:
             self._renderers[side] = MujocoCamera(self._env.model, self.settings.camera, side)
-        picture = self._renderers[side].draw(self._env.data)
-        # The cameras of MetaWorld's corners hang upside down.
-        return picture[::-1].copy() if self.settings.camera.startswith("corner") else picture
+        return self._renderers[side].draw(self._env.data)
 
     def _check_stability(self) -> None:
-        """Raises where MuJoCo found its state to be beyond what it can go on from, which it only counts."""
+        """Raises if MuJoCo found its state unusable: MuJoCo itself only counts such events."""
         kinds, warned = self._mujoco.mjtWarning, self._env.data.warning
         bad = [warned[int(kind)] for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC)]
         if any(one.number for one in bad):
             for one in bad:
-                one.number = 0  # the simulator goes on with another environment's state
+                one.number = 0  # the simulator continues with another environment's state
             raise FloatingPointError("MuJoCo's state became unstable (NaN, infinite or huge)")
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a MuJoCo model, drawn quickly: without shadows, reflections and smoothed edges, seven times as many."""
+"""Upright pictures of a MuJoCo model, drawn without shadows, reflections and antialiasing: seven times as fast."""
 
 import os
 import sys
@@ -11,21 +11,34 @@ from interlace.core.errors import UserError, nearest
 from interlace.envs.base import required
 
 _INSTALL = (
-    "Install OSMesa (Debian: apt install libosmesa6) and set MUJOCO_GL=osmesa, or on a GPU MUJOCO_GL=egl; or ask for "
-    "no images (image_size=0)"
+    "Install OSMesa (Debian: apt install libosmesa6) and set MUJOCO_GL=osmesa, or EGL (Debian: libegl1) and set "
+    "MUJOCO_GL=egl, with or without a GPU; or ask for no images (image_size=0)"
 )
 
 
+LEVEL = 0.1
+"""Vertical part of a camera's up axis below which the camera looks along the vertical, so no side is the upper one."""
+
+
 class MujocoCamera:
-    """One camera. Not safe for threads; a context to draw in belongs to the process that made it."""
+    """One camera. It is not safe for threads, and its drawing context belongs to the process that made it.
+
+    A camera that is fixed to the world and hangs upside down, as in MetaWorld's corners, gives pictures that are
+    rotated by 180 degrees; they are rotated back, which keeps left and right.
+    """
 
     def __init__(self, model: Any, camera: str, side: int) -> None:
         """side: of the square picture, in pixels. Raises UserError for an unknown camera, or without a renderer."""
         mujoco = required("mujoco", family="metaworld", extra="robots")
         names = [model.camera(number).name for number in range(model.ncam)]
         if camera not in names:
-            raise UserError(f"there is no camera {camera!r}.{nearest(camera, names)}")
+            raise UserError(
+                f"the simulator has no camera {camera!r}.{nearest(camera, names)} Its cameras: {', '.join(names)}."
+            )
         self._camera = camera
+        number = names.index(camera)
+        up = float(model.cam_mat0[number].reshape(3, 3)[2, 1])
+        self._hangs = model.cam_bodyid[number] == 0 and up < -LEVEL
         model.vis.global_.offwidth = max(side, model.vis.global_.offwidth)
         model.vis.global_.offheight = max(side, model.vis.global_.offheight)
         model.vis.quality.shadowsize = model.vis.quality.offsamples = 0
@@ -34,10 +47,10 @@ class MujocoCamera:
         if sys.platform == "linux" and not os.environ.keys() & {"MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"}:
             raise UserError(f"nothing here can draw MuJoCo's pictures: there is no screen. {_INSTALL}")
         try:
-            # One that could not be made is closed all the same, and looks for these.
+            # A renderer that could not be made is closed nevertheless, and reads these.
             kind = type("Renderer", (mujoco.Renderer,), {"_gl_context": None, "_mjr_context": None})
             self._renderer: Any = kind(model, side, side)
-        except Exception as error:  # what a missing driver raises depends on which one is missing
+        except Exception as error:  # each missing driver raises another error
             raise UserError(
                 f"nothing here can draw MuJoCo's pictures ({type(error).__name__}: {error}). {_INSTALL}"
             ) from error
@@ -48,7 +61,8 @@ class MujocoCamera:
     def draw(self, data: Any) -> NDArray[np.uint8]:
         """Draws a state, [side, side, 3]."""
         self._renderer.update_scene(data, camera=self._camera)
-        return np.asarray(self._renderer.render(), np.uint8)
+        picture = np.asarray(self._renderer.render(), np.uint8)
+        return picture[::-1, ::-1].copy() if self._hangs else picture
 
     def close(self) -> None:
         """Frees the context."""

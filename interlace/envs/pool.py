@@ -1,8 +1,8 @@
-"""Processes that simulate; one that dies or hangs is replaced, and its other episodes are brought back.
+"""Processes that simulate; one that dies or hangs is replaced, and its other episodes are restored.
 
-A process does its jobs in the order in which they were sent, so the first one without an answer is the one that runs:
-where the process dies or hangs, that job's episode ends. The other episodes of the process go on in a new one, which
-goes through their starts and chunks again: a simulator is deterministic by its start, so they stand where they stood.
+A process does its jobs in the order in which they were sent, so the first job without an answer is the running one: if
+the process dies or hangs, the episode of that job ends. A new process continues the other episodes. It repeats their
+starts and chunks, and start and actions determine a simulator, so the episodes are in the same state again.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ class EnvCounts:
     num_hung: int = 0
     """Episodes that ended because a chunk or a reset took longer than env.timeout_s."""
     num_brought_back: int = 0
-    """Episodes that went on in a new process."""
+    """Episodes that a new process continued."""
 
     @property
     def num_failed(self) -> int:
-        """Episodes whose simulator failed, in whatever way."""
+        """Episodes whose simulator failed, for any reason."""
         return self.num_broken + self.num_died + self.num_hung
 
     def plus(self, other: "EnvCounts") -> "EnvCounts":
@@ -61,11 +61,11 @@ class EnvBatch:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Job:
-    """Work that was asked for, or that an episode is brought back by."""
+    """Work of a request, or work that restores an episode."""
 
     work: SlotJob
     outcome: "Future[object] | None"
-    """None: it brings an episode back."""
+    """None: it restores an episode."""
     number: int = 0
     deadline_s: float = 0.0
     tries: int = TRIES
@@ -82,9 +82,9 @@ class _Home:
     sent: deque[_Job] = field(default_factory=deque)
     """Jobs without an answer, in order: the first one runs."""
     history: dict[int, list[SlotJob]] = field(default_factory=dict)
-    """By slot: what brings its episode back."""
+    """By slot: jobs that restore its episode."""
     lost: dict[int, Exception] = field(default_factory=dict)
-    """By slot: why its episode could not be brought back."""
+    """By slot: why its episode could not be restored."""
 
 
 class EnvPool(Children):
@@ -112,7 +112,7 @@ class EnvPool(Children):
         return len(self._homes)
 
     async def carry_out(self, jobs: Sequence[SlotJob]) -> EnvBatch:
-        """Does jobs, and waits for all. Raises InterlaceError where no process can be started."""
+        """Does jobs, and waits for all. Raises InterlaceError if no process can be started."""
         wave = [_Job(work=job, outcome=Future()) for job in jobs]
         self._submitted.extend(wave)
         self._wake()
@@ -129,14 +129,14 @@ class EnvPool(Children):
         return EnvBatch(answers=answers, counts=replace(self.counts))
 
     def submit(self, work: SlotJob) -> "Future[object]":
-        """Does a job behind those of its slot that were submitted before; see SlotAnswer for what it results in."""
+        """Does a job after the jobs of its slot that were submitted before; SlotAnswer describes the result."""
         outcome: Future[object] = Future()
         self._submitted.append(_Job(work=work, outcome=outcome))
         self._wake()
         return outcome
 
     def forget(self, slot: int) -> None:
-        """Ends the episode of a slot: it is not brought back any more."""
+        """Ends the episode of a slot: it is not restored any more."""
         self._submitted.append(slot)
 
     def _home(self, slot: int) -> _Home:
@@ -173,7 +173,7 @@ class EnvPool(Children):
             self._send(home.child, content)
 
     def _frame(self, home: _Home, job: _Job) -> bytes:
-        """Returns a job as it is sent; nothing where it is settled without."""
+        """Returns a job as it is sent; empty if it is settled without being sent."""
         lost = home.lost.pop(job.work.slot, None)
         if lost and job.work.kind != "reset":
             _settle(job, lost)
@@ -266,7 +266,7 @@ class EnvPool(Children):
         _settle(job, error)
 
     def _replace(self, home: _Home, child: Child) -> None:
-        """Ends a process; what lived there is brought back by the next one, before what it has not answered."""
+        """Ends a process; the next one restores its episodes, then does the jobs that it has not answered."""
         unanswered = [job for job in home.sent if job.outcome]
         brought_back = [_Job(work=work, outcome=None) for jobs in home.history.values() for work in jobs]
         self.counts.num_brought_back += len(home.history)
@@ -298,7 +298,7 @@ class EnvPool(Children):
 
 
 def _may_settle(job: _Job) -> bool:
-    """Says whether a job's result may still be wanted; from now on the job cannot be cancelled."""
+    """Returns whether a job's result may still be wanted; from now on the job cannot be cancelled."""
     return job.outcome is not None and (job.outcome.running() or job.outcome.set_running_or_notify_cancel())
 
 

@@ -1,6 +1,6 @@
 """The process that simulates: does jobs on its environments one after another, each answered by a pickle.
 
-Simulators are code that a user chose to run, and no code that a model wrote, so that pickles may come back from them.
+A user chose to run the simulators, and no model wrote them, so their pickles can be trusted.
 """
 
 import contextlib
@@ -32,21 +32,21 @@ class SlotChunk:
     """Result of one chunk in one environment."""
 
     observation: Observation
-    """Observation after the last action that counted: the final one, where the episode ended."""
+    """Observation after the last action that counted: the final one if the episode ended."""
     reward: NDArray[np.float32]
-    """[K], 0 where an action did not count."""
+    """[K], 0 for an action that did not count."""
     valid: NDArray[np.bool_]
     """[K] True on actions that were carried out, which come first."""
     terminated: bool
-    """True where the task itself ended the episode: no bootstrap."""
+    """True if the task itself ended the episode: no bootstrap."""
     truncated: bool
-    """True where the horizon ended it: bootstrap from `observation`."""
+    """True if the horizon ended it: bootstrap from `observation`."""
     success: bool
-    """True where the task was solved since the reset."""
+    """True if the task was solved since the reset."""
 
     @property
     def ended(self) -> bool:
-        """Says whether the episode is over."""
+        """Returns whether the episode is over."""
         return self.terminated or self.truncated
 
 
@@ -72,7 +72,7 @@ class SlotAnswer:
     value: object = None
     """Observation of a reset, SlotChunk, [H, W, 3] picture, or [A] action of the expert."""
     error: Exception | None = None
-    """UserError, or SimulatorError where the simulator broke."""
+    """UserError, or SimulatorError if the simulator broke."""
     busy_s: float = 0.0
     """Processor seconds that the job took."""
 
@@ -101,7 +101,7 @@ def serve_envs(
         connection.sendall(framed(NO_JOB, envs.spec))
         while True:
             numbered = [receive(connection)]
-            # A family that moves many at once does what waits here in one go.
+            # A family that moves many environments at once does all waiting jobs in one call.
             while not isinstance(envs, SimulatedEnvs) and select.select([connection], [], [], 0)[0]:
                 numbered.append(receive(connection))
             answers = _answers(envs, [job for _, job in numbered])
@@ -163,7 +163,7 @@ def _timed(
 
 
 def _done(envs: VectorEnv, jobs: Sequence[SlotJob]) -> Sequence[object]:
-    """Does one job, which is no chunk."""
+    """Does one job that is not a chunk."""
     [job] = jobs
     slots = [job.slot]
     if job.start is not None:

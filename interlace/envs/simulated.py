@@ -14,7 +14,7 @@ from interlace.envs.base import Simulator, Start, VectorEnv
 from interlace.envs.spec import Array, ChunkResult, EnvSettings, EnvSpec, Observation, SimulatorError, stacked
 
 _KEPT_STARTS = 512
-"""States after a reset that are kept, where states are swapped: the samples of a group begin in the same one."""
+"""States after a reset that are kept if states are swapped: the samples of a group begin in the same one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,17 +35,17 @@ class _Slot:
 class SimulatedEnvs(VectorEnv):
     """Environments that take turns.
 
-    Where the family swaps states there is one simulator a task, which all share; else each has one of its own, made
+    If the family swaps states, all environments share one simulator a task; otherwise each has a separate one, made
     when it is first reset to its task.
     """
 
     def __init__(self, kind: type[Simulator], settings: EnvSettings, num_envs: int) -> None:
-        """Raises UserError where a task cannot be made, and where two tasks differ in their arrays."""
+        """Raises UserError if a task cannot be made, and if two tasks differ in their arrays."""
         super().__init__(settings, num_envs)
         self._kind, self._settings = kind, settings
         self._slots: dict[int, _Slot] = {}
         self._simulators: dict[tuple[int, int], Simulator] = {}
-        """By (task, slot); slot 0 where all share one."""
+        """By (task, slot); slot 0 if all share one."""
         self._present: dict[tuple[int, int], int] = {}
         """Slot whose state a simulator is in."""
         self._starts: OrderedDict[Start, tuple[Any, Observation]] = OrderedDict()
@@ -115,15 +115,15 @@ class SimulatedEnvs(VectorEnv):
         return found
 
     def set_state(self, states: Sequence[bytes], slots: Sequence[int] | None = None) -> None:
-        """Goes back to states; see VectorEnv."""
+        """Restores states; see VectorEnv."""
         for slot, state in zip(self._chosen(slots), states, strict=True):
             found: _Slot = pickle.loads(state)
             self._slots[slot] = found
             self._forget(slot)
 
     def render(self, slots: Sequence[int] | None = None) -> list[NDArray[np.uint8]]:
-        """Draws the present states."""
-        return [self._at(slot).render() for slot in self._chosen(slots)]
+        """Draws the present states. Raises UserError for anything that a renderer raises: drawing is optional."""
+        return [self._drawn(self._at(slot)) for slot in self._chosen(slots)]
 
     def expert_actions(self, slots: Sequence[int] | None = None) -> Array:
         """Returns a scripted expert's actions."""
@@ -145,6 +145,15 @@ class SimulatedEnvs(VectorEnv):
         self._close_simulators()
         self._slots.clear()
         self._starts.clear()
+
+    @staticmethod
+    def _drawn(simulator: Simulator) -> NDArray[np.uint8]:
+        try:
+            return simulator.render()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{simulator.task!r} cannot be drawn: {_described(error)}") from error
 
     def _checked_spec(self) -> EnvSpec:
         simulators = [self._simulator(task, 0) for task in range(len(self._settings.tasks))]
@@ -207,7 +216,7 @@ class SimulatedEnvs(VectorEnv):
                 one.broken = self._move(one, self._at(slot), actions, result, row)
             except UserError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever a simulator raises ends this episode alone
+            except Exception as error:  # noqa: BLE001 - any error of a simulator ends this episode alone
                 one.broken = f"it raised {_described(error)}"
             if one.broken:
                 one.is_over = True
@@ -280,7 +289,7 @@ class SimulatedEnvs(VectorEnv):
         return self._simulators[place]
 
     def _drop_other_tasks(self, slot: int, task: int) -> None:
-        """Closes simulators that an environment has of its own for other tasks."""
+        """Closes an environment's separate simulators for other tasks."""
         if self._kind.swaps:
             if slot in self._slots and self._slots[slot].start.task != task:
                 self._forget(slot)

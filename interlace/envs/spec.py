@@ -1,6 +1,6 @@
-"""Shapes of what goes in and out of an environment, and the settings that every family has. Runs without torch.
+"""Shapes of an environment's inputs and outputs, and the settings that every family has. Runs without torch.
 
-Shapes: N = environments of one family side by side, n = those that a call is about, K = actions of a chunk,
+Shapes: N = environments of one family side by side, n = environments of a call, K = actions of a chunk,
 A = numbers of one action.
 """
 
@@ -18,7 +18,7 @@ from interlace.core.types import FloatArray
 
 Array: TypeAlias = NDArray[np.generic]
 Observation: TypeAlias = Mapping[str, Array]
-"""Named arrays: `state` is [D] float32, an image [H, W, 3] uint8, upright; [n, ...] where a call is about n."""
+"""Named arrays: `state` is [D] float32, an image [H, W, 3] uint8, upright; [n, ...] for n environments."""
 
 
 class SimulatorError(EpisodeLostError):
@@ -60,12 +60,12 @@ class EnvSpec:
     tasks: tuple[str, ...]
     """Names; a task's id is its place."""
     instructions: tuple[str, ...]
-    """One a task; empty where the family has none and the settings give none."""
+    """One a task; empty if neither the family nor the settings give one."""
     horizon: int
-    """Actions of an episode; with the last one an episode that goes on is truncated."""
+    """Actions of an episode; an episode that has not ended is truncated with the last one."""
 
     def check_chunk(self, num_actions: int) -> None:
-        """Raises UserError where a chunk of `num_actions` is longer than an episode."""
+        """Raises UserError if a chunk of `num_actions` is longer than an episode."""
         if not 1 <= num_actions <= self.horizon:
             raise UserError(
                 f"a chunk has {num_actions} actions, and an episode at most {self.horizon} (env.horizon); "
@@ -79,13 +79,13 @@ class EnvSettings(Config):
     tasks: tuple[str, ...] = Field(min_length=1)
     """Names of the family's tasks; a task's id is its place here."""
     instructions: dict[str, str] = Field(default_factory=dict)
-    """By task: the instruction, in place of the family's own."""
+    """By task: the instruction, in place of the family's."""
     horizon: int = Field(default=200, ge=1)
     """Actions of an episode, after which it is truncated."""
     action_repeat: int = Field(default=1, ge=1)
     """Steps of the simulator that each action is held for."""
     end_on_success: bool = True
-    """A success terminates the episode. Else it goes on to its horizon, and success is what was reached in it."""
+    """A success terminates the episode. Otherwise the episode lasts to its horizon, and a success in it counts."""
 
     @model_validator(mode="after")
     def _tasks_are_named_once(self) -> Self:
@@ -106,9 +106,9 @@ class ChunkResult:
     """
 
     observation: Observation
-    """[n, ...] after the last action that counted: where the episode ended, its final observation."""
+    """[n, ...] after the last action that counted: the final observation if the episode ended."""
     reward: FloatArray
-    """[n, K], 0 where an action did not count."""
+    """[n, K], 0 for an action that did not count."""
     terminated: NDArray[np.bool_]
     """[n, K] True at the action with which the task itself ended the episode: no bootstrap."""
     truncated: NDArray[np.bool_]
@@ -118,7 +118,7 @@ class ChunkResult:
     success: NDArray[np.bool_]
     """[n] whether the task was solved since the reset."""
     failures: Mapping[int, str]
-    """By row: why a simulator broke. Such a row's other values mean nothing, and it waits for a reset."""
+    """By row: why a simulator broke. The other values of such a row have no meaning, and it waits for a reset."""
 
     @property
     def ended(self) -> NDArray[np.bool_]:
@@ -127,5 +127,5 @@ class ChunkResult:
 
 
 def stacked(observations: list[Observation]) -> Observation:
-    """Puts observations of single environments together, [n, ...]."""
+    """Stacks observations of single environments, [n, ...]."""
     return {name: np.stack([one[name] for one in observations]) for name in observations[0]} if observations else {}

@@ -1,4 +1,4 @@
-"""Demonstrations of a simulator's scripted expert: what a robot's policy imitates before it learns by itself."""
+"""Demonstrations of a simulator's scripted expert, which a robot's policy imitates before RL."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ DEMONSTRATED_FROM = 700_000_000
 
 
 class ExpertConfig(Config):
-    """Which demonstrations are recorded, for a warm-up."""
+    """Demonstrations of a warm-up."""
 
     episodes: int = Field(ge=1)
     """Demonstrations of each instruction."""
     noise: tuple[float, ...] = ()
-    """[A] standard deviations of the noise on the actions that are carried out; empty: none. What is imitated is the
-    expert's clean action: so it also shows the way back (DART, arXiv 1703.09327)."""
+    """[A] standard deviations of the noise on the actions that are carried out; empty: none. The policy imitates the
+    expert's clean action, so it also learns the way back (DART, arXiv 1703.09327)."""
     demonstration_horizon: int | None = Field(default=None, ge=1)
     """Actions of a demonstration; None: as many as an episode's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Demonstrated:
-    """One state of a demonstration, and what the expert did in it and after."""
+    """One state of a demonstration, and the expert's next actions."""
 
     prompt: Prompt
     observation: Observation
@@ -45,9 +45,9 @@ class Demonstrated:
 async def demonstrate(
     config: ExpertConfig, env: EnvConfig, prompts: Sequence[Prompt], chunk: int, seed: int
 ) -> list[Demonstrated]:
-    """Records demonstrations. prompts: one for each instruction. chunk: K. The same for a seed, whatever runs beside.
+    """Records demonstrations. prompts: one for each instruction. chunk: K. The result depends on the seed alone.
 
-    Raises UserError where a task has no scripted expert.
+    Raises UserError if a task has no scripted expert.
     """
     settings = dict(env.settings)
     if config.demonstration_horizon is not None:

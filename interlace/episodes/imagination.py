@@ -16,7 +16,7 @@ class ImaginationConfig(Config):
     they are played in the simulator."""
 
     chunks: int = Field(default=4, ge=1)
-    """Chunks after which an imagined episode is cut off; it is then worth what the critic makes of where it came to."""
+    """Chunks after which an imagined episode is cut off; the critic then values its last state."""
     max_disagreement: float = Field(gt=0)
     """Spread between the ensemble's members, in units of how much a chunk changes the state, that cuts it off too."""
     slots: int = Field(default=16, ge=1)
@@ -25,7 +25,7 @@ class ImaginationConfig(Config):
     """Folder of published world models; None: the run's own, which the run fills in."""
 
     def plays(self, prompt: Prompt) -> bool:
-        """Says whether a prompt's episode is to be imagined, and can be."""
+        """Returns whether a prompt's episode is to be imagined, and can be."""
         return (
             bool(prompt.metadata.get(IMAGINED))
             and self.published_in is not None

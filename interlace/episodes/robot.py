@@ -1,6 +1,6 @@
-"""A robot's episode: what it senses becomes a prompt, a chunk of action tokens answers, and the simulator goes on.
+"""A robot's episode: an observation becomes a prompt, a chunk of action tokens answers, which the simulator runs.
 
-Each turn is the instruction and the observation of that moment, without the turns before it.
+Each turn is the instruction and the present observation, without the turns before it.
 """
 
 import math
@@ -24,10 +24,11 @@ from interlace.episodes.config import EpisodeConfig, EpisodeKind
 from interlace.episodes.features import Feature, StateFeatures
 from interlace.episodes.imagination import ImaginationConfig
 from interlace.models.actions import ActionTokens
+from interlace.models.inputs import IMAGE, STATE
 from interlace.observe.films import Film
 
 TASK, INIT_STATE, SUCCESS, IMAGINED_SUCCESS = "task", "init_state", "env/success", "imagined/success"
-"""Columns of a prompt that say where its episodes begin; the parts of a reward that say whether they were solved."""
+"""Columns of a prompt that name the start of its episodes; parts of a reward that count successes."""
 
 
 class RobotConfig(EpisodeConfig):
@@ -37,19 +38,19 @@ class RobotConfig(EpisodeConfig):
     env: EnvConfig
     """Simulators that the episodes run in."""
     features: tuple[Feature, ...] = ()
-    """Numbers that the policy sees of the simulator's state vector, one behind another; empty: the vector as it is."""
+    """Numbers that the policy sees of the simulator's state vector, in order; empty: the vector as it is."""
     reward: Literal["success", "return"] = "success"
-    """`success`: 1 where the task was solved, else 0. `return`: the simulator's rewards, each at its chunk."""
+    """`success`: 1 if the task was solved, else 0. `return`: the simulator's rewards, each at its chunk."""
     reward_scale: float = Field(default=1.0, gt=0)
     """Factor of the simulator's rewards."""
     bootstrap: bool = False
-    """True where the horizon is no part of the task: an episode that it cut off is then worth what the critic makes of
-    its last observation. False: the task is to succeed within the horizon."""
+    """True if the horizon is not part of the task: the critic then values the last observation of an episode that the
+    horizon cut off. False: the task is to succeed within the horizon."""
     imagined: ImaginationConfig | None = None
     """Episodes that the run's world model plays; None: there are none."""
 
     def dreams(self, chunk: int) -> "RobotConfig":
-        """Returns the settings of imagined episodes, whose states are what the policy reads. chunk: K."""
+        """Returns the settings of imagined episodes, whose states are the policy's inputs. chunk: K."""
         assert self.imagined is not None
         env = self.imagined.environments(chunk)
         own = {"env": env, "features": (), "reward_scale": 1.0, "bootstrap": True, "imagined": None}
@@ -63,11 +64,11 @@ class RobotKind(EpisodeKind):
     config: RobotConfig
 
     def check(self) -> None:
-        """Refuses a family or settings that are not there."""
+        """Refuses an unknown family or setting."""
         find_family(self.config.env.family, self.config.env.settings)
 
     def check_policy(self, actions: ActionTokens | None) -> None:
-        """Refuses a policy whose actions or senses are not the simulator's, and chunks longer than an episode."""
+        """Refuses a policy whose actions or inputs do not fit the simulator, and chunks longer than an episode."""
         check_memory(self.config.env)
         check_spaces(self.config, read_spec(self.config.env), policy_actions(actions))
 
@@ -102,7 +103,7 @@ class RobotEpisode:
         self._why_no_films = ""
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
-        """Lets the policy act until the episode ends. UserError where policy and simulator do not go together."""
+        """Lets the policy act until the episode ends. UserError if policy and simulator do not fit together."""
         actions = policy_actions(session.actions)
         if self.config.imagined and self.config.imagined.plays(prompt):
             return await self._dreaming(actions.chunk).run(prompt, session)
@@ -139,11 +140,11 @@ class RobotEpisode:
         return found
 
     def why_no_films(self) -> str:
-        """Returns why nothing can be drawn; empty where something can."""
+        """Returns why nothing can be drawn; empty if drawing works."""
         return self._why_no_films
 
     def _recorder(self, prompt: Prompt, start: Start, spec: EnvSpec) -> FilmRecorder | None:
-        """Returns what takes an episode's pictures, where its prompt asks for them and they can be drawn."""
+        """Returns the recorder of an episode's pictures, if its prompt requests them and they can be drawn."""
         if not prompt.metadata.get(FILMED) or self._why_no_films:
             return None
         return FilmRecorder(f"{spec.tasks[start.task]}, start {start.init_state}")
@@ -153,7 +154,7 @@ class RobotEpisode:
         while True:
             inputs = self.inputs(env.observation, actions)
             turn = await session.generate(account.context, params=params, inputs=inputs, query_ids=actions.query_ids)
-            # The run's simulators say themselves that they are waited for.
+            # The run's simulators register waits for them themselves.
             async with session.waiting("the world model") if self._own else nullcontext():
                 chunk = await env.chunk_step(actions.decode(turn.token_ids))
             gained = float(chunk.reward.sum()) * self.config.reward_scale
@@ -161,7 +162,7 @@ class RobotEpisode:
             account.length += int(chunk.valid.sum())
             if self.config.reward == "return":
                 session.reward(turn, gained)
-            account.valid[turn.number] = np.repeat(chunk.valid, actions.size)
+            account.valid[turn.number] = actions.trained(chunk.valid)
             if chunk.ended:
                 return self._outcome(env.spec, chunk, account, self._final(chunk, actions, account.context))
 
@@ -187,15 +188,15 @@ class RobotEpisode:
         return FinalContext(token_ids=context, inputs=inputs, query_ids=actions.query_ids[:1])
 
     def inputs(self, observation: Observation, actions: ActionTokens) -> Inputs:
-        """Returns what the policy reads of an observation, [1, ...] each."""
+        """Returns the policy's arrays of an observation, [1, ...] each."""
         found = dict(observation)
         if "state" in found:
             found["state"] = self._features.of(np.asarray(found["state"], np.float32))
-        return {name: np.asarray(found[name])[None] for name in actions.reads.shapes}
+        return actions.reads.prepare(found)
 
 
 def policy_actions(actions: ActionTokens | None) -> ActionTokens:
-    """Returns a policy's action tokens. UserError where the model has none."""
+    """Returns a policy's action tokens. UserError if the model has none."""
     if actions is None:
         raise UserError(
             "a robot's episode needs a policy that answers in action tokens, and the model's configuration has none. "
@@ -205,7 +206,7 @@ def policy_actions(actions: ActionTokens | None) -> ActionTokens:
 
 
 def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> None:
-    """Refuses (UserError) a policy whose actions or senses are not those of the simulator."""
+    """Refuses (UserError) a policy whose actions or inputs do not fit the simulator."""
     spec.check_chunk(actions.chunk)
     num_chunks = math.ceil(spec.horizon / actions.chunk)
     if config.max_turns < num_chunks:
@@ -215,12 +216,17 @@ def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> N
             f"to {config.max_turns * actions.chunk} or less."
         )
     family = config.env.family
-    if spec.action.size != actions.size:
+    if spec.action.size != actions.simulator_size:
         raise UserError(
             f"environments of {family!r} take actions of {spec.action.size} numbers, and the policy gives "
-            f"{actions.size}. Set model.robot.action_size={spec.action.size}, or take another policy."
+            f"{actions.simulator_size}. Set model.robot.action_size={spec.action.size}, or take another policy."
         )
     choices = spec.action.num_choices
+    if choices is not None and actions.answers_in_numbers:
+        raise UserError(
+            f"an action of {family!r} is one of {choices} choices, and the policy's head gives continuous numbers. Set "
+            f"model.robot.head=tokens and model.robot.bins={choices}, low=[-0.5] and high=[{choices - 0.5}]."
+        )
     if choices is not None and choices != actions.num_bins:
         raise UserError(
             f"an action of {family!r} is one of {choices}, and the policy's has {actions.num_bins} bins. Set "
@@ -229,8 +235,7 @@ def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> N
     for name, shape in actions.reads.shapes.items():
         given = spec.observation.get(name)
         if given is None:
-            there = sorted(spec.observation)
-            raise UserError(f"the policy reads {name!r}, and environments of {family!r} give {there}.")
+            raise UserError(_missing_array(name, family, sorted(spec.observation)))
         is_made = name == "state" and config.features
         places = [place for feature in config.features if is_made for place in (*feature.of, *feature.minus)]
         if beyond := [place for place in places if place >= given.shape[0] or place < -given.shape[0]]:
@@ -239,11 +244,33 @@ def check_spaces(config: RobotConfig, spec: EnvSpec, actions: ActionTokens) -> N
                 f"of {family!r} give. Name places from 0 to {given.shape[0] - 1}."
             )
         size = (sum([len(feature.of) for feature in config.features]),) if is_made else given.shape
-        if size != shape:
+        if not actions.reads.takes(name, size):
             raise UserError(
                 f"the policy reads {name} of shape {list(shape)}, and the episode gives {list(size)}. Set "
-                "model.robot.state_size, or episode.features, so that both are alike."
+                f"{_setting_of(name)}, so that both are alike."
             )
+
+
+def _missing_array(name: str, family: str, there: list[str]) -> str:
+    """Returns the message for an array that the policy reads and a simulator does not give."""
+    cameras = [other for other in there if other.endswith(IMAGE)]
+    if not name.endswith(IMAGE):
+        return f"the policy reads {name!r}, and environments of {family!r} give {there}."
+    if cameras:
+        return (
+            f"the policy reads the camera {name!r}, and environments of {family!r} render {cameras}. Take a policy of "
+            "these cameras (num_images in its config.json), or another family."
+        )
+    return (
+        f"the policy reads the camera {name!r}, and environments of {family!r} render none with these settings; they "
+        f"give {there}. Set episode.env.settings.image_size to the side of a picture in pixels, if the family has it."
+    )
+
+
+def _setting_of(name: str) -> str:
+    if name == STATE:
+        return "model.robot.state_size, or episode.features"
+    return "model.robot.image_size, or episode.env.settings.image_size"
 
 
 def _whole(prompt: Prompt, column: str) -> int:

@@ -28,12 +28,13 @@ class ExpertExamples:
     def batch(self, step: int) -> Sequence[Sample]:
         """Returns the examples of a step."""
         draw = np.random.default_rng(stable_hash("imitation", self.seed, step))
-        return [self._sample(self.shown[place]) for place in draw.integers(len(self.shown), size=self.batch_size)]
+        places = draw.integers(len(self.shown), size=self.batch_size)
+        return [self._sample(self.shown[place], draw) for place in places]
 
-    def _sample(self, shown: Demonstrated) -> Sample:
+    def _sample(self, shown: Demonstrated, draw: np.random.Generator) -> Sample:
         is_apart = self.actions.leads is not None  # the observation stands within the prompt
         put_in = self.actions.context(shown.prompt.token_ids.tolist()) if is_apart else self.actions.placeholders
-        answer = self.actions.encode(shown.actions)
+        answer = self.actions.encode(shown.actions, draw)
         queries: IntArray | None = np.asarray(self.actions.query_ids, np.int32) if self.actions.query_ids else None
         sensed = Segment(
             parent=None if is_apart else PROMPT,

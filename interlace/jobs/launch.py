@@ -229,7 +229,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
     """Makes the engine that serves a recipe's policy."""
     from interlace.engines.rollout import NativeEngine
     from interlace.engines.rollout.kinds import EngineSite, create_kind
-    from interlace.models.action_head import head_of
+    from interlace.models.action_head import answers_in_numbers
     from interlace.weights.reader import WeightReader
     from interlace.workers.rollout import RolloutBundle
 
@@ -246,7 +246,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         engine=engine,
         tokenizer=loaded.tokenizer,
         stop_token_ids=loaded.stop_token_ids,
-        writes_text=head_of(loaded.model.config) is None,
+        writes_text=not answers_in_numbers(loaded.model.config),
     )
     if site.mesh and isinstance(engine, NativeEngine):
         return replace(bundle, reader=WeightReader(engine.weight_shards), decide=engine.agreement.decide)

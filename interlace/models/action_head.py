@@ -1,8 +1,8 @@
-"""Heads of policies whose answers are numbers: how an answer is drawn, how likely it was, and how undecided they are.
+"""Heads of policies whose answers are numbers: they draw an answer, and compute its log-prob and entropy.
 
-An answer travels as a token id whatever the head: softmax over a vocabulary names a token of it, a Gaussian head's id
-is the 32 bits of a float32 number. So a sample, a request and a file are alike for both, and no such id is ever looked
-up in a table of embeddings: its place in the context is taken by a query token.
+An answer travels as a token id for every head. For a softmax over a vocabulary the id names a token; for the heads in
+this file it is the 32 bits of a float32 number. So samples, requests and files have one form, and no such id is ever
+looked up in a table of embeddings: a query token takes its place in the context.
 """
 
 from __future__ import annotations
@@ -13,28 +13,39 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from interlace.models.config import GAUSSIAN
+from interlace.core.errors import InterlaceError
+from interlace.models.config import FLOW, GAUSSIAN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from interlace.core.types import FloatArray
+    from interlace.models.flow_head import FlowOutputs
 
 MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
 """Bounds of the logarithm of a standard deviation, in units of half an action's range."""
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
+BLOCK = 16
+"""Chains that are computed in one call, padded up to this number: with one shape for every call, the other chains of a
+batch change no bit of a chain."""
 
 
 class ActionHead(Protocol):
     """Distribution of one answer, given the outputs of a model for it. N answers, T trained ones, V outputs of each."""
 
+    takes_answers: bool
+    """Flag: in training the model's output layer reads the answers too, since each depends on those before it."""
+
     def draw(
         self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], FloatArray]:
-        """Draws from outputs [N, V], by inverse CDF of uniform [N]. temperature [N]; 0 is greedy. Returns ids [N] and
-        their log-probs [N], those of a greedy answer under temperature 1."""
+        """Draws from outputs [N, V], by inverse CDF of uniform [N].
+
+        temperature [N]; 0 is greedy. Returns ids [N] and their log-probs [N]. The log-prob of a greedy answer is its
+        log-prob at temperature 1.
+        """
         ...
 
     def logprobs(self, outputs: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -45,8 +56,10 @@ class ActionHead(Protocol):
 class GaussianHead:
     """Normal distribution of one number: outputs are its mean and the logarithm of its standard deviation.
 
-    Numbers beyond an action's range are cut off by the environment alone, so log-probs are those of what was drawn.
+    The environment clips numbers beyond an action's range; log-probs are of the numbers before clipping.
     """
+
+    takes_answers = False
 
     def draw(
         self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
@@ -54,7 +67,7 @@ class GaussianHead:
         """Draws numbers; see ActionHead."""
         mean, log_std = _parameters(outputs)
         heat = torch.from_numpy(temperature).to(outputs.device)
-        noise = torch.special.ndtri(torch.from_numpy(uniform)).to(outputs.device, torch.float32)
+        noise = _normal(uniform, outputs.device)
         numbers = mean + noise * log_std.exp() * heat
         scale = torch.where(heat > 0, heat, torch.ones_like(heat))
         logprobs = _log_density(numbers, mean, log_std + scale.log())
@@ -64,18 +77,106 @@ class GaussianHead:
         """Computes densities; see ActionHead."""
         mean, log_std = _parameters(outputs)
         log_std = log_std + math.log(temperature)
-        numbers = ids.to(torch.int32).view(torch.float32)
-        return _log_density(numbers, mean, log_std), log_std + HALF_LOG_TAU + 0.5
+        return _log_density(ids_to_numbers(ids), mean, log_std), log_std + HALF_LOG_TAU + 0.5
 
 
-def head_of(config: PretrainedConfig) -> GaussianHead | None:
-    """Returns the head that a configuration names; None: softmax over the outputs, as for text."""
-    return GaussianHead() if getattr(config, "action_head", None) == GAUSSIAN else None
+class FlowHead:
+    """Chain of steps from noise to a chunk of actions (flow matching); see interlace/models/flow.py.
+
+    The answers of a chunk are all numbers of its chain, state by state. In a rollout the outputs are the conditions of
+    the velocity network; in training they are mean and log standard deviation of each number.
+    """
+
+    takes_answers = True
+
+    def __init__(self, layer: FlowOutputs) -> None:
+        """layer: the model's output layer, which holds the velocity network."""
+        self._layer, self._schedule = layer, layer.schedule
+
+    def draw(
+        self, outputs: Tensor, temperature: FloatArray, uniform: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], FloatArray]:
+        """Draws whole chains; see ActionHead. A greedy chain begins at 0 and takes the steps without noise."""
+        per_chain = self._schedule.num_tokens
+        conditions = self._layer.conditions(outputs)
+        noise = _normal(uniform, outputs.device).view(-1, self._schedule.num_states, self._schedule.state_size)
+        heat = torch.from_numpy(temperature).to(outputs.device)[::per_chain]
+        numbers, parameters = [], []
+        for first in range(0, len(conditions), BLOCK):
+            block = [_padded(rows[first : first + BLOCK]) for rows in (conditions, noise, heat)]
+            drawn, of_each = self._draw_block(*block)
+            count = min(BLOCK, len(conditions) - first)
+            numbers.append(drawn[:count])
+            parameters.append(of_each[:count])
+        chain, found = torch.cat(numbers).flatten(), torch.cat(parameters).flatten(0, 2)
+        scale = torch.where(heat > 0, heat, torch.ones_like(heat)).repeat_interleave(per_chain)
+        logprobs = _log_density(chain, found[:, 0], found[:, 1] + scale.log()) * self._is_real(chain)
+        return numbers_to_ids(chain.cpu().numpy()).astype(np.int64), logprobs.cpu().numpy()
+
+    def logprobs(self, outputs: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Computes densities; see ActionHead. Padding has log-prob 0, and the first noise an entropy of 0 too."""
+        if len(ids) % self._schedule.num_tokens:
+            raise InterlaceError(f"{len(ids)} numbers are not whole chains of {self._schedule.num_tokens}")
+        log_std, is_real = outputs[:, 1] + math.log(temperature), self._is_real(outputs)
+        logprobs = _log_density(ids_to_numbers(ids), outputs[:, 0], log_std) * is_real
+        places = torch.arange(len(ids), device=ids.device) % self._schedule.num_tokens
+        is_step = is_real * (places >= self._schedule.state_size)
+        return logprobs, (log_std + HALF_LOG_TAU + 0.5) * is_step
+
+    def _draw_block(self, conditions: Tensor, noise: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws the chains [B, N + 1, K P] of B chunks, with mean and log standard deviation [B, N + 1, K P, 2]."""
+        heat = heat[:, None]
+        states = [noise[:, 0] * heat]
+        parameters = [torch.zeros(*states[0].shape, 2, device=states[0].device)]
+        for step in range(self._schedule.config.steps):
+            velocity, mean, log_std = self._layer.step(conditions, states[-1], step)
+            greedy = self._schedule.deterministic(step, states[-1], velocity)
+            drawn = mean + noise[:, step + 1] * log_std.exp() * heat
+            states.append(torch.where(heat > 0, drawn, greedy))
+            parameters.append(torch.stack([mean, log_std], -1))
+        return torch.stack(states, 1), torch.stack(parameters, 1)
+
+    def _is_real(self, numbers: Tensor) -> Tensor:
+        places = torch.arange(len(numbers), device=numbers.device) % self._schedule.padded_size
+        return (places < self._schedule.size).float()
+
+
+def answers_in_numbers(config: PretrainedConfig) -> bool:
+    """Returns whether a model's answers are numbers, and not tokens of a vocabulary."""
+    return getattr(config, "action_head", None) in (GAUSSIAN, FLOW)
+
+
+def head_of(model: PreTrainedModel) -> ActionHead | None:
+    """Returns the head that a model's configuration names; None for softmax over the outputs, and for critics."""
+    named = getattr(model.config, "action_head", None)
+    if model.get_output_embeddings() is None:
+        return None
+    if named == GAUSSIAN:
+        return GaussianHead()
+    if named == FLOW:
+        layer: FlowOutputs = model.get_output_embeddings()
+        return FlowHead(layer)
+    return None
 
 
 def numbers_to_ids(numbers: FloatArray) -> NDArray[np.int32]:
     """Returns numbers as ids, bit for bit."""
     return np.ascontiguousarray(numbers, np.float32).view(np.int32)
+
+
+def ids_to_numbers(ids: Tensor) -> Tensor:
+    """Returns the numbers that ids are the bits of."""
+    return ids.to(torch.int32).view(torch.float32)
+
+
+def _normal(uniform: NDArray[np.float64], device: torch.device) -> Tensor:
+    return torch.special.ndtri(torch.from_numpy(uniform)).to(device, torch.float32)
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """Pads [n, ...] with zeros to [BLOCK, ...]."""
+    missing = BLOCK - len(rows)
+    return rows if not missing else torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
 
 
 def _parameters(outputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,42 @@ VLA_TYPE = "interlace_vla"
 OPENVLA_TYPE = "openvla"
 """transformers' `model_type` of folders in OpenVLA's layout."""
 GAUSSIAN = "gaussian"
-"""Head of a policy that answers with numbers, drawn from a normal distribution each."""
+"""Head of a policy that answers with numbers, each drawn from a normal distribution."""
+FLOW = "flow"
+"""Head of a policy that draws a chunk of actions by steps from noise (flow matching)."""
+
+
+class FlowConfig(Config):
+    """Sampler of a flow-matching head."""
+
+    steps: int = Field(default=4, ge=1)
+    """Steps from noise to an action."""
+    sampler: Literal["sde", "noise"] = "sde"
+    """Source of the randomness of a step; see interlace/models/flow.py."""
+    noise_level: float = Field(default=0.5, gt=0)
+    """Factor of the noise of sampler `sde`."""
+    min_std: float = Field(default=0.08, gt=0)
+    """Smallest standard deviation of sampler `noise`, in units of half an action's range."""
+    max_std: float = Field(default=0.16, gt=0)
+    """Largest one."""
+    noise_at: Literal[0, 1] = 1
+    """Time of pure noise in the network's convention: 1 for SmolVLA and pi0, 0 for GR00T."""
+    padded_size: int = Field(default=0, ge=0)
+    """Numbers of an action in the chain, the real ones first; 0: no padding."""
+    condition_size: int = Field(default=16, ge=1)
+    """Numbers by which each action of a chunk depends on the observation."""
+    width: int = Field(default=256, ge=1)
+    """Numbers of a hidden layer of the velocity network."""
+
+    @model_validator(mode="after")
+    def _bounds_are_ordered(self) -> Self:
+        if self.min_std > self.max_std:
+            raise ValueError(f"min_std = {self.min_std} is above max_std = {self.max_std}; exchange them")
+        return self
 
 
 class RobotShape(Config):
-    """Sizes of `tiny:vla`: of what it senses and does, and its own."""
+    """Sizes of `tiny:vla`: observations, actions and network."""
 
     state_size: int = Field(default=0, ge=0)
     """Numbers of the state vector that it sees; 0: none."""
@@ -35,29 +66,35 @@ class RobotShape(Config):
     high: tuple[float, ...] = ()
     """[action_size] upper ends; empty: 1 each."""
     decoding: Literal["parallel", "tokens"] = "parallel"
-    """parallel: all tokens of a chunk in one forward pass, each from a query token of its own. tokens: one by one."""
-    head: Literal["tokens", "gaussian"] = "tokens"
+    """parallel: all tokens of a chunk in one forward pass, each from a separate query token. tokens: one by one."""
+    head: Literal["tokens", "gaussian", "flow"] = "tokens"
     """tokens: each number of an action is one of `bins`. gaussian: it is drawn from a normal distribution, whose mean
-    and standard deviation the policy gives; `bins` then means nothing."""
+    and standard deviation the policy gives. flow: a chunk is drawn by steps from noise. `bins` has no effect on the
+    last two."""
+    flow: FlowConfig = FlowConfig()
+    """Sampler of head `flow`."""
     hidden: int = Field(default=64, ge=8)
     layers: int = Field(default=2, ge=1)
 
     @property
     def num_queries(self) -> int:
         """Returns the tokens that stand in for a chunk that is decoded in parallel."""
+        if self.head == FLOW:
+            size = max(self.action_size, self.flow.padded_size)
+            return self.chunk * size * (self.flow.steps + 1)
         return self.chunk * self.action_size if self.decoding == "parallel" else 0
 
     @property
     def max_positions(self) -> int:
         """Returns the tokens of the longest sequence."""
-        return 512
+        return 512 if self.head != FLOW else 256 + max(256, self.num_queries)
 
     @model_validator(mode="after")
     def _senses_something(self) -> Self:
         if not (self.state_size or self.image_size):
             raise ValueError("the policy senses nothing: set state_size, image_size or both")
-        if self.head == "gaussian" and self.decoding == "tokens":
-            raise ValueError("head gaussian draws all numbers of a chunk at once: set decoding=parallel")
+        if self.head != "tokens" and self.decoding == "tokens":
+            raise ValueError(f"head {self.head} draws all numbers of a chunk at once: set decoding=parallel")
         if 0 < self.image_size < 42:
             raise ValueError(f"image_size={self.image_size}: the image tower needs 42 pixels or more")
         for name, ends in (("low", self.low), ("high", self.high)):
@@ -76,10 +113,10 @@ class EnsembleConfig(Config):
 
 
 class WorldModelSettings(EnsembleConfig):
-    """Recipe's section `world_model`: a model of the simulators that is fitted beside the policy."""
+    """Recipe's section `world_model`: a model of the simulators that is fitted during the run."""
 
     fit_on: int = Field(default=512, ge=1)
-    """Trajectories of the replay that the model is fitted to after each step; fewer where fewer are there."""
+    """Trajectories of the replay that the model is fitted to after each step; all of them if there are fewer."""
     fit_steps: int = Field(default=200, ge=1)
     """Optimizer steps of a fit."""
 

@@ -1,12 +1,10 @@
 """Policies in the layout of OpenVLA's folders (arXiv 2406.09246): image towers, a projector, a Llama body.
 
-A folder is read by its own configuration, its image processor's numbers and its weights' names; code that it ships is
-not run. A checkpoint of a run has one flat configuration, with what was read of the processor in it.
+A folder is read by its configuration, the numbers of its image processor and the names of its weights; code that it
+ships is not run. A checkpoint of a run has one flat configuration, which includes the numbers of the processor.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,111 +16,21 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
-    LlamaConfig,
     LlamaForCausalLM,
-    LlamaModel,
 )
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaForTokenClassification
 
-from interlace.core.errors import UserError, nearest
-from interlace.models.config import OPENVLA_TYPE
+from interlace.core.errors import UserError
+from interlace.models import openvla_oft as oft
+from interlace.models.config import GAUSSIAN, OPENVLA_TYPE
+from interlace.models.inputs import IMAGE, STATE, WRIST
+from interlace.models.openvla_config import PROCESSOR, OpenVLAConfig, TowerShape
 from interlace.models.vla import EmbedsArrays
 
-PROCESSOR = "preprocessor_config.json"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TowerShape:
-    """Sizes of an image tower, a vision transformer with timm's names of its parameters."""
-
-    width: int
-    depth: int
-    """Layers; the features are those of the last but one."""
-    heads: int
-    mlp: int
-    patch: int = 14
-    classes: int = 0
-    """Class tokens, 0 or 1."""
-    registers: int = 0
-    scales: bool = False
-    """Flag: what a layer adds is scaled by learned numbers."""
-
-    @property
-    def num_prefix(self) -> int:
-        """Returns the tokens before those of patches."""
-        return self.classes + self.registers
-
-
-TOWERS = {
-    "vit_large_patch14_reg4_dinov2.lvd142m": TowerShape(
-        width=1024, depth=24, heads=16, mlp=4096, classes=1, registers=4, scales=True
-    ),
-    "vit_so400m_patch14_siglip_224": TowerShape(width=1152, depth=27, heads=16, mlp=4304),
-}
-"""By timm's name."""
-
-
-class OpenVLAConfig(LlamaConfig):
-    """A Llama body, and what the policy sees and does; written by OpenVLA with the body's sizes in `text_config`."""
-
-    model_type = OPENVLA_TYPE
-    timm_model_ids: list[str] | None = None
-    tower_shapes: list[dict[str, Any]] | None = None
-    """Sizes of towers that timm_model_ids names and TOWERS does not have; None: there are none."""
-    image_sizes: list[int] | None = None
-    image_means: list[list[float]] | None = None
-    """[towers, 3] of the image processor, of channels between 0 and 1."""
-    image_stds: list[list[float]] | None = None
-    norm_stats: dict[str, Any] | None = None
-    """By data set: `action`, with `q01`, `q99` and `mask`."""
-    unnorm_key: str | None = None
-    """Data set whose statistics actions are read by; None where there is one alone."""
-    n_action_bins: int = 256
-    pad_to_multiple_of: int = 64
-    """Embeddings behind the vocabulary, of which the last one is the placeholder."""
-    state_size: int = 0
-
-    @classmethod
-    def from_dict(  # house: the signature is transformers'
-        cls, config_dict: dict[str, Any], **given: Any
-    ) -> "OpenVLAConfig":
-        """Reads either layout; the image processor's numbers where its file lies beside."""
-        flat = {name: value for name, value in (config_dict.get("text_config") or {}).items() if name != "model_type"}
-        flat |= {name: value for name, value in config_dict.items() if name not in ("text_config", "auto_map")}
-        file = Path(str(given.get("name_or_path", ""))) / PROCESSOR
-        if file.is_file():
-            found = json.loads(file.read_text(encoding="utf-8"))
-            flat |= {"image_means": found["means"], "image_stds": found["stds"]}
-        config: OpenVLAConfig = super().from_dict(flat, **given)
-        return config
-
-    @property
-    def image_size(self) -> int:
-        """Returns the pixels on a side of the camera's image."""
-        return (self.image_sizes or [224])[0]
-
-    @property
-    def image_tokens(self) -> int:
-        """Returns the patches, each one vector."""
-        return (self.image_size // self.towers[0].patch) ** 2
-
-    @property
-    def placeholder_token_id(self) -> int:
-        """Returns a token that no text has."""
-        return self.vocab_size - 1
-
-    @property
-    def towers(self) -> Sequence[TowerShape]:
-        """Returns the sizes of the towers. UserError for one that is not known."""
-        if self.tower_shapes:
-            return [TowerShape(**shape) for shape in self.tower_shapes]
-        names = self.timm_model_ids or []
-        for name in names:
-            if name not in TOWERS:
-                raise UserError(f"OpenVLA's image tower {name!r} is not known here.{nearest(name, TOWERS)}")
-        return [TOWERS[name] for name in names]
+CAMERAS = (IMAGE, WRIST)
 
 
 class _Scale(nn.Module):
@@ -198,7 +106,10 @@ class _Backbone(nn.Module):
 
 
 class OpenVLAProjector(nn.Module):
-    """Embeds images: the towers' features side by side, then two layers for one tower and three for two."""
+    """Embeds images: the towers' features side by side, then two layers for one tower and three for two.
+
+    OpenVLA-OFT's embeds several images one after another, then the robot's state.
+    """
 
     def __init__(self, config: OpenVLAConfig) -> None:
         super().__init__()
@@ -213,10 +124,18 @@ class OpenVLAProjector(nn.Module):
                 f"the policy's folder has no {PROCESSOR}, whose means and stds images are normalised by. Copy it there."
             )
         self._means, self._stds = config.image_means, config.image_stds
+        self._cameras = CAMERAS[: config.num_images]
+        self.proprio = oft.ProprioProjector(config.state_size, hidden) if config.state_size else None
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Computes [N, patches, hidden] from {"image": [N, side, side, 3]}."""
-        images = inputs["image"].to(self.fc1.weight.dtype).permute(0, 3, 1, 2) / 255
+        """Computes [N, vectors, hidden] from {"image": [N, side, side, 3]}, and "wrist_image" and "state" [N, F]."""
+        found = [self._embed(inputs[camera]) for camera in self._cameras]
+        if self.proprio is not None:
+            found.append(self.proprio(inputs[STATE]))
+        return torch.cat(found, 1)
+
+    def _embed(self, pictures: Tensor) -> Tensor:
+        images = pictures.to(self.fc1.weight.dtype).permute(0, 3, 1, 2) / 255
         found = []
         for place, tower in enumerate(self.vision_backbone.children()):
             mean, std = (images.new_tensor(numbers[place])[:, None, None] for numbers in (self._means, self._stds))
@@ -225,14 +144,16 @@ class OpenVLAProjector(nn.Module):
         return x if self.fc3 is None else self.fc3(F.gelu(x))
 
 
-class OpenVLAModel(EmbedsArrays, LlamaModel):
-    """The body, whose forward takes named arrays beside the tokens."""
+class OpenVLAModel(EmbedsArrays, oft.BidirectionalLlama):
+    """The body, whose forward takes named arrays in addition to the tokens."""
 
     config_class = OpenVLAConfig
 
     def __init__(self, config: OpenVLAConfig) -> None:
         super().__init__(config)
         self.projector = OpenVLAProjector(config)
+        if config.parallel_decoding:
+            self.embed_tokens.padding_idx = config.zero_token_id  # no gradient: its embedding stays 0
         self.post_init()
 
 
@@ -244,7 +165,53 @@ class OpenVLAForCausalLM(LlamaForCausalLM):
     def __init__(self, config: OpenVLAConfig) -> None:
         super().__init__(config)
         self.model = OpenVLAModel(config)
+        self.action_head = None
+        if config.action_head == GAUSSIAN:
+            self.action_head = oft.ActionHead(
+                config.hidden_size, config.action_size, config.head_width, config.action_log_std
+            )
+        if config.parallel_decoding and oft.find_parts(Path(config.name_or_path)):
+            self._keys_to_ignore_on_load_missing = [r"^action_head\.", r"^model\.projector\.proprio\."]
         self.post_init()
+
+    def forward(  # house: the signature is transformers'
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **others: Any
+    ) -> CausalLMOutputWithPast:
+        """Computes logits; with an action head, mean and log standard deviation at the queries of an answer."""
+        if self.action_head is None:
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask, **others)
+        others.pop("logits_to_keep", None)
+        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **others).last_hidden_state
+        count, length = hidden.shape[:2]
+        lengths = hidden.new_full((count,), length).long() if attention_mask is None else attention_mask.sum(1)
+        num_queries = len(self.config.query_token_ids or ())
+        return CausalLMOutputWithPast(logits=oft.spread_over_queries(self.action_head, hidden, lengths, num_queries))
+
+    @classmethod
+    def from_pretrained(  # house: the signature is transformers'
+        cls, source: Any, *given: Any, **named: Any
+    ) -> Any:
+        """Loads a folder, and the parts of OpenVLA-OFT that are files next to its weights."""
+        loaded = super().from_pretrained(source, *given, **named)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if model.config.parallel_decoding and source is not None:
+            model._load_parts(oft.find_parts(Path(source)))
+        return loaded
+
+    @torch.no_grad()
+    def _load_parts(self, parts: Mapping[str, Path]) -> None:
+        """Fills the modules of OpenVLA-OFT's parts from their files."""
+        modules = {oft.HEAD: self.action_head, oft.PROPRIO: self.model.projector.proprio}
+        for part, file in parts.items():
+            weights = oft.load_part(file)
+            own = dict(modules[part].named_parameters())
+            if absent := [name for name in own if name not in weights and name != "log_std"]:
+                raise UserError(f"{file.name} has no {absent[0]}: it is not a whole {part} of OpenVLA-OFT.")
+            for name in own.keys() & weights.keys():
+                own[name].copy_(weights[name])
+        if oft.HEAD in parts:
+            self.action_head.log_std.fill_(self.config.action_log_std)
+        self.get_input_embeddings().weight[self.config.zero_token_id].zero_()
 
 
 class OpenVLAForTokenClassification(LlamaForTokenClassification):

@@ -12,16 +12,16 @@ _KEPT = 4
 
 
 def newest_model(folder: Path) -> Path | None:
-    """Returns the folder of the newest model; None where none was published."""
+    """Returns the folder of the newest model; None before the first publication."""
     note = folder / _CURRENT
     return folder / note.read_text(encoding="utf-8") if note.is_file() else None
 
 
 def publish_model(folder: Path, step: int, write: Callable[[Path], None]) -> None:
     """Publishes the model of a step. write: fills the folder that it is given."""
-    own = folder / f"step_{step:08d}"
-    shutil.rmtree(own, ignore_errors=True)  # of a run that was stopped after it, and goes on from before it
-    write(own)
-    write_atomic(folder / _CURRENT, own.name)
+    target = folder / f"step_{step:08d}"
+    shutil.rmtree(target, ignore_errors=True)  # left by a run that was stopped after it, and resumed from before it
+    write(target)
+    write_atomic(folder / _CURRENT, target.name)
     for old in sorted(folder.glob("step_*"))[:-_KEPT]:
         shutil.rmtree(old)

@@ -1,12 +1,12 @@
 """`tiny:vla`: a small vision-language-action policy as a Hugging Face model, with an embedding of named arrays.
 
-Its prompt is an instruction and placeholder tokens, whose embeddings come from what the robot senses; its answer is a
+Its prompt is an instruction and placeholder tokens, whose embeddings come from the robot's sensors; its answer is a
 chunk of action tokens. The head answers in action tokens alone, which are the first of the vocabulary.
 """
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,9 @@ from transformers import (
 )
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForTokenClassification
 
-from interlace.models.config import GAUSSIAN, VLA_TYPE, RobotShape
+from interlace.models.config import FLOW, GAUSSIAN, VLA_TYPE, RobotShape
+from interlace.models.flow import read_schedule
+from interlace.models.flow_head import FlowOutputs
 from interlace.models.words import build_word_tokenizer
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ FREQUENCIES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class VLAConfig(Qwen2Config):
-    """A Qwen2 body, and what the policy senses and does."""
+    """A Qwen2 body, observations and actions."""
 
     model_type = VLA_TYPE
     state_size: int = 0
@@ -44,7 +46,9 @@ class VLAConfig(Qwen2Config):
     chunk: int = 1
     action_bins: int = 256
     action_head: str = "tokens"
-    """`gaussian`: two outputs a query, as interlace/models/action_head.py reads them."""
+    """Head of the answers; see interlace/models/action_head.py."""
+    flow: dict[str, Any] | None = None
+    """Settings of head `flow`, as in FlowConfig."""
     first_action_id: int = 0
     placeholder_token_id: int | None = None
     query_token_ids: list[int] | None = None
@@ -73,7 +77,7 @@ class ImageTower(nn.Module):
 
 
 class Projector(nn.Module):
-    """Embeds what the robot senses: a state vector, a camera's image, or both."""
+    """Embeds an observation: a state vector, a camera's image, or both."""
 
     def __init__(self, config: VLAConfig) -> None:
         super().__init__()
@@ -99,7 +103,7 @@ class Projector(nn.Module):
 
 
 class EmbedsArrays(nn.Module):
-    """Part of a body that embeds named arrays by a module `projector`, and takes them beside the tokens."""
+    """Part of a body that embeds named arrays by a module `projector`, and takes them in addition to the tokens."""
 
     projector: nn.Module
     embed_tokens: nn.Embedding
@@ -149,8 +153,11 @@ class VLAForCausalLM(Qwen2ForCausalLM):
     def __init__(self, config: VLAConfig) -> None:
         super().__init__(config)
         self.model = VLAModel(config)
-        outputs = 2 if config.action_head == GAUSSIAN else config.action_bins
-        self.lm_head = nn.Linear(config.hidden_size, outputs, bias=False)
+        if config.action_head == FLOW:
+            self.lm_head = FlowOutputs(config.hidden_size, read_schedule(config))
+        else:
+            outputs = 2 if config.action_head == GAUSSIAN else config.action_bins
+            self.lm_head = nn.Linear(config.hidden_size, outputs, bias=False)
         self.post_init()
 
 
@@ -161,7 +168,7 @@ class VLAForTokenClassification(Qwen2ForTokenClassification):
 
 
 def register_vla() -> None:
-    """Makes the model's type known to transformers' Auto classes. Changes nothing where it is known."""
+    """Makes the model's type known to transformers' Auto classes. Changes nothing if it is known."""
     AutoConfig.register(VLAConfig.model_type, VLAConfig, exist_ok=True)
     AutoModel.register(VLAConfig, VLAModel, exist_ok=True)
     AutoModelForCausalLM.register(VLAConfig, VLAForCausalLM, exist_ok=True)
@@ -181,6 +188,7 @@ def build_tiny_vla(shape: RobotShape, seed: int) -> "tuple[VLAForCausalLM, PreTr
         action_size=shape.action_size, chunk=shape.chunk, action_bins=shape.bins, action_head=shape.head,
         placeholder_token_id=ids.placeholder, query_token_ids=list(ids.queries) or None,
         actions_low=list(shape.low) or None, actions_high=list(shape.high) or None,
+        flow=shape.flow.model_dump() if shape.head == FLOW else None,
     )  # fmt: skip
     config.architectures = [VLAForCausalLM.__name__]
     with torch.random.fork_rng(devices=[]):

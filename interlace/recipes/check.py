@@ -134,10 +134,10 @@ def _check_policy(recipe: Recipe, needs: Needs, model: "PreTrainedModel") -> Non
     tokens = action_tokens(model.config)
     for episode in (recipe.episode, *recipe.episode.others.values()):
         create_episode_kind(episode).check_policy(tokens)
-    if needs.process_reward and tokens is not None and tokens.is_gaussian:
+    if needs.process_reward and tokens is not None and tokens.answers_in_numbers:
         raise UserError(
             f"algorithm {recipe.algorithm.name!r} trains a process reward model on the probabilities of tokens, and "
-            "the policy answers with numbers (model.robot.head=gaussian). Take ppo, or model.robot.head=tokens."
+            "the policy answers with numbers (model.robot.head). Take ppo, or model.robot.head=tokens."
         )
 
 

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from interlace.models.openvla import OpenVLAConfig, OpenVLAForCausalLM, register_openvla
+from interlace.models.openvla import OpenVLAForCausalLM, register_openvla
+from interlace.models.openvla_config import OpenVLAConfig
 from interlace.models.words import build_word_tokenizer
 
 SIDE = 42

@@ -80,7 +80,7 @@ class DecodeLoop:
         self._runner, self._table, self._scheduler, self._tokenizer = serving.runner, table, scheduler, tokenizer
         self._embedder = InputEmbedder(serving.model, table)
         self._decoder = serving.runner if isinstance(serving.runner, DecoderRunner) else None
-        own = head_of(serving.model.config)
+        own = head_of(serving.model)
         self._sampler: PlainSampler = own or (KernelSampler() if serving.compiled else TorchSampler())
         most = config.draft_tokens if serving.attention is not None else 0
         self._speculator = Speculator(table, most=most, below=config.draft_below)

@@ -3,13 +3,14 @@
 import itertools
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from interlace.core.errors import UserError
 from interlace.engines.rollout.kv_store import Int64Array
-from interlace.engines.rollout.runner import Given, Logits
+from interlace.engines.rollout.runner import Given, Logits, embedded
 
 
 class PlainRunner:
@@ -23,6 +24,8 @@ class PlainRunner:
         self.binding: object = None
         self._tokens: dict[int, list[int]] = {}
         self._caches: dict[int, Any] = {}  # whatever class of cache the architecture has
+        self._vectors: dict[int, dict[int, Tensor]] = {}
+        """By row and position: embeddings in place of a token's."""
 
     def start(
         self,
@@ -32,12 +35,16 @@ class PlainRunner:
         wanted: Int64Array,
         given: Given | None = None,
     ) -> Logits:
-        """See Runner. UserError where embeddings are given: what a row cached knows tokens alone."""
-        if given is not None:
+        """See Runner. UserError if embeddings are given and the model has a cache, which holds tokens alone."""
+        if given is not None and self._use_cache:
             raise UserError(
                 f"{type(self._model).__name__} runs by the plain fallback, which takes no arrays beside tokens. "
                 "Take a model that attends through transformers' attention interface."
             )
+        for row in {int(row) for row in rows[positions == 0]}:
+            self._vectors.pop(row, None)
+        for place, vector in zip(given.places, given.vectors, strict=True) if given is not None else ():
+            self._vectors.setdefault(int(rows[place]), {})[int(positions[place])] = vector
         logits: list[Tensor] = []
         bounds = [at for at in range(len(rows)) if at == 0 or rows[at] != rows[at - 1]] + [len(rows)]
         for start, end in itertools.pairwise(bounds):
@@ -50,7 +57,7 @@ class PlainRunner:
         known = self._tokens.get(row, [])[:start] + token_ids
         self._tokens[row] = known
         if not self._use_cache:
-            out = self._model(input_ids=torch.tensor([known], device=device), use_cache=False)
+            out = self._model(**self._entered(row, torch.tensor([known], device=device)), use_cache=False)
             return out.logits[0, start:]
         out = self._model(
             input_ids=torch.tensor([token_ids], device=device),
@@ -61,10 +68,20 @@ class PlainRunner:
         self._caches[row] = out.past_key_values
         return out.logits[0]
 
+    def _entered(self, row: int, tokens: Tensor) -> dict[str, Tensor]:
+        """Returns the arguments of a row's pass: its tokens, or their embeddings if some are given."""
+        vectors = self._vectors.get(row)
+        if not vectors:
+            return {"input_ids": tokens}
+        places = np.asarray(sorted(vectors))
+        given = Given(places, torch.stack([vectors[int(place)] for place in places]))
+        return {"inputs_embeds": embedded(self._model, tokens, given)}
+
     def rebind(self) -> None:
         """Does nothing: the model finds its own tensors."""
 
     def clear(self) -> None:
         """Drops what is cached; every row has to start again at 0."""
         self._tokens.clear()
+        self._vectors.clear()
         self._caches.clear()

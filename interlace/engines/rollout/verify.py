@@ -45,6 +45,8 @@ def reference_logits(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -
 def routing_fault(config: PretrainedConfig, traits: Sequence[AttentionTraits]) -> str | None:
     """Says why the calls of the attention interface cannot be all of the model's attention; None: they can."""
     text = config.get_text_config()
+    if getattr(text, "is_causal", True) is False:
+        return "its tokens attend in both directions"
     layers = int(text.num_hidden_layers)
     if len(traits) != layers:
         return f"{len(traits)} of its {layers} layers attend through transformers' attention interface"

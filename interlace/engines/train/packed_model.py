@@ -58,9 +58,9 @@ class PackedModel:
         head = model.get_output_embeddings()
         self.answers_in_some = head is not None and _rows(head) < _rows(model.get_input_embeddings())
         """Flag: the head knows the first tokens of the vocabulary alone."""
-        self._head = head_of(model.config)
+        self._head = head_of(model)
         if self._head and ranks.tensor_mesh is not None:
-            raise UserError("a Gaussian head has two outputs, which ranks cannot share. Set tensor_parallel=1.")
+            raise UserError("ranks cannot share a head whose answers are numbers. Set tensor_parallel=1.")
         _align(model)
         model.eval()  # no dropout: log-probs must equal those of the rollout engine
         if trained.gradient_checkpointing:
@@ -80,6 +80,11 @@ class PackedModel:
         self.attention = (
             "packed, without padding" if refusal is None else f"padded, with the model's own attention: {refusal}"
         )
+        if self._head and self._head.takes_answers and not (self.is_packed and self._keeps_logits):
+            raise UserError(
+                f"{type(model).__name__} draws chains of numbers, which packed rows alone can train, and its rows are "
+                f"{self.attention}. Take a body whose attention transformers' attention interface computes."
+            )
         if ranks.shape.context > 1 and (self.placeholder is not None or not self.is_packed):
             why = "it reads arrays beside tokens" if self.is_packed else f"rows are {self.attention}"
             raise UserError(
@@ -149,7 +154,8 @@ class PackedModel:
         if batch.given is not None:
             arguments |= {"inputs": batch.given.arrays, "input_places": batch.given.places_P}
         whole = batch.layout is None or not self._keeps_logits
-        with nullcontext() if whole else _rows_before(self.model.get_output_embeddings(), batch.keep_T):
+        answers = batch.targets_T if self._head and self._head.takes_answers else None
+        with nullcontext() if whole else _rows_before(self.model.get_output_embeddings(), batch.keep_T, answers):
             logits: Tensor = self.model(batch.input_ids, **arguments).logits
         rows = logits.flatten(0, 1)  # a view; selecting row 0 would cost a second table in the backward
         return rows.index_select(0, batch.keep_T) if whole else rows
@@ -180,15 +186,18 @@ def _rows(table: nn.Module) -> int:
 
 
 @contextmanager
-def _rows_before(head: nn.Module, keep_T: Tensor) -> Iterator[None]:
+def _rows_before(head: nn.Module, keep_T: Tensor, answers: Tensor | None) -> Iterator[None]:
     """Has a head compute the asked rows alone, as `logits_to_keep` would, with a gradient that is the same each time.
+
+    answers: [T] a second argument of the head, whose distributions it gives; None: it takes none.
 
     Several samples ask for the row of a shared token. transformers indexes with the tensor, whose gradient is added up
     by several threads in the order in which they come; that of index_select is added up in the order of the rows.
     """
 
     def select(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return args[0].index_select(-2, keep_T), *args[1:]
+        rows = args[0].index_select(-2, keep_T)
+        return (rows, *args[1:]) if answers is None else (rows, answers)
 
     hook = head.register_forward_pre_hook(select)
     try:

@@ -36,6 +36,49 @@ def test_metaworld_draws_or_says_what_to_install() -> None:
     envs.close()
 
 
+@pytest.mark.filterwarnings("ignore::glfw.GLFWError")
+@pytest.mark.parametrize("camera", ["corner", "corner2", "corner3"])
+def test_metaworld_s_pictures_are_upright_and_not_mirrored(camera: str) -> None:
+    try:
+        envs = metaworld(image_size=96, camera=camera)
+    except UserError as error:
+        pytest.skip(f"nothing here draws: {error}")
+    before = envs.reset(seeds=[0, 0], task_ids=[0, 0], init_state_ids=[1, 1])["image"][0]
+    env = envs._simulators[(0, 0)]._env
+    number = [env.model.camera(place).name for place in range(env.model.ncam)].index(camera)
+    forward, place = -env.data.cam_xmat[number].reshape(3, 3)[:, 2], env.data.cam_xpos[number]
+    # A person who stands at the camera with the head up: right is forward x up.
+    right = np.cross(forward, [0, 0, 1.0])
+    right /= np.linalg.norm(right)
+    up = np.cross(right, forward)
+    focal = 48 / np.tan(np.radians(env.model.cam_fovy[number]) / 2)
+
+    def seen(point: np.ndarray) -> np.ndarray:
+        """Row and column of a point in an upright picture."""
+        ray = point - place
+        return np.array([48 - focal * ray @ up / (ray @ forward), 48 + focal * ray @ right / (ray @ forward)])
+
+    # Paint the fingers: the pixels that change show where they are in the picture.
+    fingers = [place for place in range(env.model.ngeom) if env.model.geom(place).bodyid[0] in _fingers(env.model)]
+    env.model.geom_matid[fingers], env.model.geom_rgba[fingers] = -1, (0, 1, 0, 1)
+    simulator = envs._simulators[(0, 0)]
+    change = np.abs(simulator.observe()["image"].astype(int) - before).sum(-1).astype(float)
+    rows, columns = np.mgrid[0:96, 0:96]
+    found = np.array([(change * rows).sum(), (change * columns).sum()]) / change.sum()
+    wanted = seen(np.mean([env.data.geom_xpos[place] for place in fingers], 0))
+    others = {"mirrored": [wanted[0], 95 - wanted[1]], "upside down": [95 - wanted[0], wanted[1]]}
+    others["rotated"] = [95 - wanted[0], 95 - wanted[1]]
+    gaps = {name: float(np.linalg.norm(found - other)) for name, other in others.items()}
+    assert np.linalg.norm(found - wanted) < min(3.0, *gaps.values()), (found, wanted, gaps)
+    envs.close()
+
+
+def _fingers(model) -> list[int]:
+    return [
+        place for place in range(model.nbody) if "claw" in model.body(place).name or "pad" in model.body(place).name
+    ]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there always is a screen")
 def test_pictures_without_a_renderer_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):

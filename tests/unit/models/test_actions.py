@@ -15,7 +15,7 @@ STATS = {
 
 
 def config(**changed) -> LlamaConfig:
-    given = {"norm_stats": {"bridge": {"action": STATS}}, "n_action_bins": 256, "pad_to_multiple_of": 64}
+    given = {"norm_stats": {"kitchen": {"action": STATS}}, "n_action_bins": 256, "pad_to_multiple_of": 64}
     return LlamaConfig(vocab_size=32064, **{**given, **changed})
 
 
@@ -38,7 +38,7 @@ def test_tokens_mean_the_same_actions():
 
 
 def test_a_data_set_is_named_where_there_are_several():
-    both = {"bridge": {"action": STATS}, "fractal": {"action": {**STATS, "q99": [1.0, 1.0, 1.0]}}}
-    with pytest.raises(UserError, match=r"bridge, fractal. Name one as unnorm_key"):
+    both = {"kitchen": {"action": STATS}, "fractal": {"action": {**STATS, "q99": [1.0, 1.0, 1.0]}}}
+    with pytest.raises(UserError, match=r"kitchen, fractal. Name one as unnorm_key"):
         openvla_actions(config(norm_stats=both), None, READS)
     assert openvla_actions(config(norm_stats=both), "fractal", READS).high[0] == 1.0

@@ -12,7 +12,8 @@ from interlace.engines.train.export import save_model
 from interlace.models.actions import action_tokens
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
-from interlace.models.openvla import OpenVLAProjector, TowerShape, VisionTower
+from interlace.models.openvla import OpenVLAProjector, VisionTower
+from interlace.models.openvla_config import TowerShape
 from tests.support.openvla_folder import MEANS, SIDE, STDS, TOWERS, openvla_folder
 from tests.support.training import metrics, run_recipe
 

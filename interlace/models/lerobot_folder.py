@@ -1,0 +1,184 @@
+"""Folders of LeRobot's flow-matching policies (SmolVLA, pi0, pi0.5): settings, statistics, prompt and pictures.
+
+A folder has `config.json`, `model.safetensors`, and `policy_preprocessor.json` with the file of its normalizer's
+statistics. Imports no torch.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from interlace.core.errors import UserError
+from interlace.core.types import FloatArray
+from interlace.models.config import FlowConfig
+from interlace.models.flow import FlowSchedule
+from interlace.models.pictures import PictureSteps
+
+CONFIG, WEIGHTS, PREPROCESSOR = "config.json", "model.safetensors", "policy_preprocessor.json"
+STATE, ACTION, PICTURES = "observation.state", "action", "observation.images."
+NUM_BINS = 256
+"""Bins of a state's number in pi0.5's prompt."""
+EPSILON = 1e-8
+Kind = Literal["smolvla", "pi0", "pi05"]
+KINDS: tuple[Kind, ...] = ("smolvla", "pi0", "pi05")
+DEFAULTS: Mapping[Kind, Mapping[str, Any]] = {
+    "smolvla": {"num_steps": 10, "side": 512, "tokens": 48},
+    "pi0": {"num_steps": 10, "side": 224, "tokens": 48},
+    "pi05": {"num_steps": 10, "side": 224, "tokens": 200},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Normalizer:
+    """Statistics of one array, and how they scale it."""
+
+    mode: str
+    """LeRobot's name: MEAN_STD, MIN_MAX, QUANTILES (0.01 and 0.99) or IDENTITY."""
+    first: FloatArray
+    """Mean, or the lower end."""
+    second: FloatArray
+    """Standard deviation, or the upper end."""
+
+    def normalize(self, numbers: FloatArray) -> FloatArray:
+        """Returns the policy's numbers."""
+        if self.mode == "IDENTITY":
+            return numbers
+        if self.mode == "MEAN_STD":
+            return ((numbers - self.first) / (self.second + EPSILON)).astype(np.float32)
+        return (2 * (numbers - self.first) / self._range() - 1).astype(np.float32)
+
+    def restore(self, numbers: FloatArray) -> FloatArray:
+        """Returns the data set's numbers."""
+        if self.mode == "IDENTITY":
+            return numbers
+        if self.mode == "MEAN_STD":
+            return (numbers * (self.second + EPSILON) + self.first).astype(np.float32)
+        return ((numbers + 1) / 2 * self._range() + self.first).astype(np.float32)
+
+    def _range(self) -> FloatArray:
+        width = self.second - self.first
+        return np.where(width == 0, np.float32(EPSILON), width)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LerobotFolder:
+    """Content of a folder, except for its weights."""
+
+    path: Path
+    kind: Kind
+    settings: Mapping[str, Any]
+    """Content of config.json."""
+    cameras: tuple[str, ...]
+    """Names of the pictures, without `observation.images.`, in the order of the policy."""
+    state: Normalizer
+    action: Normalizer
+    schedule: FlowSchedule
+    """Chain of a chunk: steps, direction and padding."""
+    executed: int
+    """Actions of a chunk that are carried out before the policy is asked again."""
+    pictures: PictureSteps
+    num_text_tokens: int
+    """Longest prompt, in tokens."""
+
+    def prompt(self, task: str, state: FloatArray) -> str:
+        """Returns the text of a prompt. state: normalised, [F]; pi0.5 alone writes it into the text."""
+        if self.kind == "smolvla":
+            return task if task.endswith("\n") else f"{task}\n"
+        cleaned = task.strip().replace("_", " ").replace("\n", " ")
+        if self.kind == "pi0":
+            return f"{cleaned}\n"
+        bins = np.digitize(self.padded_state(state), np.linspace(-1, 1, NUM_BINS + 1)[:-1]) - 1
+        return f"Task: {cleaned}, State: {' '.join(map(str, bins))};\nAction: "
+
+    def padded_state(self, state: FloatArray) -> FloatArray:
+        """Returns a normalised state with zeros up to the policy's size."""
+        size = int(self.settings.get("max_state_dim", 32))
+        return np.pad(state, (0, max(0, size - len(state)))).astype(np.float32)
+
+    def picture(self, raw: NDArray[np.uint8]) -> FloatArray:
+        """Returns a picture [3, side, side] with numbers from -1 to 1."""
+        prepared = self.pictures.prepare(raw)
+        return np.ascontiguousarray(prepared.transpose(2, 0, 1), np.float32) / 127.5 - 1
+
+
+def read_folder(path: Path, sampler: FlowConfig | None = None) -> LerobotFolder:
+    """Reads a folder. sampler: noise of the steps for RL; steps, direction and padding are the folder's.
+
+    Raises UserError if it is not such a folder, or lacks the statistics of state or actions.
+    """
+    settings = _read_json(path / CONFIG)
+    kind = settings.get("type")
+    if kind not in KINDS:
+        raise UserError(
+            f"policy folder {str(path)!r}: its config.json names type {kind!r}. Known flow-matching policies: "
+            f"{', '.join(KINDS)}."
+        )
+    defaults = DEFAULTS[kind]
+    steps = settings.get("num_steps", settings.get("num_inference_steps", defaults["num_steps"]))
+    side, _ = settings.get("resize_imgs_with_padding") or settings.get("image_resolution") or [defaults["side"]] * 2
+    action_size = _sizes(settings, "output_features", ACTION)
+    padding = {"steps": int(steps), "noise_at": 1, "padded_size": int(settings.get("max_action_dim", 32))}
+    flow = (sampler or FlowConfig()).model_copy(update=padding)
+    chunk = int(settings.get("chunk_size", 50))
+    return LerobotFolder(
+        path=path,
+        kind=kind,
+        settings=settings,
+        cameras=tuple(
+            name.removeprefix(PICTURES) for name in settings.get("input_features", {}) if name.startswith(PICTURES)
+        ),
+        state=_normalizer(path, STATE),
+        action=_normalizer(path, ACTION),
+        schedule=FlowSchedule(config=flow, chunk=chunk, size=action_size),
+        executed=int(settings.get("n_action_steps", chunk)),
+        pictures=PictureSteps(side=int(side), resize="pad_left_top" if kind == "smolvla" else "pad_center"),
+        num_text_tokens=int(settings.get("tokenizer_max_length", defaults["tokens"])),
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"policy folder {str(file.parent)!r} has no readable {file.name}: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"policy folder {str(file.parent)!r}: {file.name} is not a mapping.")
+    return found
+
+
+def _sizes(settings: Mapping[str, Any], features: str, name: str) -> int:
+    feature = settings.get(features, {}).get(name)
+    if feature is None:
+        raise UserError(f"the policy's config.json has no {features}.{name}, whose shape is needed.")
+    return int(feature["shape"][0])
+
+
+def _normalizer(path: Path, name: str) -> Normalizer:
+    """Reads how an array is normalised. Raises UserError if its statistics are missing."""
+    from safetensors.numpy import load_file
+
+    steps: Sequence[Mapping[str, Any]] = _read_json(path / PREPROCESSOR).get("steps", [])
+    step = next((one for one in steps if one.get("registry_name") == "normalizer_processor"), None)
+    if step is None:
+        raise UserError(f"policy folder {str(path)!r}: {PREPROCESSOR} has no normalizer_processor.")
+    mode = step["config"]["norm_map"].get("ACTION" if name == ACTION else "STATE", "IDENTITY")
+    if mode == "IDENTITY":
+        return Normalizer(mode=mode, first=np.zeros(0, np.float32), second=np.zeros(0, np.float32))
+    ends = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99")}
+    if mode not in ends:
+        raise UserError(f"policy folder {str(path)!r} normalises {name} by {mode}; known: {', '.join(ends)}, IDENTITY.")
+    file = path / str(step.get("state_file"))
+    stored = load_file(file) if file.is_file() else {}
+    first, second = (stored.get(f"{name}.{end}") for end in ends[mode])
+    if first is None or second is None:
+        raise UserError(
+            f"policy folder {str(path)!r} has no normalisation statistics of {name} ({' and '.join(ends[mode])} in "
+            f"{file.name}): its actions would have no scale. Copy the file of the data set that the policy was trained "
+            "on, or compute the statistics of your data set."
+        )
+    return Normalizer(mode=mode, first=first.astype(np.float32), second=second.astype(np.float32))

@@ -1,0 +1,205 @@
+"""OpenVLA-OFT (arXiv 2502.19645): a chunk is decoded in one pass with bidirectional attention.
+
+In addition to OpenVLA's files, a folder has `action_head--STEP_checkpoint.pt` (actions by regression),
+`proprio_projector--STEP_checkpoint.pt` (the robot's state as a token) and `dataset_statistics.json`.
+
+The sequence is: first token, patches of all pictures, state, rest of the prompt, one empty placeholder for each number
+of the chunk, stop token. The output for a number is read one position before its placeholder. So the queries of an
+answer are the prompt's last token and all placeholders but the last one; the body adds the remaining two tokens.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from interlace.core.errors import UserError
+
+STATISTICS = "dataset_statistics.json"
+PART = re.compile(r"(?P<part>\w+)--(?P<step>\d+|latest)_checkpoint\.pt")
+HEAD, PROPRIO = "action_head", "proprio_projector"
+UNSUPPORTED = {
+    "noisy_action_projector": "a diffusion action head",
+    "vision_backbone": "image towers that read the instruction (FiLM)",
+}
+SPACE_TOKEN = 29871
+"""Token that ends a prompt in Llama's vocabulary."""
+NUM_BLOCKS = 2
+"""Residual blocks of the action head."""
+NUM_ADDED = 2
+"""Tokens that the body adds: the last placeholder and the stop token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constants:
+    """Sizes that OpenVLA-OFT fixes for a robot."""
+
+    chunk: int
+    action: int
+    proprio: int
+
+
+CONSTANTS: Mapping[str, Constants] = {
+    "libero": Constants(chunk=8, action=7, proprio=8),
+    "bridge": Constants(chunk=5, action=7, proprio=7),
+    "aloha": Constants(chunk=25, action=14, proprio=14),
+}
+"""By a word in the name of the data set."""
+
+
+def find_parts(folder: Path) -> dict[str, Path]:
+    """Returns the files of OpenVLA-OFT's parts in a folder, the newest of each. UserError for parts without support."""
+    found: dict[str, tuple[int, Path]] = {}
+    for file in sorted(folder.glob("*--*_checkpoint.pt")):
+        match = PART.fullmatch(file.name)
+        if match is None:
+            continue
+        step = int(match["step"]) if match["step"].isdigit() else 1 << 60
+        if match["part"] not in found or step > found[match["part"]][0]:
+            found[match["part"]] = step, file
+    for part, (_, file) in found.items():
+        if part in UNSUPPORTED:
+            raise UserError(
+                f"the policy's folder has {file.name}, which belongs to {UNSUPPORTED[part]}: this layout is not "
+                "supported. Take a folder with an L1 action head, or with action tokens."
+            )
+    return {part: file for part, (_, file) in found.items()}
+
+
+def read_statistics(folder: Path) -> dict[str, object]:
+    """Returns the statistics that OpenVLA-OFT writes to a separate file; empty without the file."""
+    file = folder / STATISTICS
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def find_constants(data_sets: Sequence[str]) -> Constants | None:
+    """Returns the sizes for the first data set that has known ones."""
+    for name in data_sets:
+        for word, constants in CONSTANTS.items():
+            if word in name.lower():
+                return constants
+    return None
+
+
+def load_part(file: Path) -> dict[str, Tensor]:
+    """Reads the weights of a part. Only tensors are unpickled."""
+    loaded: Mapping[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
+    return {name.removeprefix("module."): tensor for name, tensor in loaded.items()}
+
+
+class ProprioProjector(nn.Module):
+    """Embeds the robot's state as one token."""
+
+    def __init__(self, size: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(size, hidden), nn.Linear(hidden, hidden)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Computes [N, 1, hidden] of [N, size]."""
+        return self.fc2(F.gelu(self.fc1(state.to(self.fc1.weight.dtype))))[:, None]
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.ffn(x)
+
+
+class _Regression(nn.Module):
+    def __init__(self, inputs: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.layer_norm1, self.fc1 = nn.LayerNorm(inputs), nn.Linear(inputs, width)
+        self.mlp_resnet_blocks = nn.ModuleList([_Block(width) for _ in range(NUM_BLOCKS)])
+        self.layer_norm2, self.fc2 = nn.LayerNorm(width), nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.fc1(self.layer_norm1(x)))
+        for block in self.mlp_resnet_blocks:
+            x = block(x)
+        return self.fc2(self.layer_norm2(x))
+
+
+class ActionHead(nn.Module):
+    """Regression of actions from the hidden states of a chunk, with a learned standard deviation for RL.
+
+    The folder's head is deterministic and gives the means. `log_std` is not in a published folder: it starts at the
+    configuration's `action_log_std`.
+    """
+
+    def __init__(self, hidden: int, size: int, width: int, log_std: float) -> None:
+        super().__init__()
+        self.model = _Regression(hidden * size, width, size)
+        self.log_std = nn.Parameter(torch.full((size,), log_std))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Computes mean and log standard deviation [..., K A, 2] of hidden states [..., K A, H]."""
+        size = len(self.log_std)
+        of_actions = hidden.unflatten(-2, (-1, size)).flatten(-2)
+        mean = self.model(of_actions)
+        return torch.stack([mean, self.log_std.to(mean.dtype).expand_as(mean)], -1).flatten(-3, -2)
+
+
+class BidirectionalLlama(LlamaModel):
+    """Llama body whose tokens attend to each other in both directions if the configuration is OpenVLA-OFT's."""
+
+    def forward(  # house: the signature is transformers'
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: object | None = None,
+        use_cache: bool | None = None,
+        **others: object,
+    ) -> BaseModelOutputWithPast:
+        """Runs the body. Raises ValueError for a cache, which attention in both directions cannot have."""
+        if not self.config.parallel_decoding:
+            return super().forward(
+                input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
+                inputs_embeds=inputs_embeds, past_key_values=past_key_values, use_cache=use_cache, **others,
+            )  # fmt: skip
+        if use_cache or past_key_values is not None or others.get("packed_layout") is not None:
+            raise ValueError("attention in both directions needs whole rows: it has neither cache nor packed rows")
+        rows = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        count, length = rows.shape[:2]
+        real = attention_mask if attention_mask is not None else rows.new_ones(count, length, dtype=torch.long)
+        positions = torch.arange(length, device=rows.device).expand(count, -1) if position_ids is None else position_ids
+        added = self.embed_tokens(rows.new_tensor([self.config.zero_token_id, self.config.eos_token_id]).long())
+        after = real.sum(1, keepdim=True) + torch.arange(NUM_ADDED, device=rows.device)
+        keys = torch.cat([real.bool(), real.new_ones(count, NUM_ADDED).bool()], 1)
+        mask = torch.zeros(count, 1, 1, length + NUM_ADDED, dtype=rows.dtype, device=rows.device)
+        mask = mask.masked_fill(~keys[:, None, None], torch.finfo(rows.dtype).min)
+        found: BaseModelOutputWithPast = super().forward(
+            inputs_embeds=torch.cat([rows, added.expand(count, -1, -1)], 1),
+            attention_mask=mask.expand(-1, -1, length + NUM_ADDED, -1),
+            position_ids=torch.cat([positions, after], 1),
+            use_cache=False,
+        )
+        found.last_hidden_state = found.last_hidden_state[:, :length]
+        return found
+
+
+def spread_over_queries(head: ActionHead, hidden: Tensor, lengths: Tensor, num_queries: int) -> Tensor:
+    """Computes [B, L, 2]: a head's outputs at the last `num_queries` tokens of each row, 0 at the others.
+
+    hidden: [B, L, H]. lengths: [B] tokens of a row without its padding. A row that is shorter than an answer, such as
+    a probe, gets 0.
+    """
+    found = hidden.new_zeros(*hidden.shape[:2], 2)
+    pieces = list(found)
+    for row, length in enumerate(lengths.tolist()):
+        if length >= num_queries:
+            first = length - num_queries
+            outputs = head(hidden[row, first:length])
+            pieces[row] = torch.cat([found[row, :first], outputs, found[row, length:]])
+    return torch.stack(pieces)

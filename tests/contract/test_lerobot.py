@@ -1,0 +1,33 @@
+"""SmolVLA, pi0 and pi0.5 next to LeRobot's own code, by fixtures that it wrote (`make test-lerobot`)."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from interlace.models.flow_vla import FlowVLA, Sensed
+from interlace.models.lerobot_folder import Normalizer, read_folder
+
+FOLDER = os.environ.get("INTERLACE_LEROBOT_FIXTURES", "")
+pytestmark = pytest.mark.skipif(
+    not FOLDER, reason="make test-lerobot writes the fixtures, with Python 3.12 and lerobot"
+)
+
+
+@pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
+def test_a_chunk_is_lerobot_s(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(FOLDER) / kind
+    nothing = Normalizer(mode="IDENTITY", first=np.zeros(0, np.float32), second=np.zeros(0, np.float32))
+    monkeypatch.setattr("interlace.models.lerobot_folder._normalizer", lambda path, name: nothing)
+    from safetensors.torch import load_file
+
+    network = FlowVLA(read_folder(folder), load_file(folder / "model.safetensors"), folder / "vlm").eval()
+    with np.load(folder / "computed.npz") as stored:
+        given = {name: torch.from_numpy(stored[name]) for name in stored}
+    sensed = Sensed(
+        pictures=[given["picture"]], token_ids=given["tokens"], is_real=torch.ones_like(given["tokens"]).bool(),
+        state=given["state"],
+    )  # fmt: skip
+    torch.testing.assert_close(network.sample(sensed, given["noise"]), given["chunk"], atol=1e-4, rtol=1e-3)
