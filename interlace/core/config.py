@@ -76,7 +76,7 @@ def _told(cls: type[BaseModel], detail: ErrorDetails) -> tuple[str, str]:
         return f"missing key {key!r}.", ""
     # A section that contradicts itself says in which of its keys; the others would bury that.
     is_section = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)
-    given = key if is_section else f"{key} = {detail['input']!r}"
+    given = key if is_section else f"{key} = {detail['input']!r:.200}"
     if detail["type"] in ("model_type", "model_attributes_type"):
         return f"{given}: ", f"Input should be a mapping, with keys of: {', '.join(sorted(options))}."
     return f"{given}: ", f"{_WANTED.get(detail['type']) or detail['msg'].removeprefix('Value error, ')}."

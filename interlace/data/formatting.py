@@ -148,13 +148,11 @@ def _dress(row: Row, messages: Messages, style: PromptFormat, tokenizer: "PreTra
             )
         question = messages[-1].content
         return question if style.system is None else f"{style.system}\n\n{question}"
-    from jinja2 import TemplateError  # what transformers renders with
+    from interlace.data.chat_template_limits import ChatTemplateError, render_chat  # imports jinja
 
-    written = [to_mapping(message) for message in messages]
     try:
-        # Its annotation knows texts only, a message may have calls.
-        return str(tokenizer.apply_chat_template(written, add_generation_prompt=True, tokenize=False))  # type: ignore[arg-type]
-    except TemplateError as error:
+        return render_chat(tokenizer, [to_mapping(message) for message in messages], add_generation_prompt=True)
+    except ChatTemplateError as error:
         roles = ", ".join(message.role for message in messages)
         raise UserError(
             f"{row.origin}: the tokenizer's chat template cannot be applied to messages of {roles}: {error}. Change "

@@ -63,11 +63,10 @@ def _serve(control: socket.socket, site: Site) -> None:
         message, handles, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
             return
-        for handle in handles:
-            with socket.socket(fileno=handle) as connection:
-                if os.fork() == 0:
-                    control.close()
-                    keep_run(connection, site)
+        with socket.socket(fileno=handles[0]) as connection:
+            if os.fork() == 0:
+                control.close()
+                keep_run(connection, site)
 
 
 if __name__ == "__main__":
