@@ -32,6 +32,7 @@ from interlace.recipes.check_settings import check_settings
 from interlace.recipes.config import SHORT, Recipe
 from interlace.rewards.base import RewardFn
 from interlace.rewards.given import is_given, name_of
+from interlace.runtime.process.launch import refuse_in_child
 
 T = TypeVar("T")
 Section = Config | Mapping[str, object]
@@ -113,6 +114,7 @@ def train(  # house: what may be in `settings` is typed, key by key, by Settings
     the section `reward`, whose `name` may be a function. heldout_size: rows to evaluate on, before and after.
     name: of the run, which is written to folder/name; None numbers them. Raises UserError for what cannot work.
     """
+    refuse_in_child("interlace.train()")
     root = Path(folder)
     given = {"model": model, "task": _task(data, heldout_size, root), "reward": _reward(reward), **settings}
     recipe = _parse(given)
