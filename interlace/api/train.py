@@ -77,6 +77,7 @@ def train(  # noqa: PLR0913  # house: each input of a program has a name; Settin
     StepInfo: they read its metrics, log values, and may stop the run.
     Raises UserError for a mistake, before any work starts.
     """
+    refuse_in_child("interlace.train()")
     if resume and overwrite:
         raise UserError("--resume continues a run, --overwrite deletes it: give one of them.")
     hush_libraries()
@@ -152,7 +153,8 @@ def _fresh(
     name = default_name(asked.root, asked.stem) if asked.name is None else asked.name
     RunFolder.named(asked.root, name)  # refuses a name that no folder can have
     check_settings(recipe)
-    from interlace.recipes.check import check_recipe
+    from interlace.runtime.process.launch import refuse_in_child
+from interlace.recipes.check import check_recipe
 
     with rows_by_place(asked.sections.rows):
         if recipe.schedule.open:
@@ -182,7 +184,8 @@ def _resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
     if recipe.steps < done:
         raise UserError(f"steps={recipe.steps}, but {folder.path} has trained {done} already: give {done} or more.")
     check_settings(recipe)
-    from interlace.recipes.check import check_recipe
+    from interlace.runtime.process.launch import refuse_in_child
+from interlace.recipes.check import check_recipe
 
     with rows_by_place(asked.sections.rows):
         check_recipe(recipe)

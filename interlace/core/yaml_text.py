@@ -1,4 +1,4 @@
-"""Settings that people write, as YAML: what YAML 1.1 reads otherwise than it was meant is read so, or refused."""
+"""YAML that people write: values that YAML 1.1 reads in an unexpected way are read as intended, or refused."""
 
 import re
 from dataclasses import dataclass
@@ -9,24 +9,65 @@ import yaml
 
 from interlace.core.errors import UserError, nearest
 
+_MAX_NODES = 10_000
+"""Values of a text after each alias is replaced by its anchor's value, if the text has aliases."""
+
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-4 as a number, which YAML 1.1 takes for text; refuses a key that is written twice, or is no text."""
+    """Reads 1e-4 as a number, which YAML 1.1 reads as text. Refuses duplicate keys, keys that are not text, values
+    that Python cannot hold, and aliases that expand to too many values."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._num_aliases = 0
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and self._num_aliases:
+            _count_values(node, {})
+        return node
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._num_aliases += self.check_event(yaml.AliasEvent)
+        return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError) as error:
+            value = node.value if isinstance(node.value, str) else ""
+            problem = f"{value[:40]}{'...' if len(value) > 40 else ''} cannot be read: {str(error)[:200]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r} is written twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"key {twice!r:.80} is written twice", node.start_mark)
         found = super().construct_mapping(node, deep)
         if (other := next((key for key in found if not isinstance(key, str)), None)) is not None:
-            problem = f"a key reads as {other!r}, which is no text: put it in quotes"
+            problem = f"a key reads as {other!r:.80}, which is not text: put it in quotes"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         return found
 
 
+def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Returns the number of values of a node, with its aliases expanded. counts: of nodes seen before, by id."""
+    if (seen := counts.get(id(node))) is not None:
+        return seen
+    counts[id(node)] = _MAX_NODES + 1  # found again inside itself: the value is endless
+    inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+    nodes = [each for item in inner for each in (item if isinstance(item, tuple) else (item,))]
+    count = 1 + sum(_count_values(each, counts) for each in nodes)
+    if count > _MAX_NODES:
+        problem = f"its aliases expand to more than {_MAX_NODES} values"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    counts[id(node)] = count
+    return count
+
+
 class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what _Loader would not read as text."""
+    """Quotes the texts that _Loader would read as another type."""
 
 
 for _each in (_Loader, _Dumper):
@@ -50,7 +91,7 @@ def to_yaml(data: Any, *, flow: bool | None = False, width: int = 80) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YamlFiles:
-    """Shipped files, by their names, and a user's own, by their paths."""
+    """Shipped files, by their names, and a user's files, by their paths."""
 
     kind: str
     """Kind of the files, for messages: recipe, schedule."""
@@ -61,7 +102,7 @@ class YamlFiles:
         return sorted(path.stem for path in self.folder.glob("*.yaml"))
 
     def path(self, spec: str) -> Path:
-        """Returns the file of a shipped name, or a user's own, given as a path that ends in .yaml. Raises UserError."""
+        """Returns the path of a shipped name, or of a user's file that ends in .yaml. Raises UserError."""
         if spec.endswith((".yaml", ".yml")):
             if not Path(spec).is_file():
                 looked_in = Path(spec).parent.resolve()
@@ -73,9 +114,9 @@ class YamlFiles:
         return self.folder / f"{spec}.yaml"
 
     def read(self, spec: str) -> Any:
-        """Returns the contents of a file. Raises UserError where there is none or it is not YAML."""
+        """Returns the contents of a file. Raises UserError if it does not exist or is not YAML."""
         path = self.path(spec)
         try:
             return parse_yaml(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise UserError(f"{self.kind} {spec!r} ({path}) is not YAML: {error}") from None
+            raise UserError(f"{self.kind} {spec!r} ({path}) is not YAML: {str(error)[:1000]}") from None

@@ -160,16 +160,13 @@ def _dress(row: Row, messages: Messages, style: PromptFormat, tokenizer: "PreTra
             )
         question = messages[-1].content
         return question if style.system is None else f"{style.system}\n\n{question}"
-    from jinja2 import TemplateError  # transformers renders with jinja2
+    from interlace.data.chat_template_limits import ChatTemplateError, render_chat  # imports jinja
 
     written = [to_mapping(message) for message in messages]
     tools = [tool_mapping(tool) for tool in row.tools] or None
     try:
-        # Its annotation allows texts only, and a message may have calls.
-        text = str(
-            tokenizer.apply_chat_template(written, tools=tools, add_generation_prompt=True, tokenize=False)  # type: ignore[arg-type]
-        )
-    except TemplateError as error:
+        text = render_chat(tokenizer, written, tools=tools, add_generation_prompt=True)
+    except ChatTemplateError as error:
         roles = ", ".join(message.role for message in messages)
         raise UserError(
             f"{row.origin}: the tokenizer's chat template cannot be applied to messages of {roles}: {error}. Change "

@@ -1,6 +1,5 @@
 """`schedule=auto` in training: predicted against measured at each step, and a new plan where the run has drifted."""
 
-import multiprocessing
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from interlace.flows.run import StepResult
 from interlace.jobs.plan import PlanRequest, RecipePlan, make_plan
 from interlace.observe.progress import ProgressView
 from interlace.runtime.process.child import become_child
+from interlace.runtime.process.launch import spawn_context
 from interlace.schedule.plans import Accepts, Planned, differing
 from interlace.schedule.replanner import Replanner
 from interlace.schedule.schedule import Schedule
@@ -93,7 +93,7 @@ class OnlinePlanner:
     def _process(self) -> Pool:
         """The process of searches, which starts with the first."""
         if self._pool is None:
-            self._pool = multiprocessing.get_context("spawn").Pool(1, _begin, (self._accepts,))
+            self._pool = spawn_context().Pool(1, _begin, (self._accepts,))
         return self._pool
 
     def _at_publication(self, steps_left: int, progress: ProgressView) -> None:

@@ -1,7 +1,6 @@
 """Predictions for the planner: a schedule simulated on the recipe's cluster, or on a model of it."""
 
 import math
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from interlace.jobs.simulate import Simulation
 from interlace.jobs.virtual import Simulated, no_search_for_cycles, run_virtually
 from interlace.observe.goodput import BINS, USEFUL, ledger_of
 from interlace.recipes.config import Recipe, ScheduleChoice
+from interlace.runtime.process.launch import spawn_context
 from interlace.runtime.timeline import NoRecorder
 from interlace.schedule.bounds import response_lengths
 from interlace.schedule.candidates import leaves_out, selects_by_speed
@@ -120,7 +120,7 @@ def open_scorer(workplace: Workplace, *, processes: int) -> Iterator[Scorer]:
         yield lambda tasks: [_scaled(workplace.score(*task), task[1]) for task in tasks]
         return
     # Spawned, not forked: a run that plans has threads.
-    context = multiprocessing.get_context("spawn")
+    context = spawn_context()
     with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(workplace,)) as pool:
 
         def score(tasks: Sequence[tuple[Schedule, Fidelity]]) -> Sequence[Score | Refused]:

@@ -1,4 +1,4 @@
-"""Code that a model wrote, run apart from the run: a warm fork server, limits, namespaces and write rules.
+"""The sandbox for code that a model wrote: a warm fork server, an empty root, namespaces, a seccomp filter and limits.
 
-What the kernel of a machine grants is probed at start and reported; nothing is taken for granted.
+A probe tries to break each guard at the start, because kernels differ; the report lists the guards that hold.
 """

@@ -1,4 +1,4 @@
-"""Runs a piece of code in this process, as a notebook's cell. Standard library alone."""
+"""Runs a piece of code in this process, as a notebook's cell. Standard library only."""
 
 import ast
 import atexit
@@ -13,7 +13,7 @@ _NAME = "<code>"
 def run_code(code: str) -> int:
     """Runs code as `__main__`, with the standard streams as they are now, and returns its exit status.
 
-    Where the last statement is an expression, its value is printed, unless it is None.
+    If the last statement is an expression, its value is printed, unless it is None.
     """
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115 - stays open
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
@@ -25,9 +25,9 @@ def run_code(code: str) -> int:
         _run(code)
     except SystemExit as error:
         status = _exit_status(error)
-    except BaseException as error:  # noqa: BLE001 - whatever the code raises is shown
+    except BaseException as error:  # noqa: BLE001 - any exception of the code is shown
         frames = error.__traceback__
-        while frames and frames.tb_frame.f_code.co_filename != _NAME:  # ours above the code's
+        while frames and frames.tb_frame.f_code.co_filename != _NAME:  # skip the frames of this module
             frames = frames.tb_next
         traceback.print_exception(type(error), error, frames)
         status = 1
@@ -44,7 +44,7 @@ def _run(code: str) -> None:
     if isinstance(last, ast.Expr):
         value = eval(compile(ast.Expression(last.value), _NAME, "eval"), names)
         if value is not None:
-            print(repr(value))  # noqa: T201 - this is the code's own output
+            print(repr(value))  # noqa: T201 - output of the code
 
 
 def _exit_status(error: SystemExit) -> int:

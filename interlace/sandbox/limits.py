@@ -1,15 +1,18 @@
-"""CodeLimits of one run of code, and its result. Standard library alone: the fork server imports this."""
+"""Limits and result of one run of code. Standard library only: the fork server imports this module."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MAX_REQUEST_BYTES = 64 << 20
+"""Size of a request: the code and its standard input, as JSON."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeLimits:
-    """CodeLimits of one run of code."""
+    """Limits of one run of code."""
 
     timeout_s: float
-    """Wall time in seconds; then the run and all that it started are killed."""
+    """Wall time in seconds; then all processes of the run are killed."""
     cpu_s: int
     """CPU seconds of each process."""
     memory_bytes: int
@@ -19,9 +22,9 @@ class CodeLimits:
     file_bytes: int
     """Size of a file."""
     scratch_bytes: int
-    """Size of all files together, where a file system of the run's own can be mounted."""
+    """Size of all files together, if a file system can be mounted for the run."""
     output_bytes: int
-    """Bytes kept of stdout, and of stderr; the rest is read and dropped."""
+    """Bytes kept of stdout and of stderr, each; the rest is dropped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,14 +34,14 @@ class CodeResult:
     stdout: str
     stderr: str
     exit_code: int | None
-    """None where a signal ended it."""
+    """None if a signal ended it."""
     signal: str | None
-    """Name of the signal that ended it, such as SIGXCPU where its CPU seconds were used up."""
+    """Name of the signal that ended it, such as SIGXCPU if its CPU seconds were used up."""
     timed_out: bool
-    """Flag: it was killed at its wall time."""
+    """True if it was killed at its wall time."""
     num_dropped_bytes: int
     """Bytes of output beyond the limit."""
     seconds: float
     """Wall time of the run."""
     lost: Mapping[str, str] = field(default_factory=dict)
-    """Guards that could not be set up, by name, and why."""
+    """Guards that could not be set up, by name, with the reasons."""

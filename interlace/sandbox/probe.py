@@ -1,99 +1,32 @@
-"""Guards that a sandbox keeps on this machine, found out by code that tries to break each of them."""
+"""The start-up probe: code in the sandbox tries to break each guard, and the report lists the guards that hold."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from interlace.sandbox.limits import CodeLimits, CodeResult
 
-_ATTACKS = """
-import json, os, resource, socket, sys, threading
-outside, server, processes, memory, file_size, scratch = json.loads(sys.stdin.read())
-found = {}
-
-def attempt(guard, attack):
-    try:
-        found[guard] = attack() or ""
-    except Exception as error:
-        found[guard] = ""
-
-def reach():
-    others = [name for _, name in socket.if_nameindex() if name != "lo"]
-    if others:
-        return "it sees the interface " + others[0]
-
-def write_outside():
-    open(outside + "/file", "w").close()
-    return "it wrote a file outside"
-
-def signal_others():
-    os.kill(server, 0)
-    return "it can send signals to a process outside"
-
-def fork_on():
-    children = []
-    reads, writes = os.pipe()
-    try:
-        for _ in range(processes + 1):
-            child = os.fork()
-            if not child:
-                os.close(writes)
-                os.read(reads, 1)
-                os._exit(0)
-            children.append(child)
-        return f"it has {len(children)} children"
-    finally:
-        os.close(writes)
-        for child in children:
-            os.waitpid(child, 0)
-
-def allocate():
-    bytearray(memory)
-    return "it allocated more than its memory"
-
-def write_large():
-    with open("large", "wb") as file:
-        file.write(b"x" * (file_size + 1))
-    return "it wrote a file that is too large"
-
-def fill():
-    room = os.statvfs(".")
-    if room.f_blocks * room.f_frsize > scratch:
-        return "its files are on a file system that it can fill"
-
-def compute_on():
-    if resource.getrlimit(resource.RLIMIT_CPU)[0] == resource.RLIM_INFINITY:
-        return "its CPU seconds are not limited"
-
-def import_late():
-    import wave
-
-attacks = {
-    "network": reach, "writes": write_outside, "pid": signal_others, "processes": fork_on, "memory": allocate,
-    "file": write_large, "scratch": fill, "cpu": compute_on,
-}
-for guard, attack in attacks.items():
-    attempt(guard, attack)
-try:
-    import_late()
-except Exception as error:
-    found["imports"] = f"it cannot read Python's own modules: {error}"
-else:
-    found["imports"] = ""
-print(json.dumps(found))
-"""
-
 GUARDS: Mapping[str, str] = {
-    "network": "no network: a namespace of its own, and no TCP by Landlock",
-    "writes": "no writes outside its folder: mounts are read-only, and Landlock's rules",
-    "pid": "no view of other processes: a namespace of ids, which ends with it",
+    "network": "no network: an empty network namespace, and no TCP by Landlock",
+    "sockets": "no unix, vsock, netlink or raw sockets, by a seccomp filter",
+    "files": "no files but Python's and the system's programs: an empty root",
+    "writes": "no writes outside its folder: read-only mounts, and Landlock",
+    "pid": "no view of other processes: a namespace of process ids, which ends with the run",
+    "server": "no connection to the fork server",
     "processes": "a limit of processes",
     "memory": "a limit of memory for each process",
+    "shared_memory": "no System V or anonymous shared memory, which no limit counts",
     "file": "a limit of a file's size",
-    "scratch": "a limit of all its files, which are in memory",
+    "scratch": "a limit of the size of all its files, which are in memory",
     "cpu": "a limit of CPU seconds",
-    "privileges": "no capabilities, and none to be gained",
-    "imports": "Python's own modules are there",
+    "keys": "no kernel keys: a new session keyring, and no system calls for keys",
+    "privileges": "no capabilities, and no user namespace that grants some",
+    "calls": "no io_uring, userfaultfd, bpf, ptrace and other rare system calls",
+    "imports": "Python's modules can be imported",
 }
 """Meaning of each guard, by name."""
 
@@ -103,7 +36,7 @@ class SandboxReport:
     """Findings of the probe."""
 
     missing: Mapping[str, str]
-    """Guards that this machine does not keep, by name, and why."""
+    """Guards that this machine does not keep, by name, with the reasons."""
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -116,24 +49,39 @@ class SandboxReport:
         return f"sandbox: {', '.join(self.kept)} kept" + (f"; {missing}" if missing else "")
 
 
-def attack_code() -> str:
+def read_attack_code() -> str:
     """Returns the code that tries to break each guard."""
-    return _ATTACKS
+    return Path(__file__).with_name("attacks.py").read_text(encoding="utf-8")
 
 
-def attack_input(folder: str, server_pid: int, limits: CodeLimits) -> str:
-    """Returns what the code reads. folder: the server's."""
-    sizes = (limits.processes, limits.memory_bytes, limits.file_bytes, limits.scratch_bytes)
-    return json.dumps([f"{folder}/outside", server_pid, *sizes])
+@contextlib.contextmanager
+def open_target(server_pid: int, limits: CodeLimits) -> Iterator[str]:
+    """Creates a file and a listening socket outside the sandbox, as targets; yields the input of the attack code."""
+    with tempfile.TemporaryDirectory(prefix="interlace-probe-") as name, socket.socket(socket.AF_UNIX) as listener:
+        folder = Path(name)
+        folder.chmod(0o777)
+        (folder / "file").write_text("secret")
+        listener.bind(f"{folder}/socket")
+        (folder / "socket").chmod(0o777)
+        listener.listen()
+        target = {
+            "folder": name,
+            "server": server_pid,
+            "processes": limits.processes,
+            "memory": limits.memory_bytes,
+            "file": limits.file_bytes,
+            "scratch": limits.scratch_bytes,
+        }
+        yield json.dumps(target)
 
 
-def findings(result: CodeResult) -> SandboxReport:
-    """Reads what the attacks came to. A guard that was not set up counts as missing, whatever stood in for it."""
+def read_findings(result: CodeResult) -> SandboxReport:
+    """Reads the results of the attacks. A guard that could not be set up is missing, even if its attack failed."""
     try:
         found: dict[str, str] = json.loads(result.stdout)
     except ValueError:
         last = result.stderr.strip().splitlines()[-1:] or [f"exit code {result.exit_code}, signal {result.signal}"]
-        return SandboxReport(missing=dict.fromkeys(GUARDS, f"the probe did not end well: {last[0]}"))
+        return SandboxReport(missing=dict.fromkeys(GUARDS, f"the probe failed: {last[0]}"))
     missing = {name: why for name, why in found.items() if why}
     for name, why in result.lost.items():
         if name in GUARDS:

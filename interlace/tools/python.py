@@ -28,23 +28,23 @@ class PythonSource(ToolSource):
     """Tool `python`: one sandbox for all episodes of a process, started with the first call."""
 
     def __init__(self, options: Mapping[str, JSON]) -> None:
-        """Reads the sandbox's settings. UserError for one that is not there."""
+        """Reads the sandbox's settings. UserError for an unknown one."""
         self._config = SandboxConfig.parse(options, where="tool python")
         self._sandbox: Sandbox | None = None
         self._starting = asyncio.Lock()
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Returns what the model is shown. UserError where `sandbox: strict` cannot be kept on this machine."""
+        """Returns the tool's description. UserError if `sandbox: strict` cannot be kept on this machine."""
         _check_guards(self._config)
         return (_SPEC,)
 
     def notes(self) -> tuple[str, ...]:
-        """Returns which guards this machine keeps."""
+        """Returns one line that lists the guards that this machine keeps."""
         return (_check_guards(self._config).describe(),)
 
     def open(self, visit: Visit) -> Sequence[Tool]:
         """Returns the tool."""
-        del visit  # no call leaves anything behind
+        del visit  # calls leave nothing
         return (_PythonTool(self),)
 
     async def run(self, code: str) -> CodeResult:
@@ -57,7 +57,7 @@ class PythonSource(ToolSource):
 
 @cache
 def _check_guards(config: SandboxConfig) -> SandboxReport:
-    """Starts a sandbox once, on a thread since the caller's loop may run, so that it refuses before work starts."""
+    """Starts a sandbox once, so that a refusal comes before work starts. Uses a thread: the caller's loop may run."""
 
     async def start() -> SandboxReport:
         sandbox = await Sandbox.start(config)

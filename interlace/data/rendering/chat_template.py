@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
 from interlace.core.messages import Message, ToolCall, ToolSpec, to_mapping, tool_mapping
@@ -96,24 +96,23 @@ class ChatTemplateRenderer:
                 raise
 
     def _applied(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompts: bool) -> str:
-        from jinja2 import TemplateError
+        from interlace.data.chat_template_limits import ChatTemplateError, render_chat  # imports jinja
 
         written = [self._held(message) for message in messages]
         shown = [cast(dict[str, JSON], self._text.hold(tool_mapping(tool))) for tool in tools]
         try:
-            found = self._tokenizer.apply_chat_template(
-                written,  # type: ignore[arg-type]  # its annotation knows texts only, a message may have calls
-                tools=shown or self._no_tools,  # type: ignore[arg-type]  # nor does this one know values of a schema
+            return render_chat(
+                self._tokenizer,
+                written,
+                tools=shown or self._no_tools,
                 add_generation_prompt=prompts,
-                tokenize=False,
-                **cast(dict[str, Any], self._config.chat_template_kwargs),
+                variables=self._config.chat_template_kwargs,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except ChatTemplateError as error:
             roles = ", ".join(message.role for message in messages)
             raise UserError(
                 f"the tokenizer's chat template cannot be applied to messages of {roles}: {error}. Change the messages."
             ) from None
-        return str(found)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """Writes a whole conversation; see Renderer."""

@@ -1,8 +1,7 @@
-"""A rank of several: a process of this machine, since torch.distributed knows one rank a process."""
+"""A rank of several: a process of this machine, because torch.distributed has one rank for each process."""
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from interlace.core.errors import InterlaceError
+from interlace.runtime.process.launch import GUARD, spawn_context
 from interlace.runtime.process.rank import GRACE_S, ProcessRank
 from interlace.runtime.process.server import WorkerServer
 from interlace.runtime.process.shared import SharedArrays
@@ -19,7 +19,7 @@ Factory = Callable[[WorkerContext], Worker]
 
 
 class SpawnedRank(ProcessRank):
-    """A worker in a new Python process, which ends with this one whatever becomes of it."""
+    """A worker in a new Python process, which ends with this process in every case."""
 
     async def start(self, factory: Factory, folder: Path | None) -> None:
         """Starts the process and constructs the worker. A UserError passes as it is; anything else becomes RemoteError.
@@ -28,16 +28,15 @@ class SpawnedRank(ProcessRank):
         """
         ours, theirs = socket.socketpair()
         arguments = (theirs, factory, self._context, folder)
-        self._process = multiprocessing.get_context("spawn").Process(
-            target=serve, args=arguments, name=self.name, daemon=True
-        )
+        self._process = spawn_context().Process(target=serve, args=arguments, name=self.name, daemon=True)
         try:
             self._process.start()
         except Exception as error:
             ours.close()
             raise InterlaceError(
-                f"{self.name}: what makes its worker cannot be sent to another process: {error}. A group of several "
-                "ranks needs a factory that can be pickled: a function of a module, not one within another."
+                f"{self.name}: the function that makes its worker cannot be sent to another process: {error}. A "
+                "group of several ranks needs a factory that can be pickled: a function of a module, not one within "
+                "another."
             ) from error
         finally:
             theirs.close()
@@ -54,7 +53,7 @@ class SpawnedRank(ProcessRank):
             return
         try:
             await asyncio.to_thread(self._process.join, GRACE_S)
-        finally:  # cancelled too: it heeds no other signal, and this process would wait for it at its exit
+        finally:  # also if cancelled: the process ignores other signals, and this one would wait for it at its exit
             self._process.kill()
         await asyncio.to_thread(self._process.join)
 
@@ -66,25 +65,25 @@ class SpawnedRank(ProcessRank):
             ended = f"it was ended by {signal.Signals(-code).name}"
         return (
             f"(process {self._process.pid}; {ended}). If memory ran out, give it less, or more ranks; a script that "
-            "trains on several ranks starts its work under `if __name__ == '__main__':`."
+            f"trains on several ranks with functions of its own starts its work under `{GUARD}`."
         )
 
 
 def serve(connection: socket.socket, factory: Factory, context: WorkerContext, folder: Path | None) -> None:
     """Runs the worker's server in its process."""
-    # The terminal sends Ctrl-C to every process, a scheduler SIGTERM; when to stop is the controller's decision.
+    # A terminal sends Ctrl-C to every process, a scheduler SIGTERM; the controller decides when to stop.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     stay_on_this_machine()
     shared = SharedArrays(folder, passes_on=False) if folder else None
-    # A controller that is gone without a word cannot receive the reply.
+    # A controller that was killed cannot receive the reply.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         WorkerServer(connection, context, shared).run(factory)
 
 
 def stay_on_this_machine() -> None:
-    """Has torch.distributed listen on loopback alone, in this process: it would on the address of the host's name."""
+    """Makes torch.distributed listen on loopback only, in this process; by default it listens on the host's address."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     for library in ("GLOO", "NCCL"):
         if loopback:

@@ -1,64 +1,90 @@
-"""Processes that do jobs for this one, each over a socket: started from a clean server, driven by a thread."""
+"""Processes that do jobs for this one, each over a socket: started from a fork server, driven by a thread."""
 
-import multiprocessing
+import contextlib
 import selectors
-import signal
 import socket
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker
 from typing import Any, TypeAlias
 
+from interlace.runtime.process.launch import GUARD, fork_servers
+
 TRIES = 3
-"""Starts of a process in a row that come to nothing, before the jobs that wait for one fail."""
+"""Failed starts of a process in a row, after which the jobs that wait for one fail."""
+FIRST_START_S, START_S = 120.0, 20.0
+"""Seconds for the start of a process: of the first, for which the fork server imports modules, and of others."""
 _JOIN_S = 2.0
 
 
 Place: TypeAlias = Callable[[str, Callable[..., None], tuple[object, ...]], tuple[Any, socket.socket]]
 """Starts a named process that runs target(connection, *arguments). Returns the process and this end of the connection.
-Raises OSError where that fails."""
+Raises OSError if the start fails."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Child:
     """A process and the connection to it."""
 
-    process: Any
-    connection: socket.socket
+    process: Any = None
+    """None until it has started."""
+    connection: socket.socket | None = None
+    """None until it has started."""
+    start_by_s: float = 0.0
+    """Time at which a process that has not started is given up."""
     is_ready: bool = False
-    """Flag: it said that it can work."""
+    """True once it reported that it can work."""
     received: bytearray = field(default_factory=bytearray)
-    """Bytes that it sent, not taken in so far."""
+    """Bytes that it sent and that were not read as messages so far."""
     unsent: bytearray = field(default_factory=bytearray)
     is_full: bool = False
-    """Flag: what is unsent waits for room in the connection."""
+    """True while the unsent bytes wait for room in the connection."""
+    has_ended: bool = False
+    """True once the owner gave it up."""
+    start_error: str = ""
+    """Reason for which it could not be started."""
 
     def ended_with(self) -> int | None:
         """Waits a little for the process to end; returns its exit code, negative for a signal."""
+        if self.process is None:
+            return None
         self.process.join(_JOIN_S)
         code: int | None = self.process.exitcode
         return code
 
 
-class Children(ABC):
-    """Owner of processes. One thread hears them all, so that time limits hold whatever the caller's event loop does.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Launch:
+    """Result of the start of a process."""
 
-    Methods that begin with an underscore run on that thread.
+    child: Child
+    process: Any = None
+    connection: socket.socket | None = None
+    error: Exception | None = None
+
+
+class Children(ABC):
+    """Owner of processes. One thread hears them all, so that time limits hold if the caller's event loop is blocked.
+
+    Methods that begin with an underscore run on that thread. Each start of a process has a thread: a fork server that
+    does not answer delays neither time limits nor close().
     """
 
     def __init__(self, name: str, preload: tuple[str, ...], place: Place | None = None) -> None:
-        """name: of the thread, and of the processes. preload: modules that all of them share the import of.
+        """name: of the thread, and of the processes. preload: modules that the fork server imports for all of them.
 
         place: starts a process elsewhere; None starts them on this machine.
         """
-        self._name, self._place = name, place or self._here
-        # Forked from a clean server: a process starts in milliseconds, also after a time limit ended the last one, and
-        # never inherits this process's torch threads or memory.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(preload))
+        self._name, self._place = name, place
+        self._preload = preload
         self._children: list[Child] = []
+        self._launched: deque[_Launch] = deque()
+        self._launching = threading.Lock()
+        self._dying: Child | None = None
+        """Process whose end is handled at the moment."""
         self._num_bad_starts = 0
         self._closed = False
         self._wakes, self._waker = socket.socketpair()
@@ -68,7 +94,7 @@ class Children(ABC):
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def close(self) -> None:
-        """Ends the processes, with what they are doing."""
+        """Ends the processes and their jobs."""
         self._closed = True
         self._wake()
         self._thread.join()
@@ -77,7 +103,7 @@ class Children(ABC):
 
     @abstractmethod
     def _patience_s(self) -> float | None:
-        """Returns the seconds until the next time limit; None where there is none."""
+        """Returns the seconds until the next time limit; None if no limit runs."""
 
     @abstractmethod
     def _serve(self) -> None:
@@ -85,22 +111,22 @@ class Children(ABC):
 
     @abstractmethod
     def _heard(self, child: Child) -> None:
-        """Takes in `child.received`. Raises ValueError, TypeError or KeyError for what is no message."""
+        """Reads `child.received`. Raises ValueError, TypeError or KeyError for bytes that are not a message."""
 
     @abstractmethod
     def _died(self, child: Child) -> None:
-        """Deals with the jobs of a process that ended; `_end` is the last thing it calls."""
+        """Handles the jobs of a process that ended or could not start; calls `_end` last."""
 
     @abstractmethod
     def _could_not_start(self, reason: str) -> None:
-        """Fails what waits: TRIES starts in a row came to nothing."""
+        """Fails the waiting jobs, after TRIES failed starts in a row."""
 
     @abstractmethod
     def _fail_all(self, error: BaseException | None) -> None:
-        """Fails every job, at the end. error: a fault of this class; None where it was closed."""
+        """Fails every job, at the end. error: a fault of this class; None if it was closed."""
 
     def _wake(self) -> None:
-        """Has the thread serve; called from other threads."""
+        """Makes the thread call _serve(); called from other threads."""
         self._waker.send(b"\0")
 
     def _work(self) -> None:
@@ -109,7 +135,7 @@ class Children(ABC):
             while not self._closed:
                 self._listen()
                 self._serve()
-        except Exception as bug:  # noqa: BLE001 - it is raised where the results are awaited
+        except Exception as bug:  # noqa: BLE001 - it is raised to those that await results
             error, self._closed = bug, True
         self._fail_all(error)
         for child in [*self._children]:
@@ -118,7 +144,7 @@ class Children(ABC):
 
     def _listen(self) -> None:
         touched: dict[Child, bool] = {}
-        for key, _ in self._selector.select(self._patience_s()):
+        for key, _ in self._selector.select(self._seconds_to_wait()):
             if key.data is None:
                 self._wakes.recv(1 << 16)
             else:
@@ -126,40 +152,94 @@ class Children(ABC):
         for child, has_ended in touched.items():
             if child in self._children:
                 self._hear(child, has_ended=has_ended)
+        while self._launched:
+            self._finish_start(self._launched.popleft())
+        self._give_up_late_starts()
 
-    def _start(self, target: Callable[..., None], *args: object) -> Child | None:
-        """Starts a process that runs target(connection, *args); returns None where that failed."""
-        try:
-            process, ours = self._place(self._name, target, args)
-        except (OSError, EOFError) as error:
-            self._started_badly(str(error))
-            return None
-        ours.setblocking(False)
-        child = Child(process=process, connection=ours)
+    def _seconds_to_wait(self) -> float | None:
+        starts = [max(0.0, child.start_by_s - time.monotonic()) for child in self._children if not child.process]
+        limit_s = self._patience_s()
+        return min([*starts, *([] if limit_s is None else [limit_s])], default=None)
+
+    def _start(self, target: Callable[..., None], *args: object) -> Child:
+        """Begins the start of a process that runs target(connection, *args)."""
+        within_s = START_S if self._place is None and fork_servers().is_warm else FIRST_START_S
+        child = Child(start_by_s=time.monotonic() + within_s)
         self._children.append(child)
-        self._selector.register(ours, selectors.EVENT_READ, child)
-        # A child of the process's own may hold the connection open longer than the process lives.
-        self._selector.register(process.sentinel, selectors.EVENT_READ, child)
+        threading.Thread(
+            target=self._launch, args=(child, target, args), name=f"start of {self._name}", daemon=True
+        ).start()
         return child
 
-    def _here(self, name: str, target: Callable[..., None], args: tuple[object, ...]) -> tuple[Any, socket.socket]:
-        ours, theirs = socket.socketpair()
+    def _launch(self, child: Child, target: Callable[..., None], args: tuple[object, ...]) -> None:
+        """Starts a process. Runs on a thread of its start."""
+        place = self._place or self._start_here
         try:
-            _start_server()
-            process = self._context.Process(target=target, args=(theirs, *args), name=name, daemon=True)
-            process.start()
-        except (OSError, EOFError):
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return process, ours
+            process, connection = place(self._name, target, args)
+            launch = _Launch(child=child, process=process, connection=connection)
+        except Exception as error:  # noqa: BLE001 - the owner's thread handles it
+            launch = _Launch(child=child, error=error)
+        with self._launching:
+            if not child.has_ended:
+                self._launched.append(launch)
+                self._wake()
+                return
+        if launch.process:  # it started too late
+            launch.process.kill()
+        if launch.connection:
+            launch.connection.close()
+
+    def _start_here(
+        self, name: str, target: Callable[..., None], args: tuple[object, ...]
+    ) -> tuple[Any, socket.socket]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                return fork_servers().start(name, target, (theirs, *args), self._preload), ours
+            except BaseException:
+                ours.close()
+                raise
+
+    def _finish_start(self, launch: _Launch) -> None:
+        child = launch.child
+        if launch.error is not None:
+            if not isinstance(launch.error, OSError | EOFError):
+                raise launch.error
+            self._fail_start(child, str(launch.error) or "the fork server ended")
+            return
+        assert launch.connection is not None
+        child.process, child.connection = launch.process, launch.connection
+        child.connection.setblocking(False)
+        self._selector.register(child.connection, selectors.EVENT_READ, child)
+        # Processes that the child started may hold the connection open after the child has ended.
+        self._selector.register(child.process.sentinel, selectors.EVENT_READ, child)
+
+    def _give_up_late_starts(self) -> None:
+        late = [child for child in self._children if not child.process and child.start_by_s <= time.monotonic()]
+        if late and self._place is None:
+            fork_servers().replace()
+        for child in late:
+            self._fail_start(child, "the fork server did not answer")
+
+    def _fail_start(self, child: Child, reason: str) -> None:
+        child.start_error = reason
+        self._handle_end(child)
+
+    def _handle_end(self, child: Child) -> None:
+        self._dying = child
+        self._died(child)
+        self._dying = None
 
     def _started_badly(self, reason: str) -> None:
         self._num_bad_starts += 1
-        if self._num_bad_starts >= TRIES:
-            self._num_bad_starts = 0
-            self._could_not_start(reason)
+        if self._num_bad_starts < TRIES:
+            return
+        self._num_bad_starts = 0
+        if self._dying and self._dying.start_error:
+            reason = self._dying.start_error
+        elif self._dying and getattr(self._dying.process, "needs_script", False):
+            reason += f". It imports the script that started the run: write the script's calls under `{GUARD}`"
+        self._could_not_start(reason)
 
     def _is_ready(self, child: Child) -> None:
         child.is_ready, self._num_bad_starts = True, 0
@@ -170,13 +250,14 @@ class Children(ABC):
         self._flush(child)
 
     def _flush(self, child: Child) -> None:
+        assert child.connection is not None
         is_full = False
         try:
             while child.unsent:
                 del child.unsent[: child.connection.send(child.unsent)]
         except BlockingIOError:
             is_full = True
-        except OSError:  # it is gone, which reading will tell
+        except OSError:  # it has ended, which the next read shows
             child.unsent.clear()
         if is_full != child.is_full:
             child.is_full = is_full
@@ -184,40 +265,45 @@ class Children(ABC):
             self._selector.modify(child.connection, events, child)
 
     def _hear(self, child: Child, *, has_ended: bool) -> None:
-        """Takes in what a process sent, before it ended too."""
+        """Reads the bytes that a process sent, also those that it sent before it ended."""
+        assert child.connection is not None
         try:
             while part := child.connection.recv(1 << 16):
                 child.received += part
             has_ended = True
-        except BlockingIOError:  # that was all so far
+        except BlockingIOError:  # all was read
             pass
         except OSError:
             has_ended = True
         try:
             self._heard(child)
-        except (ValueError, TypeError, KeyError):  # other code of the process's wrote on the connection
+        except (ValueError, TypeError, KeyError):  # other code in the process wrote to the connection
             has_ended = True
         if child not in self._children:
-            return  # what it said ended it
+            return  # its message ended it
         if has_ended:
-            self._died(child)
+            self._handle_end(child)
         else:
             self._flush(child)
 
     def _end(self, child: Child) -> None:
         self._children.remove(child)
-        self._selector.unregister(child.connection)
-        self._selector.unregister(child.process.sentinel)
-        child.process.kill()
-        child.connection.close()
-        child.process.join(_JOIN_S)
+        with self._launching:
+            child.has_ended = True
+            waiting = [launch for launch in self._launched if launch.child is child]
+        for launch in waiting:  # started, and not seen by this thread
+            self._launched.remove(launch)
+            child.process, child.connection = launch.process, launch.connection
+        if child.connection is not None:
+            self._forget(child.connection)
+        if child.process is not None:
+            self._forget(child.process.sentinel)
+            child.process.kill()
+        if child.connection is not None:
+            child.connection.close()
+        if child.process is not None:
+            child.process.join(_JOIN_S)
 
-
-def _start_server() -> None:
-    """Starts the server deaf to SIGTERM, which a whole run may get: without the server no process can start."""
-    resource_tracker.ensure_running()  # where the server started it, it would undo the next line
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    def _forget(self, handle: Any) -> None:
+        with contextlib.suppress(KeyError):  # it was not registered yet
+            self._selector.unregister(handle)

@@ -37,7 +37,7 @@ class SharedFolder:
         """Also removes what killed processes left in the same memory."""
         import fcntl  # not on Windows, where there is no such memory either
 
-        for left in memory.glob("interlace-*"):
+        for left in [*memory.glob("interlace-*"), *memory.glob(".interlace-*-removed")]:
             _remove_if_left(left)
         made = Path(tempfile.mkdtemp(prefix=f".interlace-{os.getpid()}-", dir=memory))
         self._lock = os.open(made, os.O_RDONLY)
@@ -46,7 +46,12 @@ class SharedFolder:
 
     def remove(self) -> None:
         """Removes the folder, at the end."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        # Renamed first: a process that is about to be killed can add no file while the folder is removed.
+        hidden = self.path.with_name(f".{self.path.name}-removed")
+        with contextlib.suppress(OSError):
+            self.path.rename(hidden)
+        for folder in (hidden, self.path):
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(self._lock)
 
 

@@ -47,6 +47,7 @@ class RayRank(ProcessRank):
         if not endpoint.shares_memory:
             self._shared = None
         self._life = asyncio.ensure_future(_finished(self._actor.run.remote(factory, self._context)))
+        self._life.add_done_callback(_retrieve)  # of a run that ends at another failure, nobody awaits it
         constructed = self._expect("__init__")
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_connection(lambda: self, endpoint.host, endpoint.port)
@@ -104,6 +105,12 @@ def _tune(connection: socket.socket) -> None:
         if hasattr(socket, option):  # not every platform has each of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def _retrieve(future: "asyncio.Future[None]") -> None:
+    """Marks the exception of a future as seen, so that asyncio does not print it when the future is deleted."""
+    if not future.cancelled():
+        future.exception()
 
 
 async def _finished(reference: Awaitable[None]) -> None:

@@ -27,7 +27,7 @@ def reap(session: str, driver: int, started: Sequence[int]) -> None:
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.1)
     if not (_PROCESSES / str(driver)).exists():
-        for folder in _MEMORY.glob(f"interlace-{driver}-*"):
+        for folder in [*_MEMORY.glob(f"interlace-{driver}-*"), *_MEMORY.glob(f".interlace-{driver}-*")]:
             shutil.rmtree(folder, ignore_errors=True)
 
 

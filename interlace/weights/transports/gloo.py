@@ -12,12 +12,14 @@ import contextlib
 import hmac
 import json
 import secrets
+import select
 import socket
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,9 +37,13 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = 2
 """Pieces that are on their way at once."""
+_LOOK_S, _LAST_DATA_S = 0.05, 1.0
+"""Seconds between two looks at a connection, and for the last data of a process that has ended."""
 _GREETING_BYTES = 256
 GREET_WITHIN_S = 10.0
 """Seconds for a caller to say the secret."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -197,7 +203,9 @@ class PeerReceiver:
             call = self._calls[address] = self._meet(source)
         is_new, call.asked = pieces != call.asked, pieces
         call.connection.sendall(json.dumps([version, pieces if is_new else None]).encode() + b"\n")
-        pair = call.pair
+        return _while_alive(call.connection, lambda: self._receive(call.pair, source, pieces))
+
+    def _receive(self, pair: Pair, source: PeerSource, pieces: Sequence[Piece]) -> list[Tensor]:
         has = torch.zeros(1, dtype=torch.int64)
         pair.receive(has)
         if not has.item():
@@ -236,6 +244,30 @@ class _Call:
     pair: Pair
     asked: Sequence[Piece] = ()
     """Pieces that were asked for last."""
+
+
+def _while_alive(connection: socket.socket, receive: Callable[[], T]) -> T:
+    """Receives on a thread, for as long as the other end of the connection is open.
+
+    gloo may wait its full time limit for a process that has died; the connection is closed at once. ConnectionError
+    then, and the thread ends at gloo's limit.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(receive())
+        except BaseException as error:  # noqa: BLE001 - it is raised to the caller
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="weights", daemon=True).start()
+    watch = select.poll()
+    watch.register(connection, getattr(select, "POLLRDHUP", select.POLLHUP))
+    while not wait([outcome], timeout=_LOOK_S).done:
+        # Data that arrived before the end may still be read.
+        if watch.poll(0) and not wait([outcome], timeout=_LAST_DATA_S).done:
+            raise ConnectionResetError("it hung up")
+    return outcome.result()
 
 
 def _reason(error: Exception, patience_s: float) -> str:

@@ -5,18 +5,21 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import interlace
 from interlace.core.errors import InterlaceError
 from interlace.sandbox.client import Sandbox
 from interlace.sandbox.config import SandboxConfig
 from interlace.sandbox.limits import CodeResult
-from interlace.sandbox.probe import GUARDS, findings
+from interlace.sandbox.probe import GUARDS, read_findings
 
+ADD_KEY = {"x86_64": 248, "aarch64": 217}[os.uname().machine]
 CONFIG = SandboxConfig(sandbox="available", timeout_s=1.0, processes=8, output_bytes=1000)
 
 
@@ -124,11 +127,92 @@ for host in ("127.0.0.1", "192.0.2.1"):
 def test_writes_outside_are_refused_and_inside_are_bounded(box: Box, tmp_path: Path) -> None:
     box.needs("writes", "file", "scratch")
     tmp_path.chmod(0o777)
-    assert "OSError" in box.run(f"open({str(tmp_path / 'file')!r}, 'w')").stderr.replace("PermissionError", "OSError")
-    assert not (tmp_path / "file").exists()
+    for path in (str(tmp_path / "file"), f"{sys.base_prefix}/lib/file", "/file"):
+        assert "Error: [Errno" in box.run(f"open({path!r}, 'w')").stderr
+        assert not Path(path).exists()
     assert "File too large" in box.run("open('f', 'wb').write(bytes(20 << 20))").stderr
     fill = "for n in range(20): open(str(n), 'wb').write(bytes(15 << 20))"
     assert "No space left" in box.run(fill).stderr
+
+
+def test_endless_output_does_not_outlive_the_time_limit(box: Box) -> None:
+    result = box.run("while True: print('x' * 1000)")
+    assert result.timed_out and result.seconds < 3
+
+
+def test_files_of_the_machine_cannot_be_read(box: Box, tmp_path: Path) -> None:
+    box.needs("files")
+    (tmp_path / "answers.jsonl").write_text("42")
+    (tmp_path / "answers.jsonl").chmod(0o644)
+    for path in (tmp_path / "answers.jsonl", Path(__file__), Path(interlace.__file__), Path("/etc/shadow")):
+        assert "No such file" in box.run(f"open({str(path)!r}).read()").stderr
+    home = box.run("import os; print(sorted(os.listdir('/')), os.path.expanduser('~'))").stdout
+    assert "home" not in home.split("]")[0]
+
+
+def test_unix_and_vsock_sockets_are_refused_and_socket_pairs_work(box: Box) -> None:
+    box.needs("sockets")
+    code = """
+import socket
+a, b = socket.socketpair()
+a.send(b"x")
+print(b.recv(1))
+for family in (socket.AF_UNIX, socket.AF_NETLINK, socket.AF_PACKET, 38, 40):
+    try: socket.socket(family, socket.SOCK_DGRAM); print("open", family)
+    except OSError as error: print(error.errno)
+try: socket.socketpair(type=socket.SOCK_DGRAM)
+except OSError as error: print(error.errno)
+"""
+    assert box.run(code).stdout.split() == ["b'x'", *["97"] * 5, "1"]
+
+
+def test_kernel_keys_are_out_of_reach(box: Box) -> None:
+    box.needs("keys")
+    call = f"import ctypes; print(ctypes.CDLL(None).syscall({ADD_KEY}, b'user', b'probe', b'x', 1, -3))"
+    assert box.run(call).stdout == "-1\n"
+
+
+def test_no_capability_is_gained_in_a_nested_user_namespace(box: Box) -> None:
+    box.needs("privileges")
+    assert box.run("import ctypes; print(ctypes.CDLL(None).unshare(0x50000000))").stdout == "-1\n"
+
+
+def test_programs_threads_and_locks_work_inside(box: Box) -> None:
+    code = """
+import multiprocessing, subprocess, sys, threading
+print(subprocess.run([sys.executable, "-I", "-c", "print(6 * 7)"], capture_output=True, text=True).stdout.strip())
+thread = threading.Thread(target=print, args=("thread",)); thread.start(); thread.join()
+with multiprocessing.Lock(): print("lock")
+"""
+    result = box.run(code)
+    assert result.stdout.split() == ["42", "thread", "lock"], result.stderr
+
+
+def test_an_ordinary_user_keeps_every_guard(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    program = (
+        "import asyncio\nfrom interlace.sandbox.client import Sandbox\n"
+        "async def main():\n sandbox = await Sandbox.start()\n"
+        " print((await sandbox.run('import os; os.listdir(\"/home\")')).stderr)\n sandbox.close()\nasyncio.run(main())"
+    )
+    python = _python_of_others()
+    places = [str(Path(interlace.__file__).parents[1]), *[path for path in sys.path if path.endswith("site-packages")]]
+    environment = {"PYTHONPATH": ":".join(places), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = ["setpriv", "--reuid=1234", "--regid=1234", "--clear-groups", python, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment, cwd="/")
+    if "user namespace" in done.stderr:
+        pytest.skip("ordinary users have no user namespaces on this machine")
+    assert "No such file" in done.stdout, done.stderr
+
+
+def _python_of_others() -> str:
+    """A Python of this version that every user may start."""
+    for python in (sys.executable, f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"):
+        parents = [*Path(python).resolve().parents]
+        if Path(python).exists() and all(parent.stat().st_mode & 0o001 for parent in parents):
+            return python
+    pytest.skip("no Python of this version is open to other users")
 
 
 def test_other_processes_are_out_of_reach(box: Box) -> None:
@@ -150,15 +234,16 @@ def test_caller_that_is_cancelled_ends_the_code(box: Box) -> None:
 
 
 def test_closed_sandbox_leaves_no_process_and_no_folder() -> None:
-    async def use() -> tuple[int, str]:
+    async def use() -> int:
         sandbox = await Sandbox.start(CONFIG)
         sandbox.close()
-        with pytest.raises(InterlaceError, match="server is gone"):
+        with pytest.raises(InterlaceError, match="server has ended"):
             await sandbox.run("1")
-        return sandbox._server.pid, sandbox._folder
+        return sandbox._server.pid
 
-    pid, folder = asyncio.run(use())
-    assert not Path(folder).exists() and not Path(f"/proc/{pid}").exists()
+    before = {*Path(tempfile.gettempdir()).glob("interlace-*")}
+    pid = asyncio.run(use())
+    assert not {*Path(tempfile.gettempdir()).glob("interlace-*")} - before and not Path(f"/proc/{pid}").exists()
 
 
 def test_guard_that_was_not_set_up_is_missing_whatever_stood_in_for_it() -> None:
@@ -166,7 +251,7 @@ def test_guard_that_was_not_set_up_is_missing_whatever_stood_in_for_it() -> None
         stdout='{"network": "", "writes": ""}', stderr="", exit_code=0, signal=None, timed_out=False,
         num_dropped_bytes=0, seconds=0.1, lost={"writes": "landlock: Function not implemented"},
     )  # fmt: skip
-    report = findings(result)
+    report = read_findings(result)
     assert report.missing == {"writes": "landlock: Function not implemented"}
     assert GUARDS["writes"] in report.describe()
 

@@ -1,9 +1,12 @@
 """Arrays that messages only name: what arrives, what is copied, what is left behind."""
 
+import contextlib
 import gc
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +123,23 @@ def test_what_another_user_put_there_holds_up_nobody(tmp_path: Path) -> None:
     code = program + "SharedFolder(Path(sys.argv[1])).remove()"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "interlace-x", "interlace-y"]
+
+
+def test_removal_leaves_nothing_while_a_process_still_writes(tmp_path: Path) -> None:
+    folder = SharedFolder(tmp_path)
+    ends = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not ends.is_set():
+            number += 1
+            with contextlib.suppress(OSError):
+                (folder.path / str(number)).write_bytes(bytes(1000))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    time.sleep(0.2)
+    folder.remove()
+    ends.set()
+    writer.join()
+    assert not [*tmp_path.iterdir()]

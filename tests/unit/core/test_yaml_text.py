@@ -1,0 +1,41 @@
+"""YAML of strangers: values that would exhaust time, memory or the screen are refused with their place."""
+
+import time
+
+import pytest
+import yaml
+
+from interlace.core.yaml_text import parse_yaml
+
+
+def laughs(levels: int) -> str:
+    """Nested aliases, each level nine times the one before."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("text", [f"steps: {'9' * 5000}", "steps: 2024-13-45", f"a: 1\nb: [{'7' * 4400}]"])
+def test_a_value_that_python_cannot_hold_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="cannot be read") as raised:
+        parse_yaml(text)
+    assert "line" in str(raised.value) and len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize("levels", [5, 9, 40])
+def test_aliases_that_expand_to_many_values_are_refused_at_once(levels: int) -> None:
+    start = time.process_time()
+    with pytest.raises(yaml.YAMLError, match="aliases expand to more than 10000 values"):
+        parse_yaml(laughs(levels))
+    assert time.process_time() - start < 1
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    with pytest.raises(yaml.YAMLError, match="aliases expand"):
+        parse_yaml("a: &a [1, *a]")
+
+
+def test_aliases_and_long_lists_are_read() -> None:
+    assert parse_yaml("a: &a {x: 1}\nb: *a") == {"a": {"x": 1}, "b": {"x": 1}}
+    assert parse_yaml(laughs(3))["a2"][8][8] == ["x"] * 9
+    assert len(parse_yaml(f"a: [{'1, ' * 20000}]")["a"]) == 20000

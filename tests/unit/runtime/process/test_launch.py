@@ -1,0 +1,150 @@
+"""How processes are started: without the user's script, with the current folder, and in spite of a stopped server."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from interlace.runtime.process import children
+from interlace.runtime.process.children import Child, Children
+from interlace.runtime.process.launch import ForkServers, fork_servers, spawn_context
+
+
+def greet(connection: socket.socket) -> None:
+    """Sends one byte and waits for the end of the connection."""
+    connection.sendall(b"x")
+    connection.recv(1)
+
+
+class Greeters(Children):
+    """One process that greets; replaced if it ends."""
+
+    def __init__(self) -> None:
+        super().__init__("greeter", ())
+        self.ready, self.failed = threading.Event(), threading.Event()
+        self.reasons: list[str] = []
+        self._thread.start()
+        self._wake()
+
+    def _patience_s(self) -> float | None:
+        return None
+
+    def _serve(self) -> None:
+        if not self._children and not self.failed.is_set():
+            self._start(greet)
+
+    def _heard(self, child: Child) -> None:
+        if child.received:
+            self._is_ready(child)
+            self.ready.set()
+
+    def _died(self, child: Child) -> None:
+        child.ended_with()
+        self._started_badly("it ended")
+        self._end(child)
+        self._wake()
+
+    def _could_not_start(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.failed.set()
+
+    def _fail_all(self, error: BaseException | None) -> None:
+        if error:
+            self.reasons.append(repr(error))
+
+
+@pytest.fixture
+def stopped_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A warm fork server that was stopped for good."""
+    fork_servers().start("warm", greet, (socket.socket(),), ()).kill()
+    server = fork_servers()._server
+    pid: int = server._forkserver_pid  # type: ignore[union-attr]  # the standard library has no public name for it
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(children, "START_S", 0.5)
+    yield pid
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_stopped_fork_server_is_replaced(stopped_server: int) -> None:
+    greeters = Greeters()
+    assert greeters.ready.wait(60)
+    assert fork_servers()._server._forkserver_pid != stopped_server  # type: ignore[union-attr]
+    greeters.close()
+    assert not greeters.reasons
+
+
+def test_processes_can_be_closed_while_the_fork_server_is_stopped(
+    stopped_server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del stopped_server
+    monkeypatch.setattr(children, "START_S", 600.0)
+    greeters = Greeters()
+    start = time.monotonic()
+    greeters.close()
+    assert time.monotonic() - start < 10
+    fork_servers().replace()
+
+
+def test_a_start_that_fails_thrice_fails_the_waiting_jobs_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(ForkServers, "start", fail)
+    greeters = Greeters()
+    assert greeters.failed.wait(10)
+    greeters.close()
+    assert greeters.reasons == ["no room"]
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    lines = [
+        "from pathlib import Path",
+        "from interlace.runtime.process.launch import spawn_context",
+        "with Path('runs').open('a') as file: file.write('run ')",
+        "spawn_context().Process(target=print, args=('inside',)).start()",
+    ]
+    (tmp_path / "script.py").write_text("\n".join(lines))
+    done = _run_script(tmp_path)
+    assert (tmp_path / "runs").read_text() == "run " and done.stdout == "inside\n", done.stderr
+
+
+def test_a_script_whose_function_is_needed_is_imported_and_its_calls_name_the_guard(tmp_path: Path) -> None:
+    lines = [
+        "from interlace.runtime.process.launch import refuse_in_child, spawn_context",
+        "def inside(): print('inside')",
+        "refuse_in_child('interlace.train()')",
+        "process = spawn_context().Process(target=inside)",
+        "process.start()",
+    ]
+    (tmp_path / "script.py").write_text("\n".join(lines))
+    assert 'under `if __name__ == "__main__":`' in _run_script(tmp_path).stderr
+    lines[2:] = ["if __name__ == '__main__':", *[f"    {line}" for line in lines[2:]]]
+    (tmp_path / "script.py").write_text("\n".join(lines))
+    assert _run_script(tmp_path).stdout == "inside\n"
+
+
+def _run_script(folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "script.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_modules_of_the_current_folder_are_importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module_here.py").write_text("def leave(): raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    process = spawn_context().Process(target=_call_module)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 7
+
+
+def _call_module() -> None:
+    import module_here  # type: ignore[import-not-found]  # the test writes it
+
+    module_here.leave()
