@@ -221,6 +221,9 @@ class Lengths(Config):
     quantiles: tuple[float, ...] = ()
     """Response lengths at evenly spaced probabilities from 0 to 1. Given, they replace median and cap_share, and the
     two sigmas only say how much of a length is the prompt's."""
+    rank_correlation: float = Field(default=0.0, ge=0, le=1)
+    """Spearman's rank correlation of predicted and true response lengths. With 0, dispatch by length has no
+    prediction to act on; with 1, it has the true lengths."""
 
 
 class EnvCosts(StateCosts):

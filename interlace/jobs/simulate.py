@@ -1,7 +1,7 @@
 """A recipe on devices that are not there: workers only cost what a profile says."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from itertools import groupby
@@ -32,12 +32,14 @@ from interlace.runtime.sim.faults import Faults, with_faults
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
 from interlace.runtime.worker import Worker, WorkerContext
+from interlace.schedule.lengths import LengthPredictor
 from interlace.schedule.placement import Device, Pools
 from interlace.simulate.envs import SimulatedSimulators
 from interlace.simulate.episodes import SimulatedEpisode
 from interlace.simulate.lengths import kept_lengths
 from interlace.simulate.links import Moves
 from interlace.simulate.pace import Pace
+from interlace.simulate.ranker import NoisyRanker
 from interlace.simulate.rollout import SimulatedEngine
 from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedRewardModel, SimulatedTrainer
 
@@ -120,15 +122,24 @@ class Simulation:
             )
         return SimulatedEpisode(self.profile.turns, brings_reward=recipe.reward is None, has_envs=has_envs)
 
-    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
-        """Workers that only cost time."""
-        profile, pace = self.profile, Pace(self.profile)
-        lengths = kept_lengths(profile.lengths, recipe.seed)
+    def _length(self, recipe: Recipe) -> Callable[[Request], float]:
+        """Returns the true length of the response to a request."""
+        lengths = kept_lengths(self.profile.lengths, recipe.seed)
 
         def length(request: Request) -> float:
             known = self.lengths.get(request.owner)
             return known or lengths(request.uid, request.attempt, request.owner.index, request.turn)
 
+        return length
+
+    def predictor(self, recipe: Recipe) -> LengthPredictor:
+        """Returns a ranker whose predictions have the rank correlation of the profile."""
+        return NoisyRanker(self.profile.lengths, recipe.sampling.max_new_tokens, self._length(recipe), recipe.seed)
+
+    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
+        """Workers that only cost time."""
+        profile, pace = self.profile, Pace(self.profile)
+        length = self._length(recipe)
         moves = Moves.of(profile, recipe.schedule.resolved, self.devices)
 
         def costs(context: WorkerContext, role: str) -> Any:

@@ -30,6 +30,7 @@ from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import Recorder
 from interlace.runtime.worker import Worker, operation_of
+from interlace.schedule.lengths import LengthPredictor
 from interlace.schedule.placement import Device
 from interlace.simulate.workers import zeros
 
@@ -74,7 +75,11 @@ class SimulationBackend(Protocol):
         ...
 
     def episode(self, recipe: Recipe) -> Episode:
-        """Returns the stand-in for the recipe's episode, whose own would call real tools."""
+        """Returns the episode that is simulated instead of the recipe's, which would call real tools."""
+        ...
+
+    def predictor(self, recipe: Recipe) -> LengthPredictor | None:
+        """Returns the ranker that predicts response lengths; None for the ranker of a real run."""
         ...
 
 
@@ -172,7 +177,10 @@ async def _simulated(
     try:
         groups = await launch(cluster, algorithm.needs, stand_ins.roles(recipe))
         episode = stand_ins.episode(recipe)
-        hosted = await host(cluster, recipe, groups, prompts, algorithm=algorithm, stand_in=episode)
+        predictor = stand_ins.predictor(recipe)
+        hosted = await host(
+            cluster, recipe, groups, prompts, algorithm=algorithm, stand_in=episode, predictor=predictor
+        )
         if stand_ins.engine_changes:
             changes = change_engines(hosted.run.rollout.pool, stand_ins.engine_changes)
             cluster.spawn(changes, name="engines that leave and join")
