@@ -17,6 +17,10 @@ class DiskFullError(UserError):
     """A file could not be written for lack of space."""
 
 
+class SimulationStoppedError(InterlaceError):
+    """A simulation was stopped by its limit of real time."""
+
+
 class HangError(InterlaceError):
     """Nothing can make progress any more; the message holds the wait-for graph."""
 

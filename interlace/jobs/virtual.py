@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -118,25 +119,30 @@ def run_virtually(
     name: str,
     recorder: Callable[[], Recorder],
     on_step: StepHook | None = None,
+    stop_at_s: float = math.inf,
 ) -> Simulated:
     """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
+
+    stop_at_s: real time, by time.monotonic(), at which the run raises SimulationStoppedError.
 
     recorder: makes the recorder of all that happens. on_step: called with each step's result; False ends the run there,
     with what was generated ahead. Raises UserError for what cannot work, and what a run on any other
     cluster raises: HangError, RemoteError, WorkerDiedError.
     """
     with no_search_for_cycles():
-        return on_virtual_clock(lambda: _simulated(recipe, stand_ins, name, recorder, on_step))
+        return on_virtual_clock(lambda: _simulated(recipe, stand_ins, name, recorder, on_step), stop_at_s=stop_at_s)
 
 
-def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs a coroutine on an event loop of its own, on a VirtualLoop."""
+def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]], *, stop_at_s: float = math.inf) -> T:
+    """Runs a coroutine on a new VirtualLoop. stop_at_s: as in run_virtually()."""
     loop = VirtualLoop()
+    loop.stop_at_s = stop_at_s
     # asyncio wants a current loop where futures are made without one.
     asyncio.set_event_loop(loop)
     try:
         return loop.run_until_complete(main())
     finally:
+        loop.stop_at_s = math.inf
         loop.wind_up()
         asyncio.set_event_loop(None)
 
