@@ -12,7 +12,7 @@ from interlace.jobs.virtual import run_virtually
 from interlace.observe.progress import QuietProgress
 from interlace.recipes.load import load_recipe
 from interlace.runtime.timeline import NoRecorder
-from interlace.schedule.candidates import lag_steps, leaves_out, warm_up_steps
+from interlace.schedule.candidates import leaves_out, warm_up_steps
 from interlace.schedule.plans import accept_all
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
@@ -21,7 +21,7 @@ from interlace.simulate.profiles import load_profile
 PHASES = 5
 STEPS = 10
 """Steps of a phase."""
-MAX_LAG = 4
+MAX_STALENESS = 4
 SWITCH_S = 30.0
 """Seconds that a change of the schedule is taken to cost."""
 KV_TOKENS = 30_000
@@ -30,7 +30,7 @@ LOAD_S = 1200.0
 """Seconds of one device's link to load or unload a state: roles that share devices pay for it at every change."""
 TRAIN_FACTOR = 6.0
 """Times as long as the profile's that a token is trained for, as of a model whose context is recomputed."""
-SETTINGS = PlanSettings(max_lag=MAX_LAG, max_length_shift=0.0, search_s=3.0, search_processes=1)
+SETTINGS = PlanSettings(max_staleness=MAX_STALENESS, max_length_shift=0.0, search_s=3.0, search_processes=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ def drift_table() -> str:
 
 
 def _is_allowed(schedule: Schedule) -> bool:
-    return lag_steps(schedule) <= MAX_LAG and not leaves_out(schedule)
+    return schedule.staleness_bound <= MAX_STALENESS and not leaves_out(schedule)
 
 
 def _phase(growth: float) -> Phase:

@@ -62,9 +62,9 @@ class Row:
         )
 
 
-def mixed_table(max_lag: int = 1) -> str:
+def mixed_table(max_staleness: int = 1) -> str:
     """Returns the comparison as Markdown."""
-    rows = [_searched(devices, profile, max_lag) for devices, profile in CLUSTERS]
+    rows = [_searched(devices, profile, max_staleness) for devices, profile in CLUSTERS]
     mixed = [row for row in rows if row.is_mixed]
     rows = [row if row.is_mixed else _best_of(row, mixed) for row in rows]
     heads = ("devices", "price an hour", "s a step", "trained tokens/s", "price of a million", "best plan", "found by")
@@ -73,7 +73,7 @@ def mixed_table(max_lag: int = 1) -> str:
     return "\n".join(lines) + f"\n\nA token costs {ratio:.2f} times as much on the best cluster of one kind."
 
 
-def _searched(devices: str, profile: str, max_lag: int) -> Row:
+def _searched(devices: str, profile: str, max_staleness: int) -> Row:
     simulation = virtual_cluster(devices, profile)
     priced = {
         kind: each.model_copy(update={"device_hour_cost": PRICES[kind]})
@@ -82,7 +82,7 @@ def _searched(devices: str, profile: str, max_lag: int) -> Row:
     own = simulation.profile.model_copy(update={"kinds": priced, "device_hour_cost": PRICES[simulation.profile.kind]})
     simulation = replace(simulation, profile=own)
     recipe, _ = recipe_for("longtail", ["prompts_per_step=128"], own)
-    settings = PlanSettings(max_lag=max_lag, max_length_shift=MAX_SHIFT)
+    settings = PlanSettings(max_staleness=max_staleness, max_length_shift=MAX_SHIFT)
     made = make_plan(PlanRequest(recipe=recipe, simulation=simulation, settings=settings))
     best = made.found.best
     return Row(made=made, schedule=best.schedule, score=best.score, origin="its own search")

@@ -38,17 +38,10 @@ STEPS, PARTS = 24, 8
 LONGTAIL = "longtail"
 LONGTAIL_STEPS = 16
 LONGTAIL_EXTRA: Mapping[str, Sequence[str]] = {
-    # What it fuses with generation is the reference's pass; gathering pays where survivors are few.
-    "rlhfuse": (
-        "algorithm.kl_coefficient=0.001",
-        "schedule.granularity.reference=8",
-        "schedule.tail.remaining_share=0.5",
-        "schedule.tail.batch=16",
-    ),
-    # Its budget of 3,072 tokens is for answers of tens of thousands.
-    "kimi-partial-rollout": ("schedule.rollout_budget=48",),
+    # The devices that gathering frees compute the pass of the reference.
+    "rlhfuse": ("algorithm.kl_coefficient=0.001",),
 }
-"""Settings that scale a preset to answers of at most 384 tokens."""
+"""Settings without which a preset has nothing to do in that recipe."""
 SHOWN_SHARE = 0.005
 """Goodput bins below this are left out of a page's table."""
 

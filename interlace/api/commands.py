@@ -143,7 +143,7 @@ def plan(
     from interlace.cli.plan import plan_recipe
     from interlace.jobs.plan import split_settings
 
-    settings, changes = split_settings(list(overrides), max_lag=max_staleness)
+    settings, changes = split_settings(list(overrides), max_staleness=max_staleness)
     found = plan_recipe(
         recipe, changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
         quiet=quiet,

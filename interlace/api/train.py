@@ -28,6 +28,7 @@ from interlace.recipes.check_settings import check_settings
 from interlace.recipes.config import Recipe
 from interlace.recipes.load import load_recipe
 from interlace.rewards.base import GIVEN
+from interlace.runtime.process.launch import refuse_in_child
 
 if TYPE_CHECKING:
     from interlace.jobs.online import OnlinePlanner
@@ -153,8 +154,7 @@ def _fresh(
     name = default_name(asked.root, asked.stem) if asked.name is None else asked.name
     RunFolder.named(asked.root, name)  # refuses a name that no folder can have
     check_settings(recipe)
-    from interlace.runtime.process.launch import refuse_in_child
-from interlace.recipes.check import check_recipe
+    from interlace.recipes.check import check_recipe
 
     with rows_by_place(asked.sections.rows):
         if recipe.schedule.open:
@@ -184,8 +184,7 @@ def _resumed(asked: _Asked, held: ExitStack) -> tuple[Recipe, RunFolder]:
     if recipe.steps < done:
         raise UserError(f"steps={recipe.steps}, but {folder.path} has trained {done} already: give {done} or more.")
     check_settings(recipe)
-    from interlace.runtime.process.launch import refuse_in_child
-from interlace.recipes.check import check_recipe
+    from interlace.recipes.check import check_recipe
 
     with rows_by_place(asked.sections.rows):
         check_recipe(recipe)

@@ -36,7 +36,7 @@ def plan(
         str | None, typer.Option(help="What the workers cost. Default: measured here, once a recipe and machine.")
     ] = None,
     max_staleness: Annotated[
-        int, typer.Option(min=0, help="Steps by which the weights of a token may lag; 0 is on-policy.")
+        int, typer.Option(min=0, help="Versions by which a sample may be stale; 0 is on-policy.")
     ] = 4,
     probe: Annotated[
         bool, typer.Option("--probe", help="Really run the best three here; the fastest is taken.")
@@ -48,7 +48,7 @@ def plan(
     from interlace.jobs.plan import split_settings
     from interlace.observe.jsonl import to_line
 
-    settings, changes = split_settings(overrides or [], max_lag=max_staleness)
+    settings, changes = split_settings(overrides or [], max_staleness=max_staleness)
     found = plan_recipe(recipe, changes, settings, devices=devices, profile=profile, probe=probe, quiet=as_json)
     made, measured = found.made, found.measured
     if as_json:
@@ -120,7 +120,13 @@ def _virtual(
 
     simulation = virtual_cluster(devices, profile)
     loaded, note = recipe_for(recipe, changes, simulation.profile)
-    return make_plan(PlanRequest(recipe=loaded, simulation=simulation, settings=settings)), note
+    request = PlanRequest(recipe=loaded, simulation=simulation, settings=settings)
+    return make_plan(request, say=say_to_stderr), note
+
+
+def say_to_stderr(text: str) -> None:
+    """Shows a line of progress; standard output has the plan alone."""
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _say(console: Console, text: str) -> None:
@@ -139,7 +145,7 @@ def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
         f"# {sizes.prompts_per_step} prompts of {sizes.samples_per_prompt} samples a step, at most "
         f"{sizes.max_new_tokens} tokens.",
         f"# Predicted: {score.step_s:.4g} s a step{f', {ratio:.2f}x verl-colocated' if ratio else ''}, at most "
-        f"{chosen.lag_steps} steps stale.",
+        f"{chosen.staleness_bound} versions stale.",
     ]
     return "\n".join(lines) + "\n" + to_yaml(differing(chosen.schedule), flow=None, width=110)
 
@@ -150,8 +156,8 @@ def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes |
     _say(
         console,
         f"{found.num_scored} schedules simulated, {found.num_pruned} ruled out before by memory or a lower bound. "
-        "s/step ± two standard errors over simulated steps; what the profile gets wrong comes on top. stale: mean "
-        "versions / most steps. cost: of a million trained tokens.",
+        "s/step ± two standard errors over simulated steps; what the profile gets wrong comes on top. stale: mean / "
+        "most versions. cost: of a million trained tokens.",
     )
     if measured:
         _say(console, measured.text())
@@ -175,7 +181,7 @@ def _page(made: "RecipePlan", recipe: str) -> str:
         PlanPoint(
             name=each.name,
             tokens_per_s=each.score.tokens_per_s,
-            staleness=float(each.lag_steps),
+            staleness=float(each.staleness_bound),
             length_shift=each.score.length_shift,
             is_front=each in found.front,
             text=differences(each),

@@ -46,7 +46,7 @@ def _cells(made: "RecipePlan", plan: "Planned", place: int) -> tuple[str, ...]:
         f"{ratio:.2f}x" if ratio else "-",
         short(score.tokens_per_s),
         f"{score.goodput:.0%}",
-        f"{score.staleness_mean:.1f}/{plan.lag_steps}",
+        f"{score.staleness_mean:.1f}/{plan.staleness_bound}",
         f"{score.length_shift:+.1%}",
         "-" if price is None else f"{price:.3g}",
     )

@@ -72,11 +72,10 @@ def planned_at_start(recipe: "Recipe", console: Console) -> "tuple[Recipe, Onlin
     from interlace.recipes.check import check_recipe
     from interlace.recipes.config import AUTO
     from interlace.recipes.plan import AcceptsHere
-    from interlace.schedule.candidates import lag_steps
 
     plain, settings = (
         without_schedule(recipe),
-        PlanSettings(max_lag=lag_steps(recipe.schedule.resolved), search_s=START_S),
+        PlanSettings(max_staleness=recipe.schedule.resolved.staleness_bound, search_s=START_S),
     )
     longest = check_recipe(plain).max_prompt_tokens
     with open_progress(console, num_steps=len(PARTS), quiet=console.quiet) as progress:
@@ -128,6 +127,6 @@ def planned_for(
         settings=settings,
         spans=spans_here(recipe, devices),
     )
-    made = make_plan(request, accepts=AcceptsHere(recipe, devices, longest_prompt))
+    made = make_plan(request, accepts=AcceptsHere(recipe, devices, longest_prompt), say=progress.say)
     progress.stage("planning", 1, 1)
     return made

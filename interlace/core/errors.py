@@ -20,6 +20,10 @@ class DiskFullError(UserError):
     """A file could not be written because the disk is full."""
 
 
+class SimulationStoppedError(InterlaceError):
+    """A simulation was stopped by its limit of real time."""
+
+
 class HangError(InterlaceError):
     """No operation can make progress; the message contains the wait-for graph."""
 

@@ -221,17 +221,26 @@ class Lengths(Config):
     quantiles: tuple[float, ...] = ()
     """Response lengths at evenly spaced probabilities from 0 to 1. Given, they replace median and cap_share, and the
     two sigmas only say how much of a length is the prompt's."""
+    rank_correlation: float = Field(default=0.0, ge=0, le=1)
+    """Spearman's rank correlation of predicted and true response lengths. With 0, dispatch by length has no
+    prediction to act on; with 1, it has the true lengths."""
 
 
 class EnvCosts(StateCosts):
-    """Simulators. On a device the environments of a chunk move together; on the host each moves in a process."""
+    """Simulators, rendering included. On a device the environments of a chunk move together; on the host each moves in
+    a process."""
+
+    bound: Literal["device", "host"] = "device"
+    """Resource that limits them: simulators that are bound by processor cores cannot be placed on devices."""
 
     chunks: tuple[tuple[int, float], ...] = Field(min_length=1)
     """(environments, seconds of a chunk in all of them), by rising number of environments; linear in between."""
     reset_s: float = Field(default=0.0, ge=0)
     """Seconds of a reset; on a device, of all environments that are reset together."""
     host_processes: int = Field(default=1, ge=1)
-    """Processes that simulate at once on the host."""
+    """Processes that simulate at the same time on the host."""
+    processes_per_device: int = Field(default=0, ge=0)
+    """Such processes for each device of the cluster, if the host grows with it; 0: `host_processes` on any cluster."""
 
     @model_validator(mode="after")
     def _rising_numbers(self) -> Self:
@@ -239,6 +248,10 @@ class EnvCosts(StateCosts):
         if numbers[0] < 1 or numbers != sorted(set(numbers)):
             raise ValueError(f"chunks needs 1 or more environments, each point more than the one before: {numbers}")
         return self
+
+    def num_processes(self, num_devices: int) -> int:
+        """Returns the number of processes on the host of a cluster."""
+        return self.processes_per_device * num_devices or self.host_processes
 
     def chunk_s(self, num_envs: int) -> float:
         """Predicts a chunk in `num_envs` environments together; beyond the last point the last slope goes on."""
@@ -276,6 +289,8 @@ class RunSizes(Config):
     prompts_per_step: int = Field(ge=1)
     samples_per_prompt: int = Field(ge=1)
     max_new_tokens: int = Field(ge=1)
+    num_envs: int = Field(default=0, ge=0)
+    """Environments of the simulators; 0 for a run without."""
 
 
 class Profile(Config):
@@ -339,6 +354,8 @@ class Profile(Config):
         """Returns the costs of a role on this kind of device; those of another serve where it was not measured."""
         if role == "rollout":
             return self.rollout
+        if role == "env" and self.env:
+            return self.env
         if role == "reference":
             return self.reference or self.actor.inference
         return (self.critic or self.actor) if role == "critic" else self.actor

@@ -19,6 +19,7 @@ from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.prompts import renderer_of
 from interlace.rewards.shaping import ShapingConfig
 from interlace.runtime.cluster import Cluster
+from interlace.schedule.lengths import LengthPredictor
 from interlace.stages.episode_workers import WorkerEpisodes, patience_s
 from interlace.stages.factory import LoopSizes, StageFactory
 from interlace.stages.role_groups import EnvGroup, RolloutGroup
@@ -105,10 +106,12 @@ async def host(
     algorithm: Algorithm | None = None,
     resumed: RunState | None = None,
     stand_in: Episode | None = None,
+    predictor: LengthPredictor | None = None,
 ) -> Hosted:
     """Joins the workers of a recipe into its run, which is not started yet.
 
-    algorithm, stand_in: instead of the recipe's algorithm and episode. resumed: where the run stands that goes on.
+    algorithm, stand_in: instead of the recipe's algorithm and episode. resumed: state of a run that is continued.
+    predictor: predicts response lengths instead of the ranker that the run trains.
     """
     sampling = await sampling_of(recipe, groups.rollout[0])
     episode, limits = (stand_in, NO_LIMITS) if stand_in else episodes_of(cluster, recipe, sampling)
@@ -131,6 +134,7 @@ async def host(
             minibatches=recipe.minibatches,
             epochs=recipe.epochs,
         ),
+        predictor,
     )
     if resumed:
         stages.gate.restore(resumed.num_groups)

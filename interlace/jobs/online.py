@@ -160,5 +160,6 @@ def with_lengths(profile: Profile, lengths: Sequence[int]) -> Profile:
         quantiles=tuple(quantiles),
         prompt_sigma=own.prompt_sigma,
         response_sigma=own.response_sigma,
+        rank_correlation=own.rank_correlation,
     )
     return profile.model_copy(update={"lengths": fitted})

@@ -1,9 +1,10 @@
 """The schedule for a recipe: searched by the planner, predicted by the simulator."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from pydantic import Field
 
@@ -12,8 +13,9 @@ from interlace.core.errors import UserError
 from interlace.core.profile import Profile
 from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml
-from interlace.jobs.scoring import Workplace, open_scorer
-from interlace.jobs.simulate import Simulation
+from interlace.episodes.by_row import simulators_of
+from interlace.jobs.scoring import TimedEffort, Workplace, open_scorer
+from interlace.jobs.simulate import Simulation, check_profile_roles
 from interlace.observe.goodput import GOVERNED_BY
 from interlace.recipes.check_settings import check_placement, check_sizes
 from interlace.recipes.config import Recipe, ScheduleChoice, algorithm_of
@@ -26,16 +28,16 @@ from interlace.schedule.schedule import Schedule
 
 SPANS = (1, 2, 4, 8)
 """Devices of an engine that are tried on a virtual cluster: a node has eight."""
-SAMPLE_S = 2.2e-4
-"""CPU seconds that simulating a sample takes, about, what is generated ahead and never counted included."""
 NAME = "planned"
 
 
 class PlanSettings(Config):
     """Bounds and effort of a search; on the command line `plan.KEY=VALUE`."""
 
-    max_lag: int = Field(default=0, ge=0)
-    """Steps of training by which the weights of any token may lag; 0 is on-policy."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Versions by which any sample may be stale; 0 is on-policy."""
+    max_sync_every: int = Field(default=1, ge=1)
+    """Steps per version at most."""
     max_length_shift: float = Field(default=1.0, ge=0, le=1)
     """Share by which trained responses may be shorter than generated ones."""
     deadline_h: float | None = Field(default=None, gt=0)
@@ -44,7 +46,9 @@ class PlanSettings(Config):
     device_hour_cost: float | None = Field(default=None, ge=0)
     """Price of one device for an hour; None takes the profile's."""
     search_s: float = Field(default=60.0, gt=0)
-    """Seconds that the search may take, about, on `search_processes` cores."""
+    """Seconds of real time that the search may take, with `search_processes` processes; the best plan so far counts."""
+    search_samples: int | None = Field(default=None, ge=1)
+    """Samples that the search may simulate; with enough `search_s`, the same settings then give the same plan."""
     search_processes: int = Field(default=2, ge=1)
     """Processes that simulate side by side."""
     probe_steps: int = Field(default=4, ge=1)
@@ -60,7 +64,7 @@ class PlanSettings(Config):
     @property
     def words(self) -> str:
         """The bounds, for people."""
-        told = [f"at most {self.max_lag} steps stale" if self.max_lag else "on-policy"]
+        told = [f"at most {self.max_staleness} versions stale" if self.max_staleness else "on-policy"]
         if self.max_length_shift < 1:
             told.append(f"length shift at most {self.max_length_shift:.0%}")
         if self.deadline_h:
@@ -68,11 +72,11 @@ class PlanSettings(Config):
         return ", ".join(told)
 
 
-def split_settings(overrides: Sequence[str], *, max_lag: int) -> tuple[PlanSettings, list[str]]:
+def split_settings(overrides: Sequence[str], *, max_staleness: int) -> tuple[PlanSettings, list[str]]:
     """Splits the planner's own settings from the recipe's overrides. Raises UserError."""
     mine = {override_key(each).removeprefix("plan."): each for each in overrides if each.startswith("plan.")}
     values = {key: parse_yaml(each.partition("=")[2]) for key, each in mine.items()}
-    settings = PlanSettings.parse({"max_lag": max_lag, **values}, where="plan")
+    settings = PlanSettings.parse({"max_staleness": max_staleness, **values}, where="plan")
     if not settings.file.endswith((".yaml", ".yml")):
         raise UserError(f"plan.file = {settings.file!r}: a schedule's file ends in .yaml.")
     return settings, [each for each in overrides if not each.startswith("plan.")]
@@ -92,14 +96,22 @@ class PlanRequest:
         """Returns the recipe's sizes, as the planner sees them."""
         recipe, num_devices = self.recipe, self.simulation.num_devices
         is_model = recipe.reward is not None and recipe.reward.model is not None
+        simulators = simulators_of(recipe.episode)
+        turns = None if recipe.episode.is_single_turn else self.simulation.profile.turns
         return Workload(
             num_devices=num_devices,
             prompts_per_step=recipe.prompts_per_step,
             samples_per_prompt=recipe.samples_per_prompt,
             max_new_tokens=recipe.sampling.max_new_tokens,
             roles=tuple(
-                role.name for role in needed_roles(algorithm_of(recipe).needs) if role.needs_device or is_model
+                role.name
+                for role in needed_roles(algorithm_of(recipe).needs)
+                if (role.needs_device and not role.worker)
+                or (is_model and role.name == "reward")
+                or (simulators and role.name == "env")
             ),
+            num_envs=simulators.num_envs if simulators else 0,
+            turns=fmean(turns.turns) if turns else 1.0,
             spans=tuple(span for span in self.spans if span <= num_devices),
             pools=self.simulation.pools,
         )
@@ -130,7 +142,7 @@ class RecipePlan:
             "goodput": score.goodput,
             "staleness_mean": score.staleness_mean,
             "staleness_max": score.staleness_max,
-            "lag_steps": plan.lag_steps,
+            "staleness_bound": plan.staleness_bound,
             "length_shift": score.length_shift,
             "price_per_million_tokens": self.price(plan),
         }
@@ -183,6 +195,7 @@ def recipe_for(spec: str, overrides: Sequence[str], profile: Profile) -> tuple[R
         "prompts_per_step": sizes.prompts_per_step,
         "samples_per_prompt": sizes.samples_per_prompt,
         "sampling.max_new_tokens": sizes.max_new_tokens,
+        **({"episode.env.num_envs": sizes.num_envs} if sizes.num_envs else {}),
     }
     given = {override_key(each) for each in overrides}
     taken = [f"{key}={value}" for key, value in theirs.items() if key not in given]
@@ -190,17 +203,24 @@ def recipe_for(spec: str, overrides: Sequence[str], profile: Profile) -> tuple[R
     return load_recipe(spec, [*overrides, *taken]), note if taken else ""
 
 
-def make_plan(request: PlanRequest, *, accepts: Accepts = accept_all, current: Schedule | None = None) -> RecipePlan:
+def make_plan(
+    request: PlanRequest,
+    *,
+    accepts: Accepts = accept_all,
+    current: Schedule | None = None,
+    say: Callable[[str], None] = lambda _text: None,
+) -> RecipePlan:
     """Searches, on fewer devices too where there is a deadline to hold.
 
     accepts: says why a schedule cannot run, beside what the profile and the settings say. current: the schedule that is
-    followed now, looked at closely beside the best. Raises UserError where no
-    plan fits, or the limits contradict each other.
+    followed now, predicted as closely as the best. say: shows a line of progress. Ctrl-C ends the search with the best
+    plan so far. Raises UserError if no plan fits, or the limits contradict each other.
     """
     check_sizes(request.recipe, algorithm_of(request.recipe))
+    check_profile_roles(under(request.recipe, Schedule()), request.simulation.profile)
     settings, num_devices = request.settings, request.simulation.num_devices
     if settings.deadline_h is None:
-        return _searched(request, math.inf, settings.search_s, accepts, current)
+        return _searched(request, math.inf, settings.search_s, accepts, current, say=say)
     if request.simulation.pools:
         raise UserError("plan.deadline_h chooses a number of devices, of one kind: give one --profile.")
     max_step_s = settings.deadline_h * 3600 / request.recipe.steps
@@ -209,7 +229,7 @@ def make_plan(request: PlanRequest, *, accepts: Accepts = accept_all, current: S
     for size in sizes:
         smaller = replace(request, simulation=replace(request.simulation, num_devices=size))
         try:
-            plans.append(_searched(smaller, max_step_s, settings.search_s / len(sizes), accepts))
+            plans.append(_searched(smaller, max_step_s, settings.search_s / len(sizes), accepts, say=say))
         except UserError:
             if not plans:
                 raise
@@ -219,20 +239,34 @@ def make_plan(request: PlanRequest, *, accepts: Accepts = accept_all, current: S
 
 
 def _searched(
-    request: PlanRequest, max_step_s: float, search_s: float, accepts: Accepts, current: Schedule | None = None
+    request: PlanRequest,
+    max_step_s: float,
+    search_s: float,
+    accepts: Accepts,
+    current: Schedule | None = None,
+    *,
+    say: Callable[[str], None],
 ) -> RecipePlan:
     recipe, simulation, settings = request.recipe, request.simulation, request.settings
-    limits = PlanLimits(max_lag=settings.max_lag, max_length_shift=settings.max_length_shift, max_step_s=max_step_s)
+    limits = PlanLimits(
+        max_staleness=settings.max_staleness,
+        max_sync_every=settings.max_sync_every,
+        max_length_shift=settings.max_length_shift,
+        max_step_s=max_step_s,
+    )
 
     def accepted(schedule: Schedule) -> str | None:
         try:
             check_placement(under(recipe, schedule), simulation.devices)
+            check_profile_roles(under(recipe, schedule), simulation.profile)
         except UserError as error:
             return str(error)
         return accepts(schedule)
 
-    effort = int(search_s * settings.search_processes / SAMPLE_S)
-    with open_scorer(Workplace(recipe=recipe, simulation=simulation), processes=settings.search_processes) as score:
+    processes = settings.search_processes
+    effort = TimedEffort(search_s, processes=processes, num_samples=settings.search_samples, say=say)
+    place = Workplace(recipe=recipe, simulation=simulation)
+    with open_scorer(place, processes=processes, effort=effort) as score:
         found = search(
             simulation.profile,
             request.workload,

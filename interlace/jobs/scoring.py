@@ -1,26 +1,36 @@
 """Predictions for the planner: a schedule simulated on the recipe's cluster, or on a model of it."""
 
 import math
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing.pool import AsyncResult
 from statistics import fmean, stdev
 
-from interlace.core.errors import HangError, UserError
+from interlace.core.errors import HangError, SimulationStoppedError, UserError
 from interlace.core.types import TerminalEvent
+from interlace.envs.load import EnvConfig
+from interlace.episodes.config import EpisodeConfig
 from interlace.flows.run import StepResult
 from interlace.jobs.simulate import Simulation
 from interlace.jobs.virtual import Simulated, no_search_for_cycles, run_virtually
 from interlace.observe.goodput import BINS, USEFUL, ledger_of
 from interlace.recipes.config import Recipe, ScheduleChoice
+from interlace.runtime.process.child import become_child
 from interlace.runtime.process.launch import spawn_context
 from interlace.runtime.timeline import NoRecorder
 from interlace.schedule.bounds import response_lengths
 from interlace.schedule.candidates import leaves_out, selects_by_speed
-from interlace.schedule.plans import Fidelity, Refused, Score, Scorer
+from interlace.schedule.plans import Fidelity, Refused, SampleEffort, Score, Scorer
 from interlace.schedule.schedule import Schedule
 from interlace.simulate.scale import scale_model
+
+FIRST_SAMPLE_S = 2.2e-4
+"""CPU seconds to simulate a sample, until the search has measured its own rate."""
+REPORT_EVERY_S = 3.0
+"""Seconds between two lines of progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +40,16 @@ class Workplace:
     recipe: Recipe
     simulation: Simulation
 
-    def score(self, schedule: Schedule, fidelity: Fidelity) -> Score | Refused:
-        """Predicts a schedule; one that cannot run is refused with the reason."""
+    def score(self, schedule: Schedule, fidelity: Fidelity, *, stop_at_s: float = math.inf) -> Score | Refused | None:
+        """Predicts a schedule; one that cannot run is refused with the reason.
+
+        stop_at_s: real time, by time.monotonic(), at which the simulation is given up; then None is returned.
+        """
         counted = fidelity.counted_steps(schedule)
         steps, prompts = fidelity.num_steps(schedule), self.recipe.prompts_per_step // fidelity.scale
         recipe = self.recipe.model_copy(
             update={
+                "episode": with_fewer_envs(self.recipe.episode, fidelity.scale),
                 "schedule": ScheduleChoice(preset="a plan's", resolved=schedule),
                 "prompts_per_step": prompts,
                 "minibatches": self.recipe.minibatches if prompts % self.recipe.minibatches == 0 else 1,
@@ -53,13 +67,30 @@ class Workplace:
         with no_search_for_cycles():  # until most of the run is gone without a search
             try:
                 run = run_virtually(
-                    recipe, here, name="plan", recorder=NoRecorder, on_step=lambda result: result.step < steps
+                    recipe,
+                    here,
+                    name="plan",
+                    recorder=NoRecorder,
+                    on_step=lambda result: result.step < steps,
+                    stop_at_s=stop_at_s,
                 )
+            except SimulationStoppedError:
+                return None
             except (UserError, HangError) as error:
                 return Refused(reason=str(error))
             score = score_of(run, counted, here, recipe)
             del run
         return score
+
+
+def with_fewer_envs(episode: EpisodeConfig, scale: int) -> EpisodeConfig:
+    """Returns the episode with a part of its environments, for a model of the cluster."""
+    env = getattr(episode, "env", None)
+    if scale == 1 or not isinstance(env, EnvConfig):
+        return episode
+    fewer = env.model_copy(update={"num_envs": max(1, env.num_envs // scale)})
+    others = {name: with_fewer_envs(each, scale) for name, each in episode.others.items()}
+    return episode.model_copy(update={"env": fewer, "others": others})
 
 
 def score_of(run: Simulated, counted: int, simulation: Simulation, recipe: Recipe) -> Score:
@@ -101,39 +132,121 @@ def _length_shift(results: Sequence[StepResult], simulation: Simulation, recipe:
     return shift if leaves_out(recipe.schedule.resolved) or abs(shift) > chance else 0.0
 
 
+class TimedEffort:
+    """Effort in seconds of real time, for the search and its processes together."""
+
+    def __init__(
+        self,
+        search_s: float,
+        *,
+        processes: int,
+        num_samples: int | None = None,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        """processes: that simulate at the same time. num_samples: limit of simulated samples in addition to the time;
+        if it ends the search, the plan does not depend on the machine. say: shows a line of progress.
+        """
+        self._samples = SampleEffort(num_samples) if num_samples else None
+        self._start_s = self._reported_s = time.monotonic()
+        self._search_s, self._say = search_s, say
+        self._sample_s = FIRST_SAMPLE_S / processes
+        self._num_samples = 0
+        self._is_stopped = False
+
+    @property
+    def stop_at_s(self) -> float:
+        """Real time, by time.monotonic(), at which the search ends."""
+        return -math.inf if self._is_stopped else self._start_s + self._search_s
+
+    def stop(self) -> None:
+        """Ends the search with the best plan so far."""
+        self._is_stopped = True
+
+    @property
+    def share_left(self) -> float:
+        """Share that is left of the time or of the samples, whichever is less."""
+        of_time = max(0.0, (self.stop_at_s - time.monotonic()) / self._search_s)
+        return min(of_time, self._samples.share_left) if self._samples else of_time
+
+    def spend(self, num_samples: int) -> None:
+        """Takes in samples that were simulated: the measured rate decides what is affordable."""
+        self._num_samples += num_samples
+        if self._samples:
+            self._samples.spend(num_samples)
+        elapsed_s = time.monotonic() - self._start_s
+        if self._num_samples and elapsed_s > 0:
+            self._sample_s = elapsed_s / self._num_samples
+
+    def affords(self, num_samples: int) -> bool:
+        """Returns whether simulating so many samples ends in time, at the rate so far."""
+        if self._samples and not self._samples.affords(num_samples):
+            return False
+        return num_samples * self._sample_s <= self.stop_at_s - time.monotonic()
+
+    def report(self, text: str) -> None:
+        """Shows a line of progress, at most one in a few seconds."""
+        now_s = time.monotonic()
+        if now_s - self._reported_s >= REPORT_EVERY_S:
+            self._reported_s = now_s
+            self._say(f"planning, {now_s - self._start_s:.0f} of {self._search_s:g} s: {text}")
+
+
 _workplace: Workplace
 
 
 def _begin(workplace: Workplace) -> None:
     global _workplace  # noqa: PLW0603 - all tasks of a pool's process share it
     _workplace = workplace
+    become_child()
 
 
-def _score(task: tuple[Schedule, Fidelity]) -> Score | Refused:
-    return _workplace.score(*task)
+def _score(task: tuple[Schedule, Fidelity, float]) -> Score | Refused | None:
+    schedule, fidelity, stop_at_s = task
+    return _workplace.score(schedule, fidelity, stop_at_s=stop_at_s)
 
 
 @contextmanager
-def open_scorer(workplace: Workplace, *, processes: int) -> Iterator[Scorer]:
-    """Opens a scorer that simulates in processes of its own, or in this one where there is to be none."""
-    if processes <= 1:
-        yield lambda tasks: [_scaled(workplace.score(*task), task[1]) for task in tasks]
-        return
-    # Spawned, not forked: a run that plans has threads.
-    context = spawn_context()
-    with ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(workplace,)) as pool:
+def open_scorer(workplace: Workplace, *, processes: int, effort: TimedEffort) -> Iterator[Scorer]:
+    """Opens a scorer that simulates in separate processes, or in this process if `processes` is 1.
 
-        def score(tasks: Sequence[tuple[Schedule, Fidelity]]) -> Sequence[Score | Refused]:
-            # The longest first, so that none is left over at the end.
-            order = sorted(range(len(tasks)), key=lambda place: -tasks[place][1].num_steps(tasks[place][0]))
-            found = dict(zip(order, pool.map(_score, [tasks[place] for place in order]), strict=True))
-            return [_scaled(found[place], tasks[place][1]) for place in range(len(tasks))]
+    It returns None for every schedule that the time of `effort` did not allow. Ctrl-C ends the time.
+    """
+    # Spawned, not forked: a run that plans has threads. This process simulates too, also while the others start.
+    pool = spawn_context().Pool(processes - 1, _begin, (workplace,)) if processes > 1 else None
+    room = 2 * (processes - 1)
 
+    def score(tasks: Sequence[tuple[Schedule, Fidelity]]) -> Sequence[Score | Refused | None]:
+        found: list[Score | Refused | None] = [None] * len(tasks)
+        # The longest first, so that none is left over at the end.
+        waiting = deque(sorted(range(len(tasks)), key=lambda place: -tasks[place][1].num_steps(tasks[place][0])))
+        running: dict[int, AsyncResult[Score | Refused | None]] = {}
+        try:
+            while (waiting or running) and time.monotonic() < effort.stop_at_s:
+                while pool and waiting and len(running) < room:
+                    place = waiting.popleft()
+                    running[place] = pool.apply_async(_score, ((*tasks[place], effort.stop_at_s),))
+                if waiting:
+                    place = waiting.popleft()
+                    found[place] = workplace.score(*tasks[place], stop_at_s=effort.stop_at_s)
+                else:
+                    # A simulation looks at the time itself, except while it starts its workers.
+                    next(iter(running.values())).wait(max(0.0, effort.stop_at_s - time.monotonic()))
+                for place in [place for place, result in running.items() if result.ready()]:
+                    found[place] = running.pop(place).get()
+        except KeyboardInterrupt:
+            effort.stop()
+        return [_scaled(each, task[1]) for each, task in zip(found, tasks, strict=True)]
+
+    try:
         yield score
+    finally:
+        if pool:
+            pool.terminate()
+            pool.join()
 
 
-def _scaled(score: Score | Refused, fidelity: Fidelity) -> Score | Refused:
+def _scaled(score: Score | Refused | None, fidelity: Fidelity) -> Score | Refused | None:
     """Returns a score of the model as that of the whole cluster."""
-    if isinstance(score, Refused) or fidelity.scale == 1:
+    if not isinstance(score, Score) or fidelity.scale == 1:
         return score
     return replace(score, tokens_per_s=score.tokens_per_s * fidelity.scale)

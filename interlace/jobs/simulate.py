@@ -1,7 +1,7 @@
 """A recipe on devices that are not there: workers only cost what a profile says."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from itertools import groupby
@@ -32,12 +32,15 @@ from interlace.runtime.sim.faults import Faults, with_faults
 from interlace.runtime.timeline import NoRecorder
 from interlace.runtime.trace import TraceFile
 from interlace.runtime.worker import Worker, WorkerContext
+from interlace.schedule.lengths import LengthPredictor
 from interlace.schedule.placement import Device, Pools
+from interlace.schedule.roles import HOST
 from interlace.simulate.envs import SimulatedSimulators
 from interlace.simulate.episodes import SimulatedEpisode
 from interlace.simulate.lengths import kept_lengths
 from interlace.simulate.links import Moves
 from interlace.simulate.pace import Pace
+from interlace.simulate.ranker import NoisyRanker
 from interlace.simulate.rollout import SimulatedEngine
 from interlace.simulate.workers import SimulatedInference, SimulatedReward, SimulatedRewardModel, SimulatedTrainer
 
@@ -107,28 +110,30 @@ class Simulation:
         """Episodes of the profile's turns. UserError where it has none and the recipe's have several."""
         if recipe.episode.is_single_turn:
             return SINGLE_TURN
+        check_profile_roles(recipe, self.profile)
         if self.profile.turns is None:
-            raise UserError(
-                f"the recipe's episode {recipe.episode.name!r} takes several turns, and the profile has no `turns`: "
-                "measure them with `interlace profile RECIPE`, or write them into the profile."
-            )
+            raise ValueError("check_profile_roles() requires turns")
         has_envs = simulators_of(recipe.episode) is not None
-        if has_envs and self.profile.env is None:
-            raise UserError(
-                f"the recipe's episode {recipe.episode.name!r} has simulators, and the profile no `env`: write what "
-                "a chunk in them costs into the profile."
-            )
         return SimulatedEpisode(self.profile.turns, brings_reward=recipe.reward is None, has_envs=has_envs)
 
-    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
-        """Workers that only cost time."""
-        profile, pace = self.profile, Pace(self.profile)
-        lengths = kept_lengths(profile.lengths, recipe.seed)
+    def _length(self, recipe: Recipe) -> Callable[[Request], float]:
+        """Returns the true length of the response to a request."""
+        lengths = kept_lengths(self.profile.lengths, recipe.seed)
 
         def length(request: Request) -> float:
             known = self.lengths.get(request.owner)
             return known or lengths(request.uid, request.attempt, request.owner.index, request.turn)
 
+        return length
+
+    def predictor(self, recipe: Recipe) -> LengthPredictor:
+        """Returns a ranker whose predictions have the rank correlation of the profile."""
+        return NoisyRanker(self.profile.lengths, recipe.sampling.max_new_tokens, self._length(recipe), recipe.seed)
+
+    def roles(self, recipe: Recipe) -> Mapping[str, SimulatedRole]:
+        """Workers that only cost time."""
+        profile, pace = self.profile, Pace(self.profile)
+        length = self._length(recipe)
         moves = Moves.of(profile, recipe.schedule.resolved, self.devices)
 
         def costs(context: WorkerContext, role: str) -> Any:
@@ -172,8 +177,31 @@ class Simulation:
         costs = self.profile.env
         if costs is None or simulators_of(recipe.episode) is None:
             return {}
-        factory = partial(SimulatedSimulators, costs=costs, pace=pace)
+        num_processes = costs.num_processes(self.num_devices)
+        factory = partial(SimulatedSimulators, costs=costs, pace=pace, num_processes=num_processes)
         return {"env": SimulatedRole(factory, SimulatedSimulators, costs.working_bytes)}
+
+
+def check_profile_roles(recipe: Recipe, profile: Profile) -> None:
+    """Raises UserError if a profile lacks the costs of a part of the recipe, or forbids its placement."""
+    measure = "Measure the recipe with `interlace profile RECIPE --out profile.json`, and give --profile profile.json."
+    episode = recipe.episode
+    if not episode.is_single_turn and profile.turns is None:
+        raise UserError(
+            f"the recipe's episode {episode.name!r} takes several turns, and the profile has no `turns`. {measure}"
+        )
+    if simulators_of(episode) is None:
+        return
+    if profile.env is None:
+        raise UserError(
+            f"the recipe's episode {episode.name!r} has simulators, and the profile has no `env`. {measure}"
+        )
+    where = recipe.schedule.resolved.placement.of("env").devices
+    if profile.env.bound == "host" and where != HOST:
+        raise UserError(
+            f"schedule.placement.env = {where!r}, and the profile's simulators are bound by processor cores "
+            "(env.bound: host). Set schedule.placement.env=host."
+        )
 
 
 @lru_cache(maxsize=4)
@@ -238,7 +266,7 @@ def simulate_variants(
         recipes = {recipe.schedule.preset: recipe}
     else:
         recipes = under_each(spec, overrides, schedules)
-    _check(recipes, simulation.devices)
+    _check(recipes, simulation.profile, simulation.devices)
     first = next(iter(recipes))
     found = []
     for name, recipe in recipes.items():
@@ -258,7 +286,7 @@ def simulate_into(
     """Runs simulate_variants(), each into a run folder of its own that reports are made from. Raises UserError."""
     outcomes = []
     recipes = under_each(spec, overrides, schedules)
-    _check(recipes, simulation.devices)
+    _check(recipes, simulation.profile, simulation.devices)
     for name, recipe in recipes.items():
         folder = RunFolder.create(root, default_name(root, f"{Path(spec).stem}-{Path(name).stem}-simulated"))
         folder.write_config(recipe)
@@ -271,8 +299,9 @@ def simulate_into(
     return outcomes
 
 
-def _check(recipes: Mapping[str, Recipe], devices: tuple[Device, ...]) -> None:
+def _check(recipes: Mapping[str, Recipe], profile: Profile, devices: tuple[Device, ...]) -> None:
     """Checks each recipe as for training: a recipe that no cluster could train is not predicted either."""
     for recipe in recipes.values():
         check_sizes(recipe, algorithm_of(recipe))
         check_placement(recipe, devices)
+        check_profile_roles(recipe, profile)

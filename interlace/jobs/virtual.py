@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from interlace.runtime.sim.cluster import RankWrapper, SimCluster
 from interlace.runtime.sim.loop import VirtualLoop
 from interlace.runtime.timeline import Recorder
 from interlace.runtime.worker import Worker, operation_of
+from interlace.schedule.lengths import LengthPredictor
 from interlace.schedule.placement import Device
 from interlace.simulate.workers import zeros
 
@@ -74,7 +76,11 @@ class SimulationBackend(Protocol):
         ...
 
     def episode(self, recipe: Recipe) -> Episode:
-        """Returns the stand-in for the recipe's episode, whose own would call real tools."""
+        """Returns the episode that is simulated instead of the recipe's, which would call real tools."""
+        ...
+
+    def predictor(self, recipe: Recipe) -> LengthPredictor | None:
+        """Returns the ranker that predicts response lengths; None for the ranker of a real run."""
         ...
 
 
@@ -113,25 +119,30 @@ def run_virtually(
     name: str,
     recorder: Callable[[], Recorder],
     on_step: StepHook | None = None,
+    stop_at_s: float = math.inf,
 ) -> Simulated:
     """Runs every step of a recipe on the virtual clock. The same arguments give the same run, to the last event.
+
+    stop_at_s: real time, by time.monotonic(), at which the run raises SimulationStoppedError.
 
     recorder: makes the recorder of all that happens. on_step: called with each step's result; False ends the run there,
     with what was generated ahead. Raises UserError for what cannot work, and what a run on any other
     cluster raises: HangError, RemoteError, WorkerDiedError.
     """
     with no_search_for_cycles():
-        return on_virtual_clock(lambda: _simulated(recipe, stand_ins, name, recorder, on_step))
+        return on_virtual_clock(lambda: _simulated(recipe, stand_ins, name, recorder, on_step), stop_at_s=stop_at_s)
 
 
-def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs a coroutine on an event loop of its own, on a VirtualLoop."""
+def on_virtual_clock(main: Callable[[], Coroutine[Any, Any, T]], *, stop_at_s: float = math.inf) -> T:
+    """Runs a coroutine on a new VirtualLoop. stop_at_s: as in run_virtually()."""
     loop = VirtualLoop()
+    loop.stop_at_s = stop_at_s
     # asyncio wants a current loop where futures are made without one.
     asyncio.set_event_loop(loop)
     try:
         return loop.run_until_complete(main())
     finally:
+        loop.stop_at_s = math.inf
         loop.wind_up()
         asyncio.set_event_loop(None)
 
@@ -172,7 +183,10 @@ async def _simulated(
     try:
         groups = await launch(cluster, algorithm.needs, stand_ins.roles(recipe))
         episode = stand_ins.episode(recipe)
-        hosted = await host(cluster, recipe, groups, prompts, algorithm=algorithm, stand_in=episode)
+        predictor = stand_ins.predictor(recipe)
+        hosted = await host(
+            cluster, recipe, groups, prompts, algorithm=algorithm, stand_in=episode, predictor=predictor
+        )
         if stand_ins.engine_changes:
             changes = change_engines(hosted.run.rollout.pool, stand_ins.engine_changes)
             cluster.spawn(changes, name="engines that leave and join")

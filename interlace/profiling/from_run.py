@@ -189,7 +189,11 @@ def _lengths(run: RunData) -> Lengths:
     groups = [[float(each.num_tokens) for each in group] for group in _groups(run)]
     tokens, trained = run.values("perf/num_tokens"), run.values("samples/trained")
     prompts = sum(tokens) / max(1.0, sum(trained)) - fmean(run.values("response_length/mean"))
-    return lengths_of(groups, prompt_tokens=max(1, round(prompts)))
+    # Only runs that dispatch by length report the quality of their predictions.
+    ranks = run.values("rollout/length_rank")
+    return lengths_of(
+        groups, prompt_tokens=max(1, round(prompts)), rank_correlation=max(0.0, ranks[-1]) if ranks else 0.0
+    )
 
 
 def _groups(run: RunData) -> list[list[Transcript]]:

@@ -142,7 +142,7 @@ class _Measurement:
             device_memory_bytes=cluster.devices[0].memory_bytes,
             rollout=rollout,
             reward=reward,
-            lengths=measure_lengths(responses),
+            lengths=measure_lengths(responses, wave=recipe.prompts_per_step * recipe.samples_per_prompt),
             turns=turns,
             reference=await self._reference(samples),
             critic=await self._critic(samples),

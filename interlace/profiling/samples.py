@@ -13,6 +13,7 @@ from interlace.profiling.fit import Call, fit, intraclass_correlation, log_sprea
 from interlace.profiling.rollout import serve_all
 from interlace.recipes.config import Recipe
 from interlace.rewards.base import RewardConfig
+from interlace.schedule.lengths import LengthRanker, rank_correlation
 from interlace.stages.role_groups import RewardGroup, RolloutGroup
 from interlace.stages.turns import answered
 
@@ -61,15 +62,46 @@ async def _draw_step(
     return sorted(samples, key=lambda sample: sample.key)
 
 
-def measure_lengths(samples: Sequence[Sample]) -> Lengths:
-    """Quantiles of response lengths, and how much of their spread is the prompt's."""
+def measure_lengths(samples: Sequence[Sample], *, wave: int) -> Lengths:
+    """Returns the quantiles of response lengths, and the quality of predictions of them.
+
+    wave: samples that a step dispatches together.
+    """
     groups = by_prompt(samples, [float(sample.num_tokens) for sample in samples])
     prompt_tokens = max(1, round(float(np.mean([len(sample.prompt.token_ids) for sample in samples]))))
-    return lengths_of(groups, prompt_tokens=prompt_tokens)
+    return lengths_of(groups, prompt_tokens=prompt_tokens, rank_correlation=measure_ranker(samples, wave=wave))
 
 
-def lengths_of(groups: Sequence[Sequence[float]], *, prompt_tokens: int) -> Lengths:
-    """Returns what response lengths say, a group a prompt. prompt_tokens: mean."""
+def measure_ranker(samples: Sequence[Sample], *, wave: int) -> float:
+    """Returns the rank correlation between true lengths and the predictions of the ranker that runs use.
+
+    The ranker predicts each wave from the waves before, as in a run. 0 with fewer than two waves. wave: samples.
+    """
+    ranker, pairs = LengthRanker(1.0, learns=True), list[tuple[float, float]]()
+    for start in range(0, len(samples), wave):
+        requests = [
+            Request(
+                uid=each.prompt.uid,
+                owner=each.key,
+                prompt_ids=each.prompt.token_ids.tolist(),
+                params=SamplingParams(),
+            )
+            for each in samples[start : start + wave]
+        ]
+        predicted = [ranker.expect(request) for request in requests]
+        lengths = [each.num_tokens for each in samples[start : start + wave]]
+        if start:  # nothing is known of the first wave
+            pairs += zip(predicted, map(float, lengths), strict=True)
+        for request, length in zip(requests, lengths, strict=True):
+            ranker.observe(request, length)
+    if not pairs:
+        return 0.0
+    predicted, real = zip(*pairs, strict=True)
+    return max(0.0, rank_correlation(predicted, real))
+
+
+def lengths_of(groups: Sequence[Sequence[float]], *, prompt_tokens: int, rank_correlation: float = 0.0) -> Lengths:
+    """Returns the distribution of response lengths. groups: the lengths of each prompt. prompt_tokens: mean."""
     lengths = [length for group in groups for length in group]
     spread = log_spread([[max(1.0, length) for length in group] for group in groups])
     quantiles = np.quantile(lengths, np.linspace(0, 1, NUM_QUANTILES))
@@ -79,6 +111,7 @@ def lengths_of(groups: Sequence[Sequence[float]], *, prompt_tokens: int) -> Leng
         prompt_sigma=spread.between,
         response_sigma=spread.within,
         quantiles=tuple(float(value) for value in quantiles),
+        rank_correlation=rank_correlation,
     )
 
 

@@ -1,11 +1,17 @@
-"""How fast an engine decodes at which batch, as far as it has shown: what too small a batch is, is measured."""
+"""Measured decode speed of an engine by batch: the costs of a step, and the batches that are too small."""
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from interlace.core.decode_costs import DecodeCosts
 from interlace.runtime.timeline import EngineCall
 
 UNDERFILLED_SHARE = 0.5
 """Share of the best tokens/s: a batch that decodes at less does not use the device."""
+LEAST_USE = 0.02
+"""Share of the KV cache from which on it shows the size of the cache."""
 MIN_CALLS = 3
 """Calls of a batch size that are measured before its tokens/s may be the best."""
 
@@ -20,7 +26,11 @@ class DecodeCurve:
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._too_small: set[int] | None = None
-        """Sizes that are underfilled; None where calls came since it was found."""
+        """Sizes that are underfilled; None if calls were observed since."""
+        self._products, self._targets = np.zeros((3, 3)), np.zeros(3)
+        """Normal equations of the seconds of a step by (1, batch, tokens held)."""
+        self._kv_tokens = 0.0
+        """Tokens that the KV cache holds; 0 until a call has held some."""
 
     def observe(self, call: EngineCall) -> None:
         """Learns from a call that mostly decoded; one that mostly read prompts says little of the batch."""
@@ -35,6 +45,15 @@ class DecodeCurve:
         seen.seconds += seconds
         seen.num_calls += 1
         seen.weighted_batch += call.batch * call.num_new_tokens
+        steps = call.num_new_tokens / call.batch
+        seen.num_steps += steps
+        seen.held_steps += call.num_held_tokens * steps
+        row = np.array((1.0, call.batch, call.num_held_tokens))
+        self._products += np.outer(row, row)
+        self._targets += row * (seconds / steps)
+        if call.kv_use > LEAST_USE:
+            # The share is the largest of the call and the tokens are its mean, so the estimate is low, not high.
+            self._kv_tokens = max(self._kv_tokens, call.num_held_tokens / call.kv_use)
         self._too_small = None
 
     def tokens_per_s(self, batch: int) -> float | None:
@@ -42,17 +61,28 @@ class DecodeCurve:
         seen = self._seen.get(batch.bit_length())
         return seen.tokens_per_s if seen else None
 
-    def steps(self) -> list[tuple[float, float]]:
-        """Returns (sequences, seconds of a decode step) of each size seen often enough, by rising number of sequences.
+    def costs(self) -> DecodeCosts | None:
+        """Returns the measured costs of a decode step; None if fewer than two sizes were measured often enough.
 
-        A step of more sequences takes no less time: what noise says otherwise is smoothed away.
+        The part of the context is fitted by least squares over all calls, with a part of the batch. A step of more
+        sequences takes no less time: noise to the contrary is smoothed away.
         """
+        seen = [each for _, each in sorted(self._seen.items()) if each.num_calls >= MIN_CALLS]
+        if len(seen) < 2:
+            return None
+        context_token_s = self._context_token_s()
         found: list[tuple[float, float]] = []
-        for _, seen in sorted(self._seen.items()):
-            if seen.num_calls >= MIN_CALLS:
-                batch = seen.weighted_batch / seen.num_tokens
-                found.append((batch, max(batch * seen.seconds / seen.num_tokens, found[-1][1] if found else 0.0)))
-        return found
+        for each in seen:
+            batch, steps = each.weighted_batch / each.num_tokens, each.num_steps
+            step_s = (each.seconds - context_token_s * each.held_steps) / steps
+            found.append((batch, max(step_s, found[-1][1] if found else 0.0)))
+        return DecodeCosts(steps=found, context_token_s=context_token_s, kv_tokens=self._kv_tokens or math.inf)
+
+    def _context_token_s(self) -> float:
+        """Returns the seconds that a cached token adds to a step, at most the share that the calls leave for it."""
+        solved, *_ = np.linalg.lstsq(self._products, self._targets, rcond=None)
+        most = min((each.seconds / each.held_steps for each in self._seen.values() if each.held_steps), default=0.0)
+        return float(min(max(solved[2], 0.0), most))
 
     def is_underfilled(self, batch: int) -> bool:
         """Says whether a batch decodes at less than the share of the best; False where nothing is known of its size."""
@@ -71,6 +101,9 @@ class _Seen:
     num_tokens: int = 0
     seconds: float = 0.0
     num_calls: int = 0
+    num_steps: float = 0.0
+    held_steps: float = 0.0
+    """Sum over calls of the tokens held times the steps."""
     weighted_batch: float = 0.0
     """Sum over calls of their batch times their tokens."""
 

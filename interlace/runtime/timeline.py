@@ -76,6 +76,8 @@ class EngineCall:
     """Sequences that lost their cells of the KV cache in it."""
     kv_use: float = 0.0
     """Largest share of the KV cache that was held, 0 ... 1."""
+    num_held_tokens: float = 0.0
+    """Tokens of the contexts of its sequences, mean over the call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,10 @@ class Workload:
     """Devices that an instance of the rollout engine may have."""
     pools: Pools = ()
     """(kind, number) of a mixed cluster's devices, in their order."""
+    num_envs: int = 0
+    """Environments of the simulators; 0 for a recipe without."""
+    turns: float = 1.0
+    """Mean number of turns of an episode."""
 
     def on_model(self, scale: int) -> tuple[int, Pools]:
         """Returns the devices of a model of the cluster, and their kinds."""
@@ -39,6 +43,11 @@ class Workload:
     def samples_per_step(self) -> int:
         """Samples of a step."""
         return self.prompts_per_step * self.samples_per_prompt
+
+    @property
+    def requests_per_step(self) -> int:
+        """Requests to engines in a step: what simulating it costs."""
+        return round(self.samples_per_step * self.turns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +78,8 @@ def misfit(schedule: Schedule, profile: Profile, workload: Workload, devices: tu
     found = []
     for role in workload.roles:
         for instance in _one_a_kind(schedule.instances(role, devices)):
+            if not instance:  # simulators on the host
+                continue
             costs = profile.on(role, _pools(instance))
             needed = costs.peak_bytes(len(instance))
             there = min(device.memory_bytes for device in instance)
@@ -105,6 +116,9 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
     for role in workload.roles:
         if role == "rollout":
             continue
+        if role == "env":
+            _add_simulators(busy, schedule, profile, workload, devices)
+            continue
         instances, rate = schedule.instances(role, devices), 0.0
         for instance in instances:
             costs = profile.on(role, _pools(instance))
@@ -119,6 +133,20 @@ def least_step_s(schedule: Schedule, profile: Profile, workload: Workload, devic
             slowest, longest * min(_alone_s(profile, each) for each in schedule.instances("rollout", devices))
         )
     return slowest
+
+
+def _add_simulators(
+    busy: list[float], schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
+) -> None:
+    """Adds the chunks of a step's episodes, at the best rate of the environments that move together."""
+    instances = [instance for instance in schedule.instances("env", devices) if instance]
+    if not instances or profile.env is None or profile.turns is None:
+        return
+    costs, together = profile.env, max(1, workload.num_envs // len(instances))
+    chunk_s = min(costs.chunk_s(count) / count for count in {1, together})
+    chunks = workload.samples_per_step * fmean(profile.turns.turns) / len(instances)
+    for device in (device for instance in instances for device in instance):
+        busy[device.index] += chunks * chunk_s
 
 
 def _add_generation(

@@ -9,6 +9,7 @@ from typing import Literal
 
 from interlace.core.errors import UserError
 from interlace.schedule.placement import Device, Pools
+from interlace.schedule.roles import HOST
 from interlace.schedule.schedule import Schedule
 
 WHOLE = Fraction(1)
@@ -34,6 +35,9 @@ class Layout:
     span: int = 1
     """Devices of an instance of the rollout engine."""
 
+    env: Fraction | Literal["host", "rollout"] = "host"
+    """Devices of simulators: the next share after the devices that generate, the same devices, or none (the host)."""
+
     turned: bool = False
     """True if generation is on the last devices and training on the first: of a mixed cluster, on the other kind."""
 
@@ -43,20 +47,25 @@ class Layout:
         pools: of a mixed cluster; no engine is of several kinds of devices.
         """
         generating = _count(self.rollout, num_devices, self.span)
-        training = num_devices - generating if self.is_split else _count(self.training, num_devices, 1)
+        simulating = _count(self.env, num_devices, 1) if isinstance(self.env, Fraction) else 0
+        rest = num_devices - generating - simulating
+        training = rest if self.is_split else _count(self.training, num_devices, 1)
         apart = training // 4 if self.inference == "apart" else 0
         if (
             not generating
             or generating > num_devices
             or training - apart < 1
+            or rest < 0
+            or (isinstance(self.env, Fraction) and not simulating)
             or (self.inference == "apart" and not apart)
         ):
             return None
         first = num_devices - training
         generate, train, infer = (0, generating), (first + apart, num_devices), (first, first + apart)
+        move = (generating, generating + simulating) if simulating else generate
         if self.turned:
-            generate, train, infer = (
-                (num_devices - end, num_devices - start) for start, end in (generate, train, infer)
+            generate, train, infer, move = (
+                (num_devices - end, num_devices - start) for start, end in (generate, train, infer, move)
             )
         if any(count % self.span for _, _, count in _parts(generate, pools)):
             return None
@@ -66,6 +75,7 @@ class Layout:
                 "devices": _named(generate, pools),
                 "devices_per_instance": self.span if self.span > 1 else None,
             },
+            "env": HOST if self.env == "host" else _named(move, pools),
             "reference": _named(inferring, pools),
             "critic": _named(train, pools),
             "actor": _named(train, pools),
@@ -74,7 +84,7 @@ class Layout:
     @property
     def is_split(self) -> bool:
         """True if no device both generates and trains, and none is left over."""
-        return self.rollout + self.training == 1
+        return self.rollout + self.training + (self.env if isinstance(self.env, Fraction) else 0) == 1
 
     @property
     def lends(self) -> bool:
@@ -114,6 +124,10 @@ class Candidate:
             inference = "rollout"
         elif not counted["reference"] & (counted["rollout"] | counted["actor"]):
             inference = "apart"
+        env: Fraction | Literal["host", "rollout"] = "host"
+        if schedule.placement.of("env").devices != HOST:
+            simulating = _indices(schedule, "env", devices)
+            env = "rollout" if simulating == counted["rollout"] else Fraction(len(simulating), len(devices))
         span = schedule.placement.of("rollout").devices_per_instance
         layout = Layout(
             rollout=Fraction(len(counted["rollout"]), len(devices)),
@@ -121,6 +135,7 @@ class Candidate:
                 len(counted["actor"] | (counted["reference"] if inference == "apart" else set())), len(devices)
             ),
             inference=inference,
+            env=env,
             span=span if isinstance(span, int) else 1,
         )
         return cls(layout=layout, rest=schedule.model_copy(update={"placement": Schedule().placement}), name=name)
@@ -160,14 +175,6 @@ def _named(devices: tuple[int, int], pools: Pools) -> str:
     if not pools:
         return _range(*devices)
     return ",".join(f"{pool}:{_range(first, first + count)}" for pool, first, count in _parts(devices, pools))
-
-
-def lag_steps(schedule: Schedule) -> int:
-    """Returns the steps of training by which the weights that made a token may lag, at most.
-
-    Versions alone would let a schedule that publishes seldom pass for on-policy.
-    """
-    return schedule.staleness_bound * schedule.sync_every + schedule.sync_every - 1
 
 
 def selects_by_speed(schedule: Schedule) -> bool:
@@ -212,7 +219,7 @@ _AHEAD = (
 _SURPLUSES = ((1.25, 1.0), (1.25, 1.25), (1.25, 1.5), (1.5, 1.0), (1.5, 1.25), (1.5, 1.5), (2.0, 1.25), (2.0, 1.5))
 """(prompts, responses) launched for each one needed."""
 _TAILS: tuple[object, ...] = (
-    "none", {"kind": "migrate"}, {"kind": "migrate", "remaining_share": 0.5, "batch": 64},
+    "none", {"kind": "migrate"}, {"kind": "migrate", "remaining_share": 0.5, "batch": "100%", "kv_share": 0.5},
     *({"kind": kind, "prompts": prompts, "responses": responses}
       for kind in ("oversample", "tail_batching")
       for prompts, responses in _SURPLUSES),
@@ -222,10 +229,12 @@ _LOANS = (None, 0.3, 0.6, 0.8, 0.9)
 
 
 def neighbours(
-    candidate: Candidate, *, spans: Iterable[int], has_reference: bool, pools: Pools = ()
+    candidate: Candidate, *, spans: Iterable[int], has_reference: bool, has_env: bool = False, pools: Pools = ()
 ) -> Iterator[Candidate]:
     """Yields the candidates that differ from one in one decision."""
     yield from _moved(candidate, tuple(spans), has_reference)
+    if has_env:
+        yield from _with_simulators(candidate)
     yield from by_kind(candidate, pools)
     for fields in _decisions(candidate.rest, has_reference):
         if (changed := candidate.changed(fields)) and changed != candidate:
@@ -250,6 +259,28 @@ def _moved(candidate: Candidate, spans: tuple[int, ...], has_reference: bool) ->
     if has_reference:
         layouts += [replace(here, inference=place) for place in ("training", "rollout", "apart")]
     yield from (replace(candidate, layout=layout) for layout in layouts if layout != here)
+
+
+def _with_simulators(candidate: Candidate) -> Iterator[Candidate]:
+    """Yields the candidate with its simulators elsewhere, and with other numbers of environments that move together."""
+    here, quarter, half = candidate.layout, Fraction(1, 4), Fraction(1, 2)
+    places: list[tuple[Fraction, Fraction | Literal["host", "rollout"], Fraction]] = [
+        (WHOLE, "rollout", WHOLE),
+        *((share, 1 - share, WHOLE) for share in SHARES),
+        (quarter, quarter, half),
+        (half, quarter, quarter),
+        (quarter, half, quarter),
+        (half, "rollout", half),
+        (here.rollout, "host", here.training),
+    ]
+    for rollout, env, training in places:
+        layout = replace(here, rollout=rollout, env=env, training=training)
+        if layout != here:
+            yield replace(candidate, layout=layout)
+    for granule in ("sample", "25%", "50%", "100%"):
+        granularity = {**candidate.rest.granularity.model_dump(), "env": granule}
+        if (changed := candidate.changed({"granularity": granularity})) and changed != candidate:
+            yield changed
 
 
 def by_kind(candidate: Candidate, pools: Pools) -> Iterator[Candidate]:
@@ -285,10 +316,12 @@ def _decisions(rest: Schedule, has_reference: bool) -> Iterator[Mapping[str, obj
     yield from ({"switch": when} for when in ("when_idle", "when_ready"))
     yield from ({"concurrency": limit} for limit in (None, "adaptive", 32, 64, 128))
     stages = ("reward", "reference", "critic", "actor") if has_reference else ("actor",)
-    for granule in ("step", "group", 64):
+    for granule in ("step", "group", "12%"):
         for stage in stages:
             yield {"granularity": {**rest.granularity.model_dump(), stage: granule}}
-    yield {"granularity": {stage: "sample" if stage != "actor" else 64 for stage in rest.granularity.model_dump()}}
+    stages = [stage for stage in rest.granularity.model_dump() if stage != "env"]
+    fine = {stage: "12%" if stage == "actor" else "sample" for stage in stages}
+    yield {"granularity": {**rest.granularity.model_dump(), **fine}}
 
 
 @lru_cache(maxsize=1)

@@ -1,9 +1,9 @@
-"""How long a response will be, from what is known: the ranker behind dispatch by length."""
+"""Predictions of response lengths, for dispatch by length and for budgets that are shares of a length."""
 
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from interlace.core.types import Metrics, Request
 
@@ -15,8 +15,48 @@ ENOUGH = 64
 """Responses that are learned from before the ranker is believed."""
 KEPT_GROUPS = 1 << 12
 """Groups whose finished siblings are remembered."""
+MEAN_OF = 1 << 10
+"""Responses over which a mean length is taken: lengths drift as the policy is trained."""
 SCORED = 1 << 12
 """Latest responses that the shown rank correlation is of."""
+
+
+class LengthPredictor(Protocol):
+    """Predicts the number of response tokens of a request."""
+
+    def expect(self, request: Request) -> float:
+        """Returns the predicted number of response tokens of a request that is dispatched."""
+        ...
+
+    def observe(self, request: Request, num_tokens: int) -> None:
+        """Learns from a response that ended."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """Drops a request that gets no response."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """Returns the quality of the predictions."""
+        ...
+
+
+class MeanLength:
+    """Mean length of the latest responses."""
+
+    def __init__(self, first_guess: float) -> None:
+        """first_guess: tokens, until a response has ended."""
+        self._tokens, self._count = first_guess, 0
+
+    def observe(self, num_tokens: int) -> None:
+        """Takes in a response that ended."""
+        self._count = min(self._count + 1, MEAN_OF)
+        self._tokens += (num_tokens - self._tokens) / self._count
+
+    @property
+    def tokens(self) -> float:
+        """Mean number of tokens."""
+        return self._tokens
 
 
 class LengthHistory:

@@ -1,8 +1,9 @@
 """The planner: searches schedules for a workload, scored by what is handed in, within limits that the user sets.
 
 Analytic bounds and memory prune candidates before any is simulated; a beam search at coarse fidelity finds what to
-look at, and successive halving spends more simulated steps on fewer of them. Pure: no clock, no threads; effort is
-counted in simulated samples, so the same arguments give the same plan.
+look at, and successive halving spends more simulated steps on fewer of them. The effort that is left decides how many
+candidates are simulated, and how closely. Once it is spent, the search returns the best plan so far. The search has no
+clock: with a SampleEffort, the same arguments give the same plan.
 """
 
 import math
@@ -12,10 +13,11 @@ from dataclasses import replace
 from interlace.core.errors import UserError
 from interlace.core.profile import Profile
 from interlace.schedule.bounds import Misfit, Workload, least_step_s, misfit
-from interlace.schedule.candidates import Candidate, by_kind, lag_steps, neighbours, plain
+from interlace.schedule.candidates import Candidate, by_kind, neighbours, plain
 from interlace.schedule.placement import Device
 from interlace.schedule.plans import (
     Accepts,
+    Effort,
     Fidelity,
     PlanLimits,
     Planned,
@@ -24,6 +26,7 @@ from interlace.schedule.plans import (
     Scorer,
     SearchResult,
     WhyNot,
+    differing,
     pareto,
 )
 from interlace.schedule.presets import load_schedule, preset_names
@@ -34,11 +37,13 @@ CURRENT = "current"
 """Name of the plan that a run follows now."""
 SURE, LAST = 2, 6
 """Best plans that are looked at on the whole cluster in any case, and at most."""
+SEARCH_LEAVES = 0.5
+"""Share of the effort that the search leaves for a closer prediction of the best."""
 FRONT = 5
 """Plans that are looked at closely for being less stale or less biased than faster ones."""
 BEAM = 3
 """Candidates whose neighbours are tried in a round of the search."""
-SMALLEST = 32
+SMALLEST = 8
 """Devices of the smallest model of a cluster that is simulated in its place."""
 ROUNDS_WITHOUT_GAIN = 2
 ALIKE = 0.005
@@ -52,13 +57,13 @@ def search(
     limits: PlanLimits,
     score: Scorer,
     *,
-    effort: int,
+    effort: Effort,
     accepts: Accepts = lambda _schedule: None,
     current: Schedule | None = None,
 ) -> SearchResult:
-    """Finds schedules. effort: simulated samples, about. current: looked at closely beside the best.
+    """Finds schedules. current: the schedule that a run follows; it is predicted as closely as the best.
 
-    Raises UserError where nothing fits or limits contradict each other.
+    Raises UserError if nothing fits or the limits contradict each other.
     """
     found = _Search(profile, workload, devices, limits, score, accepts, effort)
     return found.run(Candidate.of(current, CURRENT, devices) if current else None)
@@ -73,17 +78,17 @@ class _Search:
         limits: PlanLimits,
         score: Scorer,
         accepts: Accepts,
-        effort: int,
+        effort: Effort,
     ) -> None:
         self._profile, self._workload, self._devices, self._limits = profile, workload, devices, limits
         self._score, self._accepts = score, accepts
         self._scales = coarser(workload)
-        samples = workload.samples_per_step
-        # Half of the effort goes into the search, a sixth into the middle and the rest into the end.
-        self._coarse = Fidelity(scale=self._scales[0], steps=4 if samples >= 512 else 6)
-        self._middle = Fidelity(scale=self._scales[1], steps=6)
-        self._fine = Fidelity(scale=1, steps=5 if samples >= 2048 else 12)
-        self._left = effort
+        requests = workload.requests_per_step
+        # Half of the effort is for the search, a fifth for the middle, the rest for the end.
+        self._coarse = Fidelity(scale=self._scales[0], steps=6 if requests < 512 else 4 if requests < 16_384 else 2)
+        self._middle = Fidelity(scale=self._scales[1], steps=6 if requests < 16_384 else 2)
+        self._fine = Fidelity(scale=1, steps=12 if requests < 2048 else 5 if requests < 16_384 else 2)
+        self._effort = effort
         self._seen: dict[Candidate, Score | Refused] = {}
         self._schedules: dict[Candidate, Schedule] = {}
         self._simulated: dict[tuple[Schedule, Fidelity], Score | Refused] = {}
@@ -91,7 +96,6 @@ class _Search:
         self._misfits: list[Misfit] = []
         self._reasons: list[str] = []
         self._num_pruned = self._num_scored = 0
-        self._effort = effort
 
     def run(self, current: Candidate | None) -> SearchResult:
         """Searches coarsely, then halves."""
@@ -102,13 +106,14 @@ class _Search:
         chosen = self._promising()
         if not chosen:
             self._refuse()
-        middle = self._scored(chosen, self._middle)
+        middle = {**self._of(chosen), **self._scored(self._affordable(chosen, self._middle, 0.7), self._middle)}
         inside = [candidate for candidate in _ranked(middle) if self._is_inside(candidate, middle[candidate])]
         front = pareto([self._plan(each, found) for each in inside if isinstance(found := middle[each], Score)])
-        # What is compared comes first, then the front and the next best, as far as the effort goes.
+        # The plans that are compared come first, then the front and the next best, as far as the effort allows.
         asked = [*inside[:SURE], *([current] if current else []), presets[BASELINE], *_unbiased(inside, middle)[:1]]
-        asked += self._affordable([*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]], asked)
-        fine = self._scored(asked, self._fine)
+        asked += [*(plan.candidate for plan in front[:FRONT]), *inside[SURE:LAST]]
+        self._fine = self._closest(asked[: SURE + 1])
+        fine = self._scored(self._affordable(asked, self._fine, 1.0), self._fine)
         plans = {each: self._plan(each, found) for each, found in fine.items() if isinstance(found, Score)}
         ranked = [plans[each] for each in _ranked(fine) if self._is_inside(each, fine[each])]
         seen = {each: score for each, score in middle.items() if each not in fine and self._is_inside(each, score)}
@@ -117,21 +122,37 @@ class _Search:
             self._refuse()
         return SearchResult(
             ranked=ranked,
-            baseline=plans.get(presets[BASELINE]),
-            current=plans.get(current) if current else None,
+            baseline=plans.get(presets[BASELINE]) or self._seen_plan(presets[BASELINE]),
+            current=(plans.get(current) or self._seen_plan(current)) if current else None,
             front=pareto(ranked),
             why_not=self._why_not(presets, ranked[0]),
             num_scored=self._num_scored,
             num_pruned=self._num_pruned,
         )
 
-    def _affordable(self, candidates: Iterable[Candidate], asked: Sequence[Candidate]) -> list[Candidate]:
-        """Returns those of the candidates, in their order, that the effort left behind `asked` allows looking at."""
-        left = self._left - sum(self._cost(each, self._fine) for each in asked)
-        found = []
+    def _of(self, candidates: Iterable[Candidate]) -> dict[Candidate, Score | Refused]:
+        """Returns the coarse scores of the candidates."""
+        return {each: self._seen[each] for each in candidates}
+
+    def _seen_plan(self, candidate: Candidate) -> Planned | None:
+        """Returns the plan of a candidate by its coarse score; None if it has none."""
+        score = self._seen.get(candidate)
+        return self._plan(candidate, score) if isinstance(score, Score) else None
+
+    def _closest(self, candidates: Sequence[Candidate]) -> Fidelity:
+        """Returns the fidelity for the end: the whole cluster, or a model as large as the effort allows."""
+        for scale in self._scales[2:]:
+            fidelity = replace(self._fine, scale=scale)
+            if self._effort.affords(sum(self._cost(each, fidelity) for each in candidates)):
+                return fidelity
+        return replace(self._fine, scale=self._scales[1])
+
+    def _affordable(self, candidates: Iterable[Candidate], fidelity: Fidelity, share: float) -> list[Candidate]:
+        """Returns the first of the candidates, as many as a share of the effort that is left allows simulating."""
+        found, num_samples = list[Candidate](), 0
         for each in dict.fromkeys(candidates):
-            left -= 0 if each in asked else self._cost(each, self._fine)
-            if left < 0:
+            num_samples += self._cost(each, fidelity)
+            if not self._effort.affords(int(num_samples / share)):
                 break
             found.append(each)
         return found
@@ -146,17 +167,21 @@ class _Search:
     def _climb(self) -> None:
         """Tries the neighbours of the best until nothing better comes, or half of the effort is used."""
         best, idle, expanded = 0.0, 0, set[Candidate]()
-        while idle < ROUNDS_WITHOUT_GAIN and self._left > self._effort / 2:
+        while idle < ROUNDS_WITHOUT_GAIN and self._effort.share_left > SEARCH_LEAVES:
             beam = [each for each in self._best(4 * BEAM) if each not in expanded][:BEAM]
             if not beam:
                 return
             expanded.update(beam)
-            has_reference = "reference" in self._workload.roles
+            roles = self._workload.roles
             around = [
                 replace(near, name=each.name or "planned")
                 for each in beam
                 for near in neighbours(
-                    each, spans=self._workload.spans, has_reference=has_reference, pools=self._workload.pools
+                    each,
+                    spans=self._workload.spans,
+                    has_reference="reference" in roles,
+                    has_env="env" in roles,
+                    pools=self._workload.pools,
                 )
             ]
             self._try(around)
@@ -191,9 +216,17 @@ class _Search:
         promising = [each for least_s, each in fresh if least_s <= 1.17 * limit]
         self._num_pruned += len(fresh) - len(promising)
         for start in range(0, len(promising), 16):
-            if self._left <= self._effort / 2:
+            if self._effort.share_left <= SEARCH_LEAVES and self._best(1):
                 return
             self._seen.update(self._scored(promising[start : start + 16], self._coarse))
+            self._report()
+
+    def _report(self) -> None:
+        """Shows the best schedule so far."""
+        best = self._best(1)
+        score = self._seen[best[0]] if best else None
+        found = f", best so far {score.step_s:.4g} s per step" if isinstance(score, Score) else ""
+        self._effort.report(f"{self._num_scored} schedules simulated{found}")
 
     def _scored(self, candidates: Iterable[Candidate], fidelity: Fidelity) -> dict[Candidate, Score | Refused]:
         chosen = [each for each in dict.fromkeys(candidates) if self._fitting(each)]
@@ -201,17 +234,17 @@ class _Search:
         scaled = [(each, each.on(count, pools)) for each in chosen]
         ready = {each: (schedule, fidelity) for each, schedule in scaled if schedule}
         fresh = {task: each for each, task in ready.items() if task not in self._simulated}
-        found = self._score([*fresh])
-        self._left -= sum(self._cost(each, fidelity) for each in fresh.values())
-        self._num_scored += len(fresh)
-        self._reasons += [each.reason for each in found if isinstance(each, Refused)]
-        self._simulated.update(zip(fresh, found, strict=True))
-        return {each: self._simulated[task] for each, task in ready.items()}
+        found = {task: score for task, score in zip(fresh, self._score([*fresh]), strict=True) if score is not None}
+        self._effort.spend(sum(self._cost(fresh[task], fidelity) for task in found))
+        self._num_scored += len(found)
+        self._reasons += [each.reason for each in found.values() if isinstance(each, Refused)]
+        self._simulated.update(found)
+        return {each: self._simulated[task] for each, task in ready.items() if task in self._simulated}
 
     def _cost(self, candidate: Candidate, fidelity: Fidelity) -> int:
         """Returns the samples that are simulated."""
         steps = fidelity.num_steps(candidate.rest)
-        return steps * self._workload.samples_per_step // fidelity.scale
+        return steps * self._workload.requests_per_step // fidelity.scale
 
     def _fitting(self, candidate: Candidate) -> Schedule | None:
         """Returns the candidate's schedule where it fits the cluster, its memory and whatever else is asked."""
@@ -252,21 +285,28 @@ class _Search:
     def _plan(self, candidate: Candidate, score: Score) -> Planned:
         schedule = self._schedules[candidate]
         return Planned(
-            name=candidate.name, schedule=schedule, score=score, lag_steps=lag_steps(schedule), candidate=candidate
+            name=candidate.name,
+            schedule=schedule,
+            score=score,
+            staleness_bound=schedule.staleness_bound,
+            candidate=candidate,
         )
 
     def _why_not(self, presets: Mapping[str, Candidate], best: Planned) -> list[WhyNot]:
         """Tells of each preset what it loses to the best, both looked at coarsely; of those out of bounds too."""
         told = []
         outside = [each for each in (*presets.values(), best.candidate) if each not in self._seen]
-        self._seen.update(self._scored(outside, replace(self._coarse, steps=2)))
-        top = self._seen[best.candidate]
+        shorter = replace(self._coarse, steps=2)
+        self._seen.update(self._scored(self._affordable(outside, shorter, 1.0), shorter))
+        top = self._seen.get(best.candidate)
         for name, candidate in presets.items():
             if candidate == best.candidate:
                 continue
             score = self._seen.get(candidate)
             if not isinstance(score, Score) or not isinstance(top, Score):
-                reason = score.reason if isinstance(score, Refused) else "does not fit this cluster"
+                fits = self._fitting(candidate) is not None
+                reason = "was not simulated: the time was over" if fits else "does not fit this cluster"
+                reason = score.reason if isinstance(score, Refused) else reason
                 told.append(WhyNot(preset=name, ratio=None, reason=reason))
                 continue
             ratio = score.tokens_per_s / top.tokens_per_s
@@ -282,19 +322,24 @@ class _Search:
         if any(self._is_inside(each, score) for each, score in self._seen.items()):
             return
         limits = self._limits
-        scores = [score for each, score in self._seen.items() if isinstance(score, Score)]
-        if scores:
-            fastest = min(score.step_s for score in scores)
+        steps = {each: score.step_s for each, score in self._seen.items() if isinstance(score, Score)}
+        if steps:
+            best = min(steps, key=lambda each: steps[each])
             raise UserError(
                 f"no schedule holds a step to {limits.max_step_s:.4g} s with a staleness of at most "
-                f"{limits.max_lag} and a length shift of at most {limits.max_length_shift:.0%}: the shortest "
-                f"step found takes {fastest:.4g} s. Allow more time, more staleness, or give more devices."
+                f"{limits.max_staleness} versions and a length shift of at most {limits.max_length_shift:.0%}. "
+                f"The best plan found takes {steps[best]:.4g} s per step: {differing(self._schedules[best])}. "
+                "Allow more time or more staleness, or give more devices."
             )
         if self._misfits:
             least = min(self._misfits, key=lambda each: each.needed_bytes - each.there_bytes)
             raise UserError(
                 f"no plan fits into memory. Of all, the nearest is one in which {least.sentence}. Give more or larger "
                 "devices, a smaller model, or fewer tokens a micro-batch."
+            )
+        if not self._reasons and self._schedules:
+            raise UserError(
+                "the search ended before it had simulated one schedule. Give it more time: plan.search_s=60."
             )
         first = self._reasons[0] if self._reasons else "no placement fits this number of devices"
         raise UserError(f"no schedule can run this recipe here. The first that was tried: {first}")
@@ -328,14 +373,18 @@ def _unlike(scores: Mapping[Candidate, Score | Refused]) -> list[Candidate]:
     return found
 
 
-def coarser(workload: Workload) -> tuple[int, int]:
-    """Returns the scales of the coarse and the middle fidelity: common divisors of devices and prompts."""
+def coarser(workload: Workload) -> tuple[int, ...]:
+    """Returns the scales of the coarse and the middle fidelity, then those of the end, the closest first.
+
+    Scales are common divisors of devices and prompts.
+    """
     kinds = [count for _, count in workload.pools] or [workload.num_devices]
-    common = math.gcd(workload.prompts_per_step, *kinds)
+    common = math.gcd(workload.prompts_per_step, workload.num_envs, *kinds)
     fitting = [
         scale
         for scale in range(1, common + 1)
         if common % scale == 0 and workload.num_devices // scale >= min(SMALLEST, workload.num_devices)
     ]
     coarse = fitting[-1]
-    return coarse, min((scale for scale in fitting if scale * scale >= coarse), default=1)
+    middle = min((scale for scale in fitting if scale * scale >= coarse), default=1)
+    return coarse, middle, *(scale for scale in fitting if scale <= middle)

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from interlace.schedule.candidates import Candidate, lag_steps, period_steps, warm_up_steps
+from interlace.schedule.candidates import Candidate, period_steps, warm_up_steps
 from interlace.schedule.schedule import Schedule
 
 SAME_LENGTH = 1e-3
@@ -15,8 +16,10 @@ SAME_LENGTH = 1e-3
 class PlanLimits:
     """Bounds that the user sets."""
 
-    max_lag: int = 0
-    """Steps of training by which the weights of any token may lag; 0 is on-policy."""
+    max_staleness: int = 0
+    """Versions by which any sample may be stale; 0 is on-policy."""
+    max_sync_every: int = 1
+    """Steps per version at most: with more, several steps train on samples of the same weights."""
     max_length_shift: float = 1.0
     """Share by which what is trained on may be shorter than what was generated."""
     max_step_s: float = math.inf
@@ -24,10 +27,12 @@ class PlanLimits:
 
     def refusal(self, schedule: Schedule) -> str | None:
         """Returns why a schedule is out of bounds before it is tried; None where it is not."""
-        lag = lag_steps(schedule)
-        if lag <= self.max_lag:
-            return None
-        return f"may lag {lag} steps, more than the {self.max_lag} allowed"
+        if schedule.staleness_bound > self.max_staleness:
+            allowed = self.max_staleness
+            return f"samples may be {schedule.staleness_bound} versions stale, more than the {allowed} allowed"
+        if schedule.sync_every > self.max_sync_every:
+            return f"publishes every {schedule.sync_every} steps, and {self.max_sync_every} is allowed"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,8 +87,54 @@ class Refused:
     reason: str
 
 
-Scorer = Callable[[Sequence[tuple[Schedule, Fidelity]]], Sequence[Score | Refused]]
-"""Predicts schedules, each for the cluster divided by its fidelity's scale."""
+Scorer = Callable[[Sequence[tuple[Schedule, Fidelity]]], Sequence[Score | Refused | None]]
+"""Predicts schedules, each for the cluster divided by its scale; None for a schedule that the time did not allow."""
+
+
+class Effort(Protocol):
+    """Effort that a search may spend."""
+
+    @property
+    def share_left(self) -> float:
+        """Share of the effort that is left, 0 ... 1."""
+        ...
+
+    def spend(self, num_samples: int) -> None:
+        """Notes that samples were simulated."""
+        ...
+
+    def affords(self, num_samples: int) -> bool:
+        """Returns whether simulating so many samples is within what is left."""
+        ...
+
+    def report(self, text: str) -> None:
+        """Shows the state of the search."""
+        ...
+
+
+class SampleEffort:
+    """Effort in simulated samples: the same search for the same arguments, regardless of the machine."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._total = self._left = num_samples
+
+    @property
+    def share_left(self) -> float:
+        """Share of the samples that is left."""
+        return max(0.0, self._left / self._total)
+
+    def spend(self, num_samples: int) -> None:
+        """Notes that samples were simulated."""
+        self._left -= num_samples
+
+    def affords(self, num_samples: int) -> bool:
+        """Returns whether so many samples are left."""
+        return num_samples <= self._left
+
+    def report(self, text: str) -> None:
+        """Shows nothing."""
+
+
 Accepts = Callable[[Schedule], str | None]
 """Returns why a schedule cannot run here, beside what the profile says; None where it can."""
 
@@ -101,8 +152,8 @@ class Planned:
     """Preset that it is, or the one from which the search came to it."""
     schedule: Schedule
     score: Score
-    lag_steps: int
-    """Steps of training by which the weights of a token may lag, at most."""
+    staleness_bound: int
+    """Versions by which a sample may be stale, at most."""
     candidate: Candidate
 
 
@@ -155,11 +206,11 @@ def pareto(plans: Sequence[Planned]) -> list[Planned]:
     """Returns the plans that no other equals or beats in speed, staleness and length bias alike, the fastest first."""
 
     def beats(one: Planned, two: Planned) -> bool:
-        better = one.score.tokens_per_s >= two.score.tokens_per_s and one.lag_steps <= two.lag_steps
+        better = one.score.tokens_per_s >= two.score.tokens_per_s and one.staleness_bound <= two.staleness_bound
         return better and abs(one.score.length_shift) <= abs(two.score.length_shift) + SAME_LENGTH
 
     front: list[Planned] = []
-    for plan in sorted(plans, key=lambda each: (-each.score.tokens_per_s, each.lag_steps)):
+    for plan in sorted(plans, key=lambda each: (-each.score.tokens_per_s, each.staleness_bound)):
         if not any(beats(other, plan) for other in front):
             front.append(plan)
     return front

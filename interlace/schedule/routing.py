@@ -1,12 +1,9 @@
-"""Which engine gets a later turn of an episode: the one that kept its context, while waiting there costs less."""
+"""Chooses the engine of a later turn: the engine that kept its context, unless another engine starts it sooner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from interlace.schedule.dispatch import DispatchPolicy, Load
-
-PREFILL_COST = 0.5
-"""Time of computing a token of a context again, against that of drawing one among others: both keep an engine busy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,17 +19,19 @@ def route(
     expected_tokens: Sequence[float],
     kept: Sequence[KeptContext | None],
     loads: Sequence[Load],
+    *,
+    prefill_cost: float,
 ) -> list[int]:
-    """Returns the engine of each request of a wave: its own where it stays, else what the dispatch policy says.
+    """Returns the engine of each request of a wave: the engine with its context, or the choice of the policy.
 
-    kept: of each request. loads: one an engine.
+    kept: one for each request. loads: one for each engine. prefill_cost: as in `Schedule`.
     """
     if not any(kept):
         return policy.assign(expected_tokens, loads)
     after = [Load(num_requests=load.num_requests, live_tokens=load.live_tokens) for load in loads]
     chosen: dict[int, int] = {}
     for place, (own, tokens) in enumerate(zip(kept, expected_tokens, strict=True)):
-        if own is not None and stays(own, after):
+        if own is not None and stays(own, after, prefill_cost=prefill_cost):
             chosen[place] = own.engine
             after[own.engine].num_requests += 1
             after[own.engine].live_tokens += tokens
@@ -43,11 +42,11 @@ def route(
     return [chosen[place] for place in range(len(expected_tokens))]
 
 
-def stays(own: KeptContext, loads: Sequence[Load]) -> bool:
-    """Says whether a turn goes where its context is.
+def stays(own: KeptContext, loads: Sequence[Load], *, prefill_cost: float) -> bool:
+    """Returns whether a turn goes to the engine that has its context.
 
-    What that engine has to do beyond the one with least to do is waited for; what was kept is computed again elsewhere.
-    So no engine gets further ahead of the others than a kept context and a request are long.
+    The wait is the work of that engine in excess of the least loaded engine. It must not exceed the cost of computing
+    the context again elsewhere. So no engine gets further ahead of the others than one kept context and one request.
     """
     waits = loads[own.engine].live_tokens - min(load.live_tokens for load in loads)
-    return waits <= PREFILL_COST * own.num_tokens
+    return waits <= prefill_cost * own.num_tokens

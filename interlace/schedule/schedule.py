@@ -39,6 +39,8 @@ def _role(value: Any) -> Any:
     return {"devices": value} if _is_one(value) else value
 
 
+LengthShare: TypeAlias = Annotated[str, Field(pattern=r"^[1-9]\d{0,3}%$")]
+"""Share of a mean length, in whole percent; it may exceed 100%."""
 RoleDevices: TypeAlias = Annotated[RolePlacement, BeforeValidator(_role)]
 
 
@@ -99,7 +101,7 @@ def _on_host(role: str) -> tuple[Device, ...]:
     return ()
 
 
-@_with_fields({role.name: (Granule | Share if role.counts_envs else Granule, role.granule) for role in staged_roles()})
+@_with_fields({role.name: (Granule | Share, role.granule) for role in staged_roles()})
 class Granularity(Config):
     """Stage -> granule."""
 
@@ -139,11 +141,15 @@ class Schedule(Config):
     """Treatment of sequences in flight when weights change."""
     weight_update: Literal["all_at_once", "rolling"] = "all_at_once"
     """rolling: each engine swaps when it can, so engines may serve different versions."""
-    rollout_budget: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(none_as_null)] = None
-    """Tokens a sample may grow by in a version, over all its turns (partial rollout); the rest follows after the next
-    publication."""
+    rollout_budget: Annotated[Annotated[int, Field(ge=1)] | LengthShare | None, BeforeValidator(none_as_null)] = None
+    """Tokens that a sample may grow by in a version, over all its turns (partial rollout), or their share of the mean
+    response length so far (`150%`). The rest follows after the next publication."""
     dispatch: str = "round_robin"
     """Which engine gets which request: a policy of schedule/dispatch."""
+    prefill_cost: float = Field(default=0.5, ge=0)
+    """Time to compute one token of a context again, as a share of the time to decode one token in a batch. A later turn
+    waits for the engine that kept its context for at most this cost of the context; the planner takes it from the
+    profile."""
     tail: Tail = NoTail()
     """Policy for the long tail of responses."""
     switch: Literal["when_idle", "when_ready"] = "when_idle"
@@ -245,6 +251,11 @@ class Schedule(Config):
     def num_versions(self, num_steps: int) -> int:
         """Returns the number of publications in `num_steps` steps."""
         return num_steps // self.sync_every
+
+    def budget_tokens(self, mean_tokens: float) -> int | None:
+        """Returns `rollout_budget` in tokens; None without a limit. mean_tokens: mean response length so far."""
+        budget = self.rollout_budget
+        return max(1, math.ceil(mean_tokens * int(budget[:-1]) / 100)) if isinstance(budget, str) else budget
 
     def granule_samples(self, stage: str, *, prompts_per_step: int, samples_per_prompt: int) -> int:
         """Returns the granule of a stage, in samples."""

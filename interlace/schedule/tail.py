@@ -1,11 +1,15 @@
 """Policies for the long tail of responses: the settings of each."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field
 
 from interlace.core.config import Config
+
+BatchShare: TypeAlias = Annotated[str, Field(pattern=r"^[1-9]\d{0,3}%$")]
+"""Share of the samples that an engine has of a step, in whole percent."""
 
 
 class NoTail(Config):
@@ -35,19 +39,29 @@ class TailBatching(Config):
 
 
 class Migrate(Config):
-    """Towards the end, survivors move to the fewest engines that hold them; the others' devices are free (RLHFuse).
+    """Near the end of a step, move the unfinished sequences to the fewest engines that hold them (RLHFuse).
 
-    Where other roles run on the engines' devices, once one of them waits; else at once.
+    The devices of the other engines are then free. If other roles run on the engines' devices, the sequences move as
+    soon as one of these roles waits; else at once.
     """
 
     kind: Literal["migrate"] = "migrate"
     remaining_share: float = Field(default=0.2, gt=0, lt=1)
-    """Share of a step's samples: with fewer unfinished, they are moved."""
-    batch: int = Field(default=48, ge=1)
-    """Sequences that one engine decodes with flat latency."""
+    """Share of a step's samples: if fewer are unfinished, they are moved."""
+    batch: Annotated[int, Field(ge=1)] | BatchShare = 48
+    """Sequences that one engine decodes together then, or their share of an engine's part of a step (`100%`)."""
     kv_share: float = Field(default=0.1, gt=0, le=1)
-    """Share of an engine's KV cache that they may hold then: each step reads it beside the weights, so long contexts
-    are slower together, however few they are."""
+    """Share of an engine's KV cache that they may fill: every step reads it, so long contexts are slower together."""
+
+    def num_engines(self, num_left: int, held: float, *, samples_per_engine: float) -> int:
+        """Returns the fewest engines that hold what is left.
+
+        num_left: unfinished sequences. held: KV caches that they fill. samples_per_engine: an engine's part of a step.
+        """
+        batch = self.batch
+        if isinstance(batch, str):
+            batch = max(1, math.ceil(samples_per_engine * int(batch[:-1]) / 100))
+        return math.ceil(max(num_left / batch, held / self.kv_share))
 
 
 AnyTail: TypeAlias = NoTail | Oversample | TailBatching | Migrate

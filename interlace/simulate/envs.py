@@ -26,11 +26,12 @@ _CHUNK = SlotChunk(
 class SimulatedSimulators(Worker):
     """Environments whose chunks and resets take the time that a profile says."""
 
-    def __init__(self, context: WorkerContext, costs: EnvCosts, pace: Pace) -> None:
+    def __init__(self, context: WorkerContext, costs: EnvCosts, pace: Pace, num_processes: int) -> None:
+        """num_processes: processes that simulate at the same time on the host."""
         super().__init__(context)
         self._costs, self._pace, self._loop = costs, pace, virtual_loop()
         self._num_devices = max(1, len(context.devices))
-        self._free_s = [0.0] * costs.host_processes
+        self._free_s = [0.0] * num_processes
         self._counts = EnvCounts()
 
     @operation(on_device=False)

@@ -3,7 +3,7 @@
 import math
 from typing import TypeVar
 
-from interlace.core.profile import InferenceCosts, Profile, TrainCosts
+from interlace.core.profile import EnvCosts, InferenceCosts, Profile, TrainCosts
 
 C = TypeVar("C", bound=InferenceCosts)
 
@@ -21,11 +21,17 @@ def scale_model(profile: Profile, factor: int, num_devices: int) -> Profile:
         update={
             "actor": _trained(profile.actor, factor, num_devices),
             "critic": profile.critic and _trained(profile.critic, factor, num_devices),
+            "env": profile.env and _simulators(profile.env, factor),
             "reward": rewards.model_copy(update={"workers": max(1, round(rewards.workers / factor))}),
             "controller_sample_s": profile.controller_sample_s * factor,
             "kinds": {name: scale_model(kind, factor, num_devices) for name, kind in profile.kinds.items()},
         }
     )
+
+
+def _simulators(costs: EnvCosts, factor: int) -> EnvCosts:
+    """Returns the costs with a part of the processes of the host; those that are counted by device need no change."""
+    return costs.model_copy(update={"host_processes": max(1, round(costs.host_processes / factor))})
 
 
 def _trained(costs: TrainCosts, factor: int, num_devices: int) -> TrainCosts:

@@ -8,6 +8,7 @@ from interlace.episodes.base import Episode
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.batcher import Batcher
 from interlace.schedule.gate import Gate
+from interlace.schedule.lengths import LengthPredictor
 from interlace.schedule.rounds import Rounds
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.steps import Steps
@@ -55,8 +56,11 @@ class StageFactory:
         cluster: Cluster,
         schedule: Schedule,
         sizes: LoopSizes,
+        predictor: LengthPredictor | None = None,
     ) -> None:
+        """predictor: predicts response lengths instead of the ranker that the pool trains."""
         self._cluster, self._schedule, self.sizes = cluster, schedule, sizes
+        self._predictor = predictor
         self.gate = Gate(
             schedule,
             prompts_per_step=sizes.prompts_per_step,
@@ -111,6 +115,7 @@ class StageFactory:
             samples_per_step=self.sizes.samples_per_step,
             expected_tokens=params.max_new_tokens,
             on_suspended=on_suspended,
+            predictor=self._predictor,
         )
         # First of all: what is suspended may be all that the others wait for.
         self._resolvers.insert(0, pool.resume)

@@ -1,6 +1,5 @@
 """Gathers the last sequences of a step, or of engines that drain, on fewer engines: the tail policy `migrate`."""
 
-import math
 from collections.abc import Sequence
 
 from interlace.runtime.cluster import Cluster
@@ -28,6 +27,7 @@ class Gathering:
         self._settings, self._drivers, self._drains = settings, drivers, drains
         self._lock = cluster.lock
         self._most = settings.remaining_share * samples_per_step
+        self._samples_per_engine = samples_per_step / len(drivers)
         self._shared_devices = _shared_devices(cluster, drivers)
 
     def look(self, kept: list[EngineDriver], num_left: int, *, drains: bool) -> list[EngineDriver]:
@@ -79,7 +79,7 @@ class Gathering:
             return drivers
         by_work = sorted(drivers, key=lambda driver: -driver.num_running)
         held = sum(driver.kv_use for driver in by_work if driver.num_running)
-        num_kept = math.ceil(max(num_left / self._settings.batch, held / self._settings.kv_share))
+        num_kept = self._settings.num_engines(num_left, held, samples_per_engine=self._samples_per_engine)
         if num_kept >= len(by_work):
             return drivers
         for driver in by_work[num_kept:]:

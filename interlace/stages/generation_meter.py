@@ -55,6 +55,7 @@ class GenerationMeter:
 
         span: of rank 0. num_queued: requests that the engine has not got yet.
         """
+        num_held_tokens = self._cached_tokens + progress.num_new_tokens / 2
         self._cached_tokens += progress.num_new_tokens
         self.take_out(span, progress.responses)
         reasons = [response.completion.finish_reason for response in progress.responses]
@@ -71,6 +72,7 @@ class GenerationMeter:
             num_waiting=progress.num_waiting,
             num_preemptions=progress.num_preemptions,
             kv_use=progress.kv_use,
+            num_held_tokens=num_held_tokens,
         )
         self._repeated_tokens = self._prompt_tokens = 0
         self._timeline.serve(served)

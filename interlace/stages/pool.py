@@ -13,7 +13,7 @@ from interlace.runtime.cluster import Cluster
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.waits import Signal
 from interlace.schedule.dispatch import create_dispatch
-from interlace.schedule.lengths import LengthRanker
+from interlace.schedule.lengths import LengthPredictor, LengthRanker, MeanLength
 from interlace.schedule.routing import route
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Migrate
@@ -53,21 +53,27 @@ class EnginePool:
         samples_per_step: int,
         expected_tokens: int,
         on_suspended: Callable[[], None],
+        predictor: LengthPredictor | None = None,
     ) -> None:
         """samples_per_step: what a share of a step's samples is reckoned from.
 
         expected_tokens: of a response, until one has ended. on_suspended: called where a sequence's budget is used up,
-        for the trainer may be waiting for it.
+        for the trainer may be waiting for it. predictor: predicts lengths for dispatch by length; None learns them.
         """
         self._cluster = cluster
         self._policy = create_dispatch(schedule.dispatch)
-        self._budget = schedule.rollout_budget
+        self._schedule, self._prefill_cost = schedule, schedule.prefill_cost
+        self._mean_length = MeanLength(float(expected_tokens))
         self._drains = schedule.on_update == "drain"
         self.standing = Signal(cluster.waits)
         """Fired where an engine swapped, or left."""
         self.num_unswapped = 0
         """Engines that have new weights and serve older ones yet."""
-        self._lengths = LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
+        self._most_versions = 1
+        """Most versions that engines served at the same time, since the start."""
+        self._lengths: LengthPredictor = LengthRanker(float(expected_tokens), learns=self._policy.longest_first)
+        if predictor and self._policy.longest_first:
+            self._lengths = predictor
         self.curve = DecodeCurve() if self._policy.adapts else None
         """How fast the engines decode; None where the dispatch policy does not ask."""
         self._on_suspended = on_suspended
@@ -217,7 +223,7 @@ class EnginePool:
         """
         found = sum((driver.counts for driver in self.drivers), Counter({"suspended": self._num_suspensions}))
         counts = {f"num_{name}": float(found[name]) for name in ("interrupted", "migrated", "suspended")}
-        counts |= {**self._homes.metrics(), **self._lengths.metrics()}
+        counts |= {"most_versions": float(self._most_versions), **self._homes.metrics(), **self._lengths.metrics()}
         names = dict.fromkeys(name for driver in self.drivers for name in driver.metrics)
         return counts | {name: sum(driver.metrics.get(name, 0.0) for driver in self.drivers) for name in names}
 
@@ -251,6 +257,9 @@ class EnginePool:
         """Passes a response of an engine on, or suspends its request."""
         done = response.completion
         driver = self._driver_of.pop(done.request.id)
+        if self.num_unswapped:
+            serving = {each.version for each in self.drivers if each.num_running} | {driver.version}
+            self._most_versions = max(self._most_versions, len(serving))
         if job.max_new_tokens is None or response.refusal:
             self._tool_waits.settled(done.request.id, driver)
             self._deliver(job, response)
@@ -265,7 +274,13 @@ class EnginePool:
         if done.request.may_continue:
             self._homes.answered(done, driver)
         self._lengths.observe(done.request, len(done.token_ids))
+        self._mean_length.observe(len(done.token_ids))
         self._deliver(job, response)
+
+    @property
+    def _budget(self) -> int | None:
+        """Tokens that a sample may grow by between two publications; None without a limit."""
+        return self._schedule.budget_tokens(self._mean_length.tokens)
 
     def _deliver(self, job: Job, response: Response) -> None:
         self.listeners.pop(job.request.id, None)
@@ -287,10 +302,10 @@ class EnginePool:
             driver for driver in self.drivers if not driver.is_away
         ]
         ready = [driver for driver in here if driver.starts_new] or here
-        if self.curve:
-            self._policy.learn(self.curve.steps())
+        if self.curve and (costs := self.curve.costs()):
+            self._policy.learn(costs)
         expected, loads = [job.expected_tokens for job in jobs], [driver.load for driver in ready]
-        chosen = route(self._policy, expected, self._homes.kept(jobs, ready), loads)
+        chosen = route(self._policy, expected, self._homes.kept(jobs, ready), loads, prefill_cost=self._prefill_cost)
         for job, engine in zip(jobs, chosen, strict=True):
             self._homes.goes_to(job, ready[engine])
             self._driver_of[job.request.id] = ready[engine]

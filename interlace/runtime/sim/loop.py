@@ -4,13 +4,15 @@ import asyncio
 import contextvars
 import heapq
 import itertools
+import math
 import selectors
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVarTuple
 
-from interlace.core.errors import HangError
+from interlace.core.errors import HangError, SimulationStoppedError
 
 Args = TypeVarTuple("Args")
 
@@ -70,7 +72,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._numbers = itertools.count()
         self._max_seconds = max_seconds
         self.on_stall: Callable[[], bool] = lambda: False
-        """Asked where nothing is ready and nothing is timed; True if it made something ready."""
+        """Called if nothing is ready and nothing is timed; True if it made something ready."""
+        self.stop_at_s = math.inf
+        """Real time, by time.monotonic(), at which the loop raises SimulationStoppedError."""
         super().__init__(_NoSelector())
 
     def time(self) -> float:
@@ -141,6 +145,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _advance(self) -> None:
         """Advances to the next timer or alarm; where there is none, reports a stall."""
         timers, is_stalled = self._scheduled, True
+        if time.monotonic() > self.stop_at_s:
+            raise SimulationStoppedError("the simulation was stopped: its real time is over")
         while timers and (is_stalled or timers[0][0] <= self.now_s):
             when, _, due = heapq.heappop(timers)
             if due.done():

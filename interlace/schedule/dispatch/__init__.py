@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from interlace.core.decode_costs import DecodeCosts
 from interlace.core.errors import UserError
 from interlace.core.plugins import builtin_module, load_callable
 
@@ -25,10 +26,10 @@ class DispatchPolicy(ABC):
     longest_first = False
     """True if engines start the requests that are expected to be longest first, instead of in order of admission."""
     adapts = False
-    """True if the policy asks how long decode steps take: learn() is called before assign() once engines have shown."""
+    """True if the policy uses the time of decode steps: learn() is called before assign() once it was measured."""
 
-    def learn(self, steps: Sequence[tuple[float, float]]) -> None:  # noqa: B027 - most policies have no use for it
-        """Takes in (sequences, measured seconds of a decode step) by rising number of sequences."""
+    def learn(self, costs: DecodeCosts) -> None:  # noqa: B027 - most policies have no use for it
+        """Takes in the measured costs of an engine."""
 
     @abstractmethod
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:

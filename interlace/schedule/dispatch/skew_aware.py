@@ -1,59 +1,85 @@
-"""Skewness-aware dispatch: the long tail gets engines of its own, few requests each (StreamRL, 2504.15930, Alg. 2)."""
+"""Skewness-aware dispatch: the longest responses get separate engines, few requests each.
 
-import math
+It follows Algorithm 2 of StreamRL (arXiv 2504.15930), which fixes the long set to the longest fifth and describes each
+set by one quantile. Here the size of the long set and its number of engines are both chosen, and the time of a set is
+computed from all of its predicted lengths.
+"""
+
 from collections.abc import Sequence
 
-from interlace.core.profile import read_curve
+from interlace.core.decode_costs import DecodeCosts
 from interlace.schedule.dispatch import DispatchPolicy, Load
 from interlace.schedule.dispatch.least_tokens import least_loaded
 
-TAIL_FRACTION = 0.2
-TAIL_QUANTILE, REGULAR_QUANTILE = 0.9, 0.5
-UNKNOWN_STEPS = ((1.0, 151.0), (150.0, 300.0))
-"""(sequences, relative time of a decode step) until engines have shown their own: 150 sequences take twice as long as
-one, about what a 7B model does on an H800."""
+POINTS = 24
+"""Lengths by which a wave of any size is described: the search for a split costs the same for every wave."""
+
+LEAST_GAIN = 0.02
+"""Share of the time of a balanced wave that a split must save: the times are computed from rounded sets."""
 
 
 class SkewAware(DispatchPolicy):
-    """Policy that splits engines between the longest fifth and the rest so that the slower set takes least time."""
+    """Policy that gives the longest requests separate engines if the wave then ends sooner.
+
+    Until the engines have been measured, a wave is balanced over all engines.
+    """
 
     longest_first = True
     adapts = True
 
     def __init__(self) -> None:
-        self._steps: Sequence[tuple[float, float]] = UNKNOWN_STEPS
+        self._costs: DecodeCosts | None = None
 
-    def learn(self, steps: Sequence[tuple[float, float]]) -> None:
-        """Takes in the measured decode curve; one size of batch says nothing of how steps grow."""
-        if len(steps) > 1:
-            self._steps = steps
+    def learn(self, costs: DecodeCosts) -> None:
+        """Takes in the measured costs of an engine."""
+        self._costs = costs
 
     def assign(self, expected_tokens: Sequence[float], loads: Sequence[Load]) -> list[int]:
-        """Assigns a wave; one that is small against the engines is only balanced: there is no tail to set apart."""
+        """Assigns a wave, in two sets or balanced over all engines."""
         order = sorted(range(len(expected_tokens)), key=lambda request: (-expected_tokens[request], request))
+        num_long, num_engines = self._split([expected_tokens[request] for request in order], len(loads))
         engines = range(len(loads))
-        num_tail = math.ceil(TAIL_FRACTION * len(order))
-        if len(loads) < 2 or len(order) < 4 * len(loads):
-            parts = [(order, engines)]
-        else:
-            split = self._split([expected_tokens[request] for request in order], num_tail, len(loads))
-            parts = [(order[:num_tail], engines[:split]), (order[num_tail:], engines[split:])]
+        parts = [(order[:num_long], engines[:num_engines]), (order[num_long:], engines[num_engines:])]
         found: dict[int, int] = {}
-        for requests, own in parts:
-            found.update(zip(requests, least_loaded(requests, own, expected_tokens, loads), strict=True))
+        for requests, chosen in parts:
+            found.update(zip(requests, least_loaded(requests, chosen, expected_tokens, loads), strict=True))
         return [found[request] for request in range(len(expected_tokens))]
 
-    def _split(self, lengths: Sequence[float], num_tail: int, num_engines: int) -> int:
-        """Returns the tail's number of engines. lengths: descending. The slower of the sets, side by side, counts."""
-        tail_length = lengths[math.floor((1 - TAIL_QUANTILE) * len(lengths))]
-        regular_length = lengths[math.floor((1 - REGULAR_QUANTILE) * len(lengths))]
+    def _split(self, lengths: Sequence[float], num_engines: int) -> tuple[int, int]:
+        """Returns the number of requests in the long set and its number of engines; (0, 0) without a long set.
 
-        def slower(split: int) -> float:
-            tail = tail_length * read_curve(self._steps, num_tail / split)
-            num_regular = (len(lengths) - num_tail) / (num_engines - split)
-            return max(tail, regular_length * read_curve(self._steps, num_regular))
+        lengths: descending. The two sets run at the same time, so the slower set counts.
+        """
+        costs, count = self._costs, len(lengths)
+        if costs is None or num_engines < 2 or count <= num_engines or lengths[0] == lengths[-1]:
+            return 0, 0
+        best, found = (1 - LEAST_GAIN) * set_s(costs, lengths, num_engines), (0, 0)
+        for num_long in sorted({max(1, count * place // POINTS) for place in range(1, POINTS)}):
+            long, short = lengths[:num_long], lengths[num_long:]
+            low, high = 1, num_engines - 1
+            while low < high:  # the first number of engines with which the long set is not the slower set
+                middle = (low + high) // 2
+                is_slower = set_s(costs, long, middle) > set_s(costs, short, num_engines - middle)
+                low, high = (middle + 1, high) if is_slower else (low, middle)
+            for engines in dict.fromkeys((max(1, low - 1), low)):
+                slower = max(set_s(costs, long, engines), set_s(costs, short, num_engines - engines))
+                if slower < best:
+                    best, found = slower, (num_long, engines)
+        return found
 
-        return min(range(1, num_engines), key=lambda split: (slower(split), split))
+
+def set_s(costs: DecodeCosts, lengths: Sequence[float], num_engines: int) -> float:
+    """Returns the seconds in which a number of engines generate responses of these lengths, given in falling order."""
+    count = len(lengths)
+    size = max(1, count // POINTS)
+    starts = range(0, count, size)
+    # Each part of the set has the length of its middle; the first part, on which the end depends, of its longest.
+    parts = [lengths[0], *(lengths[min(start + size // 2, count - 1)] for start in starts[1:]), 0.0]
+    seconds = 0.0
+    for start, longer, shorter in zip(starts, parts, parts[1:], strict=False):
+        num_running = min(start + size, count) / num_engines
+        seconds += costs.segment_s(max(1.0, num_running), shorter, longer)
+    return seconds
 
 
 create = SkewAware

@@ -8,7 +8,7 @@ from interlace.cli.plan_table import COLUMNS, show_plans
 from interlace.jobs.plan import PlanRequest, PlanSettings, RecipePlan
 from interlace.jobs.simulate import Simulation
 from interlace.recipes.load import load_recipe
-from interlace.schedule.candidates import Candidate, lag_steps
+from interlace.schedule.candidates import Candidate
 from interlace.schedule.plans import Planned, Score, SearchResult
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.simulate.profiles import load_profile
@@ -21,7 +21,9 @@ def planned(name: str, tokens_per_s: float) -> Planned:
         length_shift=-0.123,
     )  # fmt: skip
     candidate = Candidate.of(schedule, name)
-    return Planned(name=name, schedule=schedule, score=score, lag_steps=lag_steps(schedule), candidate=candidate)
+    return Planned(
+        name=name, schedule=schedule, score=score, staleness_bound=schedule.staleness_bound, candidate=candidate
+    )
 
 
 def test_the_table_fits_80_columns() -> None:
@@ -32,7 +34,7 @@ def test_the_table_fits_80_columns() -> None:
         num_pruned=1,
     )  # fmt: skip
     simulation = Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=256)
-    settings = PlanSettings(max_lag=4, device_hour_cost=2.5)
+    settings = PlanSettings(max_staleness=4, device_hour_cost=2.5)
     made = RecipePlan(
         request=PlanRequest(recipe=load_recipe("longtail"), simulation=simulation, settings=settings), found=found
     )

@@ -55,7 +55,9 @@ def test_no_engine_is_of_two_kinds() -> None:
 def test_a_plan_generates_on_one_kind_and_trains_on_the_other() -> None:
     simulation = virtual_cluster("16,8", f"{H20},{H800}")
     recipe = load_recipe("longtail", ["prompts_per_step=32", "samples_per_prompt=8", "sampling.max_new_tokens=8000"])
-    settings = PlanSettings(max_lag=2, search_processes=1, search_s=6.0, device_hour_cost=1.0)
+    settings = PlanSettings(
+        max_staleness=2, search_processes=1, search_s=600, search_samples=27_000, device_hour_cost=1.0
+    )
     made = make_plan(PlanRequest(recipe=recipe, simulation=simulation, settings=settings))
     placement = made.found.best.schedule.placement
     assert placement.of("actor").devices.startswith("h800"), placement

@@ -60,7 +60,7 @@ def request(num_steps: int) -> PlanRequest:
     return PlanRequest(
         recipe=load_recipe("longtail", sizes),
         simulation=Simulation(profile=load_profile("qwen2.5-7b-h800"), num_devices=4, num_prompts=64),
-        settings=PlanSettings(max_lag=2, search_s=0.5, search_processes=1),
+        settings=PlanSettings(max_staleness=2, search_s=600, search_samples=12_000, search_processes=1),
     )
 
 

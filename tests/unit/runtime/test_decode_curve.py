@@ -1,6 +1,9 @@
 """Whether a batch is too small is read off what the engine has shown."""
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
 
 from interlace.runtime.decode_curve import DecodeCurve
 from interlace.runtime.timeline import EngineCall, Span
@@ -46,3 +49,17 @@ def test_an_outlier_and_what_mostly_read_prompts_prove_nothing() -> None:
     curve.observe(call(32, 0.001))
     assert not curve.is_underfilled(4) and curve.tokens_per_s(64) is None
     assert not curve.is_underfilled(64), "nothing is known of it"
+
+
+def test_the_parts_of_batch_and_context_are_told_apart_and_the_size_of_the_cache_is_found() -> None:
+    curve = DecodeCurve()
+    assert curve.costs() is None
+    for batch in (2, 8, 32):
+        for held in (1_000.0, 20_000.0, 50_000.0):
+            seconds = 10 * (0.01 + 0.0001 * batch + 1e-7 * held)
+            curve.observe(replace(call(batch, seconds), num_held_tokens=held, kv_use=held / 100_000))
+    found = curve.costs()
+    assert found is not None
+    assert found.context_token_s == pytest.approx(1e-7)
+    assert found.kv_tokens == pytest.approx(100_000)
+    assert [step for pair in found.steps for step in pair] == pytest.approx([2, 0.0102, 8, 0.0108, 32, 0.0132])

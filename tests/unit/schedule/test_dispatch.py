@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interlace.core.decode_costs import DecodeCosts
 from interlace.core.errors import UserError
 from interlace.schedule.dispatch import DispatchPolicy, Load, create_dispatch
 from interlace.schedule.lengths import LengthHistory
@@ -47,27 +48,45 @@ def test_longest_first_is_within_four_thirds_of_any_bound(lengths: list[float], 
     assert max(totals) <= 4 / 3 * best + 1e-6
 
 
-def test_skew_aware_gives_the_tail_engines_of_its_own() -> None:
-    lengths = [100.0] * 80 + [4000.0] * 20
-    found = create_dispatch("skew_aware").assign(lengths, loads(*[0.0] * 8))
-    tail, regular = set(found[80:]), set(found[:80])
-    assert not tail & regular
-    assert len(tail) > 2, "and few requests on each"
+SKEWED = [4000.0] * 750 + [8000.0] * 250
 
 
-def test_skew_aware_divides_the_engines_by_the_measured_decode_curve() -> None:
-    lengths = [100.0] * 80 + [4000.0] * 20
+STEEP = DecodeCosts(steps=((1.0, 0.01), (100.0, 0.03)))
+FLAT = DecodeCosts(steps=((1.0, 0.01), (1000.0, 0.01)))
 
-    def num_for_tail(steps: list[tuple[float, float]]) -> int:
-        policy = create_dispatch("skew_aware")
-        policy.learn(steps)
-        return len(set(policy.assign(lengths, loads(*[0.0] * 8))[80:]))
 
-    # Where a step takes as long for thirty as for one, the short ones may share an engine; where it grows with each
-    # sequence, every set gets engines by its tokens.
-    assert num_for_tail([(1.0, 0.01)]) == num_for_tail([]), "one size says nothing of the slope"
-    assert num_for_tail([(1.0, 0.01), (200.0, 0.01)]) == 1, "then more engines save nothing"
-    assert num_for_tail([(1.0, 0.01), (100.0, 1.0)]) > 4
+def long_engines(costs: DecodeCosts | None, lengths: list[float]) -> set[int]:
+    """Returns the engines with the longest requests; none if every engine has some."""
+    policy = create_dispatch("skew_aware")
+    if costs:
+        policy.learn(costs)
+    found = policy.assign(lengths, loads(*[0.0] * 8))
+    longest = {engine for engine, each in zip(found, lengths, strict=True) if each == max(lengths)}
+    return longest if len(longest) < 8 and len(set(found)) == 8 else set()
+
+
+def test_skew_aware_gives_the_longest_requests_separate_engines_with_few_requests_each() -> None:
+    policy = create_dispatch("skew_aware")
+    policy.learn(STEEP)
+    found = policy.assign(SKEWED, loads(*[0.0] * 8))
+    counts = [found.count(engine) for engine in range(8)]
+    long = long_engines(STEEP, SKEWED)
+    assert long
+    short = set(range(8)) - long
+    assert max(counts[engine] for engine in long) < min(counts[engine] for engine in short)
+
+
+def test_skew_aware_splits_only_if_the_wave_then_ends_sooner() -> None:
+    assert long_engines(STEEP, SKEWED)
+    assert not long_engines(None, SKEWED), "nothing was measured"
+    assert not long_engines(FLAT, SKEWED), "a step that takes as long for many sequences delays no long response"
+    assert not long_engines(STEEP, [5000.0] * 1000), "equal predictions have no tail"
+    assert not long_engines(STEEP, [5000.0] * 7), "fewer requests than engines need no sets"
+
+
+def test_skew_aware_does_not_crowd_long_contexts_where_reading_them_is_the_cost() -> None:
+    reading = DecodeCosts(steps=FLAT.steps, context_token_s=1e-6)
+    assert not long_engines(reading, SKEWED)
 
 
 def test_a_users_own_policy_is_checked() -> None:

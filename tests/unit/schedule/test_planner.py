@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from interlace.core.errors import UserError
 from interlace.core.profile import Lengths, Profile, RolloutCosts, TrainCosts
 from interlace.schedule.bounds import Workload, least_step_s, misfit
-from interlace.schedule.candidates import Candidate, Layout, lag_steps, neighbours, period_steps, plain
+from interlace.schedule.candidates import Candidate, Layout, neighbours, plain
 from interlace.schedule.placement import Device
 from interlace.schedule.planner import coarser, search
-from interlace.schedule.plans import Fidelity, PlanLimits, Planned, Refused, Score, differing, pareto
+from interlace.schedule.plans import Fidelity, PlanLimits, Planned, Refused, SampleEffort, Score, differing, pareto
 from interlace.schedule.presets import load_schedule, preset_names
 from interlace.schedule.schedule import Schedule
 
@@ -89,19 +89,21 @@ def test_neighbours_differ_and_are_valid() -> None:
         assert len(found) > 40
 
 
-def test_seldom_published_weights_count_as_stale() -> None:
-    assert lag_steps(load_schedule("verl-colocated")) == 0
-    assert lag_steps(load_schedule("verl-fully-async-b")) == 3
-    assert lag_steps(load_schedule("areal")) == 4
-    assert period_steps(load_schedule("rollpacker")) == 5
+def test_a_schedule_that_publishes_seldom_does_not_pass_for_on_policy() -> None:
+    seldom, limits = load_schedule("verl-fully-async-b"), PlanLimits()
+    assert seldom.staleness_bound == 0
+    assert limits.refusal(load_schedule("verl-colocated")) is None
+    assert limits.refusal(seldom) == "publishes every 4 steps, and 1 is allowed"
+    assert replace(limits, max_sync_every=4).refusal(seldom) is None
+    assert limits.refusal(load_schedule("areal")) == "samples may be 4 versions stale, more than the 0 allowed"
 
 
 def test_the_bound_refuses_what_is_staler() -> None:
-    scorer = Invented(lambda schedule: score(100.0 + 10 * lag_steps(schedule)))
-    on_policy = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), scorer, effort=40_000)
-    assert all(plan.lag_steps == 0 for plan in on_policy.ranked)
-    ahead = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_lag=4), scorer, effort=40_000)
-    assert ahead.best.lag_steps == 4
+    scorer = Invented(lambda schedule: score(100.0 + 10 * schedule.staleness_bound))
+    on_policy = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), scorer, effort=SampleEffort(40_000))
+    assert all(plan.staleness_bound == 0 for plan in on_policy.ranked)
+    ahead = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(40_000))
+    assert ahead.best.staleness_bound == 4
 
 
 def test_the_search_climbs_to_what_no_preset_has() -> None:
@@ -111,7 +113,7 @@ def test_the_search_climbs_to_what_no_preset_has() -> None:
             100.0 * len(wide) + 50 * (schedule.dispatch == "longest_first") + 30 * (schedule.concurrency == 64)
         )
 
-    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=200_000)
+    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=SampleEffort(200_000))
     assert found.best.score.tokens_per_s == 280.0
     assert found.ratio(found.best) == pytest.approx(2.8)
 
@@ -121,8 +123,10 @@ def test_biased_plans_are_out_of_bounds_where_the_user_says_so() -> None:
         short = schedule.tail.kind in ("oversample", "tail_batching")
         return score(300.0, shift=-0.2) if short else score(100.0)
 
-    free = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=60_000)
-    fair = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_length_shift=0.05), Invented(rule), effort=60_000)
+    free = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=SampleEffort(60_000))
+    fair = search(
+        PROFILE, WORKLOAD, devices(8), PlanLimits(max_length_shift=0.05), Invented(rule), effort=SampleEffort(60_000)
+    )
     assert free.best.score.length_shift == -0.2
     assert fair.best.score.length_shift == 0.0
     assert {plan.score.length_shift for plan in free.front} == {-0.2, 0.0}
@@ -132,7 +136,7 @@ def test_biased_plans_are_out_of_bounds_where_the_user_says_so() -> None:
 
 def test_no_schedule_is_simulated_twice() -> None:
     scorer = Invented(lambda schedule: score(100.0 + len(str(schedule)) % 11))
-    search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_lag=4), scorer, effort=100_000)
+    search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(100_000))
     assert len(scorer.asked) == len(set(scorer.asked))
 
 
@@ -142,34 +146,40 @@ def test_each_preset_is_given_its_reason() -> None:
             return Refused(reason="a test refuses it")
         return score(100.0 + 5 * (schedule.dispatch == "least_tokens"))
 
-    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=40_000)
+    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(), Invented(rule), effort=SampleEffort(40_000))
     reasons = {why.preset: why for why in found.why_not}
     assert reasons["streamrl-sync"].reason == "a test refuses it"
     assert reasons["verl-colocated"].ratio == pytest.approx(100 / 105)
-    assert "4 steps" in reasons["areal"].reason
+    assert "4 versions" in reasons["areal"].reason
     assert reasons["verl-colocated"].loses == [("train", 0.5 * 105 / 100 - 0.5)] or reasons["verl-colocated"].loses
 
 
 def test_no_memory_says_which_part_and_by_how_much() -> None:
     large = PROFILE.model_copy(update={"actor": TrainCosts(token_s=1e-4, state_bytes=9000)})
     with pytest.raises(UserError, match=r"no plan fits into memory.*actor on 8 devices needs .* more than there is"):
-        search(large, WORKLOAD, devices(8), PlanLimits(), Invented(lambda _: score(1.0)), effort=1000)
+        search(large, WORKLOAD, devices(8), PlanLimits(), Invented(lambda _: score(1.0)), effort=SampleEffort(1000))
     found = misfit(Schedule(), large, WORKLOAD, devices(8))
     assert found is not None
     assert (found.role, found.needed_bytes, found.there_bytes) == ("actor", 1125, 100)
 
 
 def test_limits_that_contradict_each_other_are_refused_with_the_fastest_step() -> None:
-    with pytest.raises(UserError, match=r"no schedule holds a step to 1 s .* shortest step found takes 10 s"):
+    with pytest.raises(UserError, match=r"no schedule holds a step to 1 s .*best plan found takes 10 s per step: {.*}"):
         search(
-            PROFILE, WORKLOAD, devices(8), PlanLimits(max_step_s=1.0), Invented(lambda _: score(100.0)), effort=20_000
+            PROFILE,
+            WORKLOAD,
+            devices(8),
+            PlanLimits(max_step_s=1.0),
+            Invented(lambda _: score(100.0)),
+            effort=SampleEffort(20_000),
         )
 
 
 def test_the_same_arguments_give_the_same_plan() -> None:
     rule = lambda schedule: score(100.0 + len(str(schedule)) % 7)  # noqa: E731
     first, second = (
-        search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_lag=2), Invented(rule), effort=50_000) for _ in "ab"
+        search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=2), Invented(rule), effort=SampleEffort(50_000))
+        for _ in "ab"
     )
     assert first == second
 
@@ -177,20 +187,20 @@ def test_the_same_arguments_give_the_same_plan() -> None:
 def test_more_fidelity_is_spent_on_fewer() -> None:
     scorer = Invented(lambda schedule: score(100.0 + len(str(schedule)) % 11))
     large = replace(WORKLOAD, num_devices=256, prompts_per_step=256, samples_per_prompt=16)
-    assert coarser(large) == (8, 4)
-    search(PROFILE, large, devices(256), PlanLimits(max_lag=4), scorer, effort=300_000)
-    asked = {scale: sum(each.scale == scale for _, each in scorer.asked) for scale in (8, 4, 1)}
-    assert asked[8] > asked[4] > asked[1] > 0
+    assert coarser(large)[:2] == (32, 8)
+    search(PROFILE, large, devices(256), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(600_000))
+    asked = {scale: sum(each.scale == scale for _, each in scorer.asked) for scale in (32, 8, 1)}
+    assert asked[32] > asked[8] > asked[1] > 0
 
 
 def test_the_front_holds_what_no_other_plan_beats() -> None:
     def plan(tokens: float, lag: int, shift: float) -> Planned:
         return Planned(
-            name="", schedule=Schedule(), score=score(tokens, shift=shift), lag_steps=lag, candidate=plain()[0]
+            name="", schedule=Schedule(), score=score(tokens, shift=shift), staleness_bound=lag, candidate=plain()[0]
         )
 
     front = pareto([plan(3, 4, 0), plan(2, 4, 0), plan(2, 0, -0.1), plan(1, 0, 0), plan(1, 1, -0.05)])
-    assert [(each.score.tokens_per_s, each.lag_steps) for each in front] == [(3, 4), (2, 0), (1, 0)]
+    assert [(each.score.tokens_per_s, each.staleness_bound) for each in front] == [(3, 4), (2, 0), (1, 0)]
 
 
 def test_a_lower_bound_is_below_what_a_long_response_takes() -> None:
@@ -209,7 +219,22 @@ def test_a_schedules_file_holds_what_differs_and_loads_again() -> None:
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_scales_divide_devices_and_prompts(num_devices: int, prompts: int) -> None:
-    coarse, middle = coarser(replace(WORKLOAD, num_devices=num_devices, prompts_per_step=prompts))
+    coarse, middle, *_ = coarser(replace(WORKLOAD, num_devices=num_devices, prompts_per_step=prompts))
     for scale in (coarse, middle):
         assert num_devices % scale == 0 == prompts % scale
     assert Fidelity(scale=coarse, steps=4).num_steps(Schedule()) == 4
+
+
+def test_a_search_returns_the_best_so_far_when_its_time_is_over() -> None:
+    asked = []
+
+    def scorer(tasks):
+        asked.extend(tasks)
+        return [score(100.0 + lag(schedule)) if len(asked) <= 16 else None for schedule, _ in tasks]
+
+    def lag(schedule: Schedule) -> float:
+        return schedule.max_staleness
+
+    found = search(PROFILE, WORKLOAD, devices(8), PlanLimits(max_staleness=4), scorer, effort=SampleEffort(100))
+    assert found.ranked and found.num_scored <= 16
+    assert any("the time was over" in each.reason for each in found.why_not)

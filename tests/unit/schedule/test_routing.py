@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from interlace.core.kept_order import FEW, ReturnTimes, first_to_go
 from interlace.schedule.dispatch import Load, create_dispatch
-from interlace.schedule.routing import PREFILL_COST, KeptContext, route
+from interlace.schedule.routing import KeptContext, route
 
+PREFILL_COST = 0.5
 NAMES = ("round_robin", "least_tokens", "longest_first", "skew_aware")
 WAVES = st.lists(
     st.lists(st.tuples(st.floats(1, 500), st.integers(0, 4), st.integers(0, 2000)), min_size=1, max_size=20), max_size=8
@@ -33,7 +34,7 @@ def test_no_engine_gets_further_ahead_than_what_it_keeps_and_one_request(
         kept = [KeptContext(engine=home, num_tokens=tokens) if home < engines else None for _, home, tokens in wave]
         expected = [each for each, _, _ in wave]
         before = [Load(num_requests=load.num_requests, live_tokens=load.live_tokens) for load in now]
-        found = route(policy, expected, kept, now)
+        found = route(policy, expected, kept, now, prefill_cost=PREFILL_COST)
         assert [load.live_tokens for load in now] == [load.live_tokens for load in before], (
             "the caller's are not touched"
         )
@@ -48,14 +49,21 @@ def test_no_engine_gets_further_ahead_than_what_it_keeps_and_one_request(
 def test_a_turn_stays_where_its_context_is_until_waiting_there_costs_more() -> None:
     own = KeptContext(engine=0, num_tokens=1000)
     wait = PREFILL_COST * own.num_tokens
-    assert route(create_dispatch("least_tokens"), [10.0], [own], loads(wait, 0.0)) == [0]
-    assert route(create_dispatch("least_tokens"), [10.0], [own], loads(wait + 1, 0.0)) == [1]
+
+    def engine(load: float, cost: float) -> int:
+        return route(create_dispatch("least_tokens"), [10.0], [own], loads(load, 0.0), prefill_cost=cost)[0]
+
+    assert engine(wait, PREFILL_COST) == 0
+    assert engine(wait + 1, PREFILL_COST) == 1
+    assert engine(wait, PREFILL_COST / 10) == 1, "a context that is cheap to compute again is not waited for"
 
 
 def test_sessions_that_share_an_engine_are_spread_again() -> None:
     """A hundred episodes that began on one engine do not all stay there."""
     own = KeptContext(engine=0, num_tokens=200)
-    found = route(create_dispatch("least_tokens"), [100.0] * 40, [own] * 40, loads(0.0, 0.0, 0.0, 0.0))
+    found = route(
+        create_dispatch("least_tokens"), [100.0] * 40, [own] * 40, loads(0.0, 0.0, 0.0, 0.0), prefill_cost=PREFILL_COST
+    )
     counts = [found.count(engine) for engine in range(4)]
     assert max(counts) - min(counts) <= 2
 
