@@ -134,7 +134,8 @@ def count_ask(request: CountRequest) -> Ask:
         messages += _messages(one, f"messages[{place}]")
     choice = request.tool_choice.type if request.tool_choice else "auto"
     tools = [] if choice == "none" else [_tool(tool) for tool in request.tools or ()]
-    return Ask(context=tuple(messages), tools=check_tools(tools), model=request.model or "")
+    one_call = bool(request.tool_choice and request.tool_choice.disable_parallel_tool_use)
+    return Ask(context=tuple(messages), tools=check_tools(tools), model=request.model or "", one_call=one_call)
 
 
 def _messages(given: AnthropicMessage, where: str) -> list[Message]:
@@ -163,7 +164,7 @@ def _head(answer: Answers) -> dict[str, JSON]:
 
 
 def _blocks(answer: Answers) -> list[JSON]:
-    message = shown(answer.turns[0], answer.ask.stop)
+    message = shown(answer.turns[0], answer.ask)
     calls = [call for call in message.tool_calls if not call.error]
     found: list[JSON] = []
     if message.content or not calls:

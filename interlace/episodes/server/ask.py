@@ -1,7 +1,7 @@
 """A request and its answers, in a form that all routes share."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from interlace.core.messages import Message, ToolSpec
@@ -25,6 +25,8 @@ class Ask:
     """Tokens that end an answer, in addition to the model's."""
     ignore_eos: bool = False
     """True if the model's own end tokens do not end an answer."""
+    one_call: bool = False
+    """True if an answer contains at most one call of a tool (`parallel_tool_calls: false`)."""
     chat_template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     """Variables that the chat template reads."""
     sampling: Mapping[str, JSON] = field(default_factory=dict)
@@ -158,16 +160,19 @@ def check_tools(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     return tuple(tools)
 
 
-def shown(turn: Turn, stops: Sequence[str]) -> Message:
-    """Returns an answer as a client sees it: without the text that ended it, and with what could not be read as text.
+def shown(turn: Turn, ask: Ask) -> Message:
+    """Returns an answer as its client gets it.
 
-    stops: the client's own, which an answer is cut before.
+    The answer is cut before the client's stop texts. If none of its calls could be read, the calls stay text. A client
+    that wants one call gets the first.
     """
     message = turn.message
     if message.tool_calls and all(call.error for call in message.tool_calls):
         content_at = max(0, turn.text.find(message.content))
         return Message(role="assistant", content=turn.text[content_at:])
-    cuts = [place for stop in stops if (place := message.content.find(stop)) >= 0]
+    if ask.one_call:
+        message = replace(message, tool_calls=tuple(call for call in message.tool_calls if not call.error)[:1])
+    cuts = [place for stop in ask.stop if (place := message.content.find(stop)) >= 0]
     return message if not cuts else Message(role="assistant", content=message.content[: min(cuts)])
 
 

@@ -49,6 +49,7 @@ class Chat(OpenAIErrors):
             tools=check_tools(chat_tools(request.tools, request.tool_choice)),
             max_tokens=request.max_completion_tokens or ask.max_tokens,
             logprobs=bool(request.logprobs),
+            one_call=request.parallel_tool_calls is False,
             chat_template_kwargs=request.chat_template_kwargs or {},
         )
 
@@ -56,7 +57,7 @@ class Chat(OpenAIErrors):
         """Writes an answer."""
         choices: list[JSON] = []
         for place, turn in enumerate(answer.turns):
-            message = shown(turn, answer.ask.stop)
+            message = shown(turn, answer.ask)
             logprobs = logprobs_of(turn, codec) if answer.ask.logprobs else None
             choices.append(
                 {
@@ -119,7 +120,7 @@ class _ChatStream(_Chunks):
     def end(self, answer: Answers) -> Iterator[Event]:
         """Writes the rest of the answers."""
         for place, turn in enumerate(answer.turns):
-            found = shown(turn, answer.ask.stop)
+            found = shown(turn, answer.ask)
             yield from self._begin(place, turn.prompt_ids)
             thought = self._thought[place].rest(found.reasoning or "")
             yield from self._texts(place, thought, self._sent[place].rest(found.content))
@@ -246,7 +247,7 @@ class _CompletionStream(_Chunks):
 
 
 def _text_of(answer: Answers, turn: Turn) -> str:
-    return shown(replace(turn, message=Message(role="assistant", content=turn.text)), answer.ask.stop).content
+    return shown(replace(turn, message=Message(role="assistant", content=turn.text)), answer.ask).content
 
 
 def _completion_end(answer: Answers, turn: Turn, codec: TextCodec | None) -> dict[str, JSON]:

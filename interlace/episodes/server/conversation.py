@@ -167,7 +167,7 @@ class Conversation:
                 task.cancel()
         self.num_turns += len(turns)
         for turn in turns:
-            seen = shown(turn, ask.stop)
+            seen = shown(turn, ask)
             if not same_message(seen, turn.message):
                 self._shown.append((seen, turn.message))
         return replace(head, turns=turns)

@@ -156,7 +156,7 @@ class ChatRequest(CompletionFields):
     max_completion_tokens: Count | None = None
     tools: list[Any] | None = None
     tool_choice: Annotated[Any, only("auto", "none", why=NO_CALL)] = None
-    parallel_tool_calls: Annotated[Any, only(True, why="the model decides how many calls it makes")] = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Any, only(0, why="only the log-probs of sampled tokens are known")] = None
     response_format: Annotated[Any, only({"type": "text"}, why=NO_FORM)] = None
@@ -244,7 +244,7 @@ class ResponsesRequest(OpenAIFields):
     max_output_tokens: Count | None = None
     tools: list[ResponseTool] | None = None
     tool_choice: Annotated[Any, only("auto", "none", why=NO_CALL)] = None
-    parallel_tool_calls: Annotated[Any, only(True, why="the model decides how many calls it makes")] = None
+    parallel_tool_calls: bool | None = None
     previous_response_id: Annotated[Any, only(why="responses are not stored: send the whole conversation as input")] = (
         None
     )
@@ -299,7 +299,7 @@ class AnthropicChoice(RequestModel):
     """Anthropic's tool_choice."""
 
     type: Annotated[Any, only("auto", "none", why=NO_CALL)]
-    disable_parallel_tool_use: Annotated[Any, only(False, why="the model decides how many calls it makes")] = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class CountRequest(RequestModel):

@@ -39,6 +39,7 @@ class Responses(OpenAIErrors):
             context=tuple(messages),
             tools=check_tools(tools),
             model=request.model or "",
+            one_call=request.parallel_tool_calls is False,
             max_tokens=request.max_output_tokens,
             stop_token_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
@@ -114,13 +115,13 @@ def _head(answer: Answers) -> dict[str, JSON]:
     ]  # fmt: skip
     return {
         "id": answer.id, "object": "response", "created_at": answer.created, "model": answer.ask.model, "error": None,
-        "incomplete_details": None, "instructions": None, "metadata": {}, "parallel_tool_calls": True,
-        "temperature": None, "top_p": None, "tool_choice": "auto", "tools": tools, "output": [],
+        "incomplete_details": None, "instructions": None, "metadata": {},
+        "parallel_tool_calls": not answer.ask.one_call, "temperature": None, "top_p": None, "tool_choice": "auto", "tools": tools, "output": [],
     }  # fmt: skip
 
 
 def _items(answer: Answers) -> list[JSON]:
-    message = shown(answer.turns[0], answer.ask.stop)
+    message = shown(answer.turns[0], answer.ask)
     calls = [call for call in message.tool_calls if not call.error]
     items: list[JSON] = [_message_item(answer, message.content)] if message.content or not calls else []
     items += [

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from interlace.core.errors import UserError
-from interlace.core.messages import Message
+from interlace.core.messages import Message, ToolCall
 from interlace.core.types import JSON, SampleKey, SamplingParams
 from interlace.episodes.base import Session
 from interlace.episodes.config import create_kind, parse_episode
@@ -60,7 +60,6 @@ def test_a_field_that_no_route_knows_is_refused_by_name(model: type[RequestModel
         (ChatRequest, "functions", [], None),
         (ChatRequest, "response_format", JSON_FORM, {"type": "text"}),
         (ChatRequest, "top_logprobs", 5, 0),
-        (ChatRequest, "parallel_tool_calls", False, True),
         (ChatRequest, "continue_final_message", True, False),
         (ChatRequest, "min_tokens", 6, 0),
         (ChatRequest, "frequency_penalty", 0.5, 0.0),
@@ -92,6 +91,25 @@ def test_a_prefill_is_refused_by_messages() -> None:
     messages = [*ASK["messages"], {"role": "assistant", "content": "The answer is"}]
     with pytest.raises(ApiError, match="cannot continue it"):
         Body({"messages": messages, "max_tokens": 4}).read(MessagesRequest)
+
+
+def test_a_client_that_wants_one_call_gets_the_first_and_its_next_turn_continues_both() -> None:
+    calls = tuple(ToolCall(id=f"abcdefgh{name}", name=name, arguments={}) for name in "ab")
+    both = Message(role="assistant", content="", tool_calls=calls)
+    session = ScriptedSession([both, both, both, HELLO])
+
+    async def use(client: Client) -> None:
+        [choice] = (await client.post("/v1/chat/completions", {**ASK, "parallel_tool_calls": False}))["choices"]
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["a"]
+        [item] = (await client.post("/v1/responses", {"input": "hi", "parallel_tool_calls": False}))["output"]
+        assert item["name"] == "a"
+        choices = {"type": "auto", "disable_parallel_tool_use": True}
+        [block] = (await client.post("/v1/messages", {**ASK, "max_tokens": 9, "tool_choice": choices}))["content"]
+        assert block["name"] == "a"
+        await client.post("/v1/chat/completions", {"messages": [*ASK["messages"], choice["message"]]})
+        assert session.asked[3][0][1] == both
+
+    served(session, use)
 
 
 def test_end_tokens_and_template_variables_of_a_client_reach_the_session() -> None:
