@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
+from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
 from interlace.engines.train.place import join_ranks, torch_device, torch_name
 from interlace.episodes.by_row import simulators_of
@@ -29,12 +30,17 @@ from interlace.workers.reward import RewardModelWorker, RewardWorker
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.engines.train import CriticEngine, LogprobEngine, TrainEngine
     from interlace.engines.train.implicit_reward import ImplicitRewardEngine
     from interlace.engines.train.ranks import Ranks
     from interlace.models.loading import LoadedModel
     from interlace.rewards.classifier import ModelScorer
     from interlace.workers.rollout import RolloutBundle
+
+
+Wrap: TypeAlias = "Callable[[RolloutEngine, Recipe], RolloutEngine]"
+"""Makes another engine of an engine, for instance one that other clients share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +51,10 @@ class EngineSource:
     model: ModelConfig
     adapter: Path | None = None
     """The adapter's folder in a checkpoint, for a model that is trained by an adapter; None starts one at zero."""
+    logs: Path | None = None
+    """Folder for the logs of servers that an engine starts."""
+    wrap: "Wrap | None" = None
+    """Replaces the engine by another, in this process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +72,8 @@ class ModelSources:
     """The value model's folder in a checkpoint; None starts it from the policy."""
     adapter: Path | None = None
     """The adapter's folder in a checkpoint, where an adapter is trained; None starts the adapter at zero."""
+    logs: Path | None = None
+    """Folder for the logs of servers that engines start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +113,7 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     from interlace.workers.rollout import RolloutWorker
 
     recipe = sources.recipe
-    source = EngineSource(recipe=recipe, model=sources.policy)
+    source = EngineSource(recipe=recipe, model=sources.policy, logs=sources.logs)
     initial = EngineSource(recipe=recipe, model=recipe.reference.model or sources.initial)
     base = EngineSource(recipe=recipe, model=sources.initial, adapter=sources.adapter)
     adds_adapters = recipe.weights.adapter == "alone"  # to the base, which a checkpoint's folder has merged
@@ -160,11 +172,11 @@ def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
     return RoleWorker(worker_class=RewardWorker, factory=factory, on_host=True)
 
 
-async def launch_engines(cluster: Cluster, recipe: Recipe) -> list[RolloutGroup]:
-    """Starts the rollout engines alone, to serve the recipe's model."""
+async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: "Wrap | None" = None) -> list[RolloutGroup]:
+    """Starts the rollout engines alone, to serve the recipe's model. wrap: replaces each engine by another."""
     from interlace.workers.rollout import RolloutWorker
 
-    source = EngineSource(recipe=recipe, model=recipe.model)
+    source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap)
     worker = _around(RolloutWorker, partial(make_rollout_engine, source))
     return cast("list[RolloutGroup]", await _launch_all(cluster, recipe, role_named("rollout"), worker, 0))
 
@@ -183,12 +195,14 @@ async def _launch_all(
 ) -> list[WorkerGroup[Any]]:
     """Starts the workers of a role, where the schedule places it. working_bytes: on each device, beside the state."""
     places: Sequence[tuple[Device, ...]] = [()] if worker.on_host else cluster.place(role.name)
+    if role.name == "rollout" and (num_addresses := create_kind(recipe.rollout).num_addresses) is not None:
+        places = [()] * num_addresses
     specs = [_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
     return [await cluster.launch(replace(spec, working_bytes=working_bytes)) for spec in specs]
 
 
 def _spec(recipe: Recipe, role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:
-    if worker.on_host:
+    if worker.on_host or not devices:
         return role_spec(role, instance, (), worker)
     ranks = len(devices) if worker.whole_on_each else num_ranks(recipe, role.name, devices)
     spec = role_spec(role, instance, devices, worker)
@@ -211,7 +225,7 @@ def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: Ro
 def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
     """Makes the engine that serves a recipe's policy."""
     from interlace.engines.rollout import NativeEngine
-    from interlace.engines.rollout.kinds import EngineSite, create_kind
+    from interlace.engines.rollout.kinds import EngineSite
     from interlace.models.action_head import head_of
     from interlace.weights.reader import WeightReader
     from interlace.workers.rollout import RolloutBundle
@@ -223,8 +237,12 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         seed=recipe.seed,
         num_threads=num_threads(recipe, len(context.devices)),
         mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
+        instance=int(context.group.rpartition("/")[2]),
+        logs=source.logs,
     )
     engine = create_kind(recipe.rollout).create(loaded, site)
+    if source.wrap:
+        engine = source.wrap(engine, recipe)
     bundle = RolloutBundle(
         engine=engine,
         tokenizer=loaded.tokenizer,

@@ -42,6 +42,9 @@ from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
 
+ENGINE_LOGS = "engines"
+"""Folder of a run for the logs of engines that are servers."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainReport:
@@ -217,8 +220,9 @@ class _Session:
         adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None
         longest = len(self._prompts.longest.token_ids)
         sources = ModelSources(
-            recipe=recipe, policy=policy, initial=initial, longest_prompt=longest, critic=critic, adapter=adapter
-        )
+            recipe=recipe, policy=policy, initial=initial, longest_prompt=longest, critic=critic, adapter=adapter,
+            logs=self._folder.path / ENGINE_LOGS,
+        )  # fmt: skip
         groups = await launch_roles(cluster, sources)
         if newest:
             await groups.actor.load_optimizer(newest)
@@ -226,7 +230,9 @@ class _Session:
                 await groups.critic.load_optimizer(newest / CRITIC_FOLDER)
         await self._say_how_it_computes(groups)
         self._progress.say(await join_weights(groups, recipe))
-        return await host(cluster, recipe, groups, stream, resumed=self._job.start.state)
+        hosted = await host(cluster, recipe, groups, stream, resumed=self._job.start.state)
+        hosted.run.rollout.pool.membership.on_note = self._progress.say
+        return hosted
 
     async def _say_how_it_computes(self, groups: RoleGroups) -> None:
         report = await groups.rollout[0].report()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from interlace.core.errors import UserError
 from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.kinds import EngineKind, Feature, create_kind
+from interlace.engines.rollout.kinds.address import AddressKind
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.layout import num_spanned, num_used
 from interlace.schedule.placement import Device
@@ -18,7 +19,8 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrained
     on, or settings ask for what it lacks.
     """
     kind = create_kind(recipe.rollout)
-    _check_span(recipe, "rollout", devices)
+    if kind.num_addresses is None:
+        _check_span(recipe, "rollout", devices)
     if algorithm_of(recipe).needs.reference:
         _check_span(recipe, "reference", devices)
     for pool in {device.pool for instance in _instances(recipe, "rollout", devices) for device in instance}:
@@ -28,6 +30,25 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrained
     _check_features(recipe, kind, devices)
     _check_correction(recipe)
     _check_adapter(recipe, kind)
+    if isinstance(kind, AddressKind):
+        _check_addresses(recipe, kind, model)
+
+
+def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel") -> None:
+    """Raises UserError, with the address, if a server does not answer or serves another model."""
+    from interlace.engines.rollout.services.check import WantedModel, check_servers
+    from interlace.engines.rollout.services.http import Address
+
+    if not kind.urls:
+        raise UserError("rollout.engine=address needs servers: set rollout.urls=[http://HOST:PORT], or urls_file.")
+    off_policy = getattr(algorithm_of(recipe).settings, "off_policy", None)
+    wanted = WantedModel(
+        vocab_size=model.config.get_text_config().vocab_size,
+        num_tokens=recipe.sampling.max_new_tokens,
+        dtype=recipe.model.dtype,
+        corrects_dtype=off_policy is not None and off_policy.correction != "none",
+    )
+    check_servers([Address(url=url, key=kind.key) for url in kind.urls], kind.config.dialect, wanted)
 
 
 def _check_adapter(recipe: Recipe, kind: EngineKind) -> None:

@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from interlace.core.errors import UserError
@@ -40,6 +41,10 @@ class EngineSite:
     """Threads of the host for one engine."""
     mesh: "DeviceMesh | None" = None
     """Ranks that make up the engine, where it has several."""
+    instance: int = 0
+    """Number of the engine among those of the run."""
+    logs: Path | None = None
+    """Folder for the logs of servers that the engine starts; None: a temporary one."""
 
 
 class EngineKind(ABC):
@@ -50,6 +55,8 @@ class EngineKind(ABC):
     """Abilities that these engines lack, each with the reason."""
     takes_adapters: ClassVar[bool] = False
     """Flag: these engines add an adapter that travels alone to their base, as TakesAdapters says."""
+    is_service: ClassVar[bool] = False
+    """Flag: these engines are servers, which may be lost and return."""
     remark: ClassVar[str] = ""
     """Remark that a list of engines adds to the name."""
 
@@ -64,6 +71,11 @@ class EngineKind(ABC):
     def num_ranks(self) -> int:
         """Returns the processes that one instance is: of several, each is made and called alike."""
         return 1
+
+    @property
+    def num_addresses(self) -> int | None:
+        """Returns the number of servers that already run and are the engines; None: the placement places engines."""
+        return None
 
     def absence(self, pool: str) -> str | None:  # noqa: ARG002 - some run anywhere
         """Says why this kind does not run on a pool's devices (cpu, cuda), and what to do; None: it runs."""
