@@ -1,11 +1,13 @@
 """From a recipe to the workers of its roles."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from interlace.core.errors import UserError
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
 from interlace.engines.rollout.kinds import create_kind
@@ -53,6 +55,8 @@ class EngineSource:
     """The adapter's folder in a checkpoint, for a model that is trained by an adapter; None starts one at zero."""
     logs: Path | None = None
     """Folder for the logs of servers that an engine starts."""
+    url: str | None = None
+    """Address of the server that an engine is, for one that joins a run."""
     wrap: "Wrap | None" = None
     """Replaces the engine by another, in this process."""
 
@@ -181,6 +185,19 @@ async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: "Wrap | None
     return cast("list[RolloutGroup]", await _launch_all(cluster, recipe, role_named("rollout"), worker, 0))
 
 
+async def launch_joiner(cluster: Cluster, sources: ModelSources, number: int, url: str | None) -> RolloutGroup:
+    """Starts one more engine of a run. number: of the instance, which places it. url: of a server that runs."""
+    from interlace.workers.rollout import RolloutWorker
+
+    recipe, role = sources.recipe, role_named("rollout")
+    places = cluster.place(role.name)
+    if url is None and number >= len(places):
+        raise UserError(f"engine {number}: the placement has {len(places)} engines, counted from 0.")
+    source = EngineSource(recipe=recipe, model=sources.policy, logs=sources.logs, url=url)
+    worker = _around(RolloutWorker, partial(make_rollout_engine, source))
+    return cast(RolloutGroup, await cluster.launch(_spec(recipe, role, number, () if url else places[number], worker)))
+
+
 async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:
     """Starts the worker that is trained on examples, where the actor will be."""
     from interlace.workers.actor import ActorWorker
@@ -195,10 +212,13 @@ async def _launch_all(
 ) -> list[WorkerGroup[Any]]:
     """Starts the workers of a role, where the schedule places it. working_bytes: on each device, beside the state."""
     places: Sequence[tuple[Device, ...]] = [()] if worker.on_host else cluster.place(role.name)
-    if role.name == "rollout" and (num_addresses := create_kind(recipe.rollout).num_addresses) is not None:
-        places = [()] * num_addresses
+    kind = create_kind(recipe.rollout) if role.name == "rollout" else None
+    if kind and kind.num_addresses is not None:
+        places = [()] * kind.num_addresses
     specs = [_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
-    return [await cluster.launch(replace(spec, working_bytes=working_bytes)) for spec in specs]
+    starts = [cluster.launch(replace(spec, working_bytes=working_bytes)) for spec in specs]
+    # Servers start side by side: each takes long, and most of it is another process's work.
+    return await asyncio.gather(*starts) if kind and kind.is_service else [await start for start in starts]
 
 
 def _spec(recipe: Recipe, role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:
@@ -239,6 +259,7 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
         instance=int(context.group.rpartition("/")[2]),
         logs=source.logs,
+        url=source.url,
     )
     engine = create_kind(recipe.rollout).create(loaded, site)
     if source.wrap:

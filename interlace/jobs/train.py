@@ -4,20 +4,23 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from interlace.core.errors import InterlaceError, StoppedError
 from interlace.core.types import TerminalEvent
 from interlace.data.stream import PromptStream
+from interlace.engines.rollout.kinds import create_kind as engine_kind_of
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.episodes.config import create_kind
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import RoleGroups, shares_base
+from interlace.jobs.engine_control import FOLDER, EngineControl
 from interlace.jobs.evaluation import Evaluation
 from interlace.jobs.evaluator import Evaluator
 from interlace.jobs.host import Hosted, host
-from interlace.jobs.launch import ModelSources, launch_roles
+from interlace.jobs.launch import ModelSources, launch_joiner, launch_roles
 from interlace.jobs.learning import imagining, open_learning
 from interlace.jobs.online import OnlinePlanner
 from interlace.jobs.plan import under
@@ -41,9 +44,6 @@ from interlace.recipes.prompts import recipe_prompts, renderer_of
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.timeline import NoRecorder, Recorder
 from interlace.runtime.trace import TraceFile
-
-ENGINE_LOGS = "engines"
-"""Folder of a run for the logs of engines that are servers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,7 +221,7 @@ class _Session:
         longest = len(self._prompts.longest.token_ids)
         sources = ModelSources(
             recipe=recipe, policy=policy, initial=initial, longest_prompt=longest, critic=critic, adapter=adapter,
-            logs=self._folder.path / ENGINE_LOGS,
+            logs=self._folder.path / FOLDER,
         )  # fmt: skip
         groups = await launch_roles(cluster, sources)
         if newest:
@@ -231,7 +231,11 @@ class _Session:
         await self._say_how_it_computes(groups)
         self._progress.say(await join_weights(groups, recipe))
         hosted = await host(cluster, recipe, groups, stream, resumed=self._job.start.state)
-        hosted.run.rollout.pool.membership.on_note = self._progress.say
+        pool = hosted.run.rollout.pool
+        pool.membership.on_note = self._progress.say
+        if pool.membership.may_change:
+            kind, launch = engine_kind_of(recipe.rollout), partial(launch_joiner, cluster, sources)
+            cluster.spawn(EngineControl(pool, self._folder.path, kind, launch).run(), name="engine control")
         return hosted
 
     async def _say_how_it_computes(self, groups: RoleGroups) -> None:

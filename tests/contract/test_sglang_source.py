@@ -7,7 +7,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +18,8 @@ from interlace.engines.rollout.services.dialects import sglang as dialect
 
 pytestmark = pytest.mark.slow  # downloads 39 MB
 VERSION = "0.5.23"
-PARTS = ("device", "exec_", "memory", "model", "parallel", "schedule")
+PARTS = ("device", "exec_", "memory", "model", "parallel", "schedule", "serving")
 """Of SGLang's settings, those with what the adapter sets."""
-RENAMED = {"mem_fraction_static"}
 OWN_STOP, OTHER_STOP, PLAIN = 2, 9, 30
 
 
@@ -121,7 +119,7 @@ def test_each_flag_of_the_server_is_one_of_sglangs(package: Callable[[str], str]
     known = {ast.unparse(node.target) for node in fields if isinstance(node, ast.AnnAssign)}
     flags = re.findall(r'"--([a-z-]+)"', inspect.getsource(SGLangKind.command))
     assert len(flags) > 10
-    unknown = {flag.replace("-", "_") for flag in flags} - known - RENAMED
+    unknown = {flag.replace("-", "_") for flag in flags} - known
     assert not unknown
 
 

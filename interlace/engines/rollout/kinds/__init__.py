@@ -43,6 +43,8 @@ class EngineSite:
     """Ranks that make up the engine, where it has several."""
     instance: int = 0
     """Number of the engine among those of the run."""
+    url: str | None = None
+    """Address of the server, for one that joined; None: the number of the engine chooses it."""
     logs: Path | None = None
     """Folder for the logs of servers that the engine starts; None: a temporary one."""
 

@@ -55,7 +55,7 @@ class AddressKind(EngineKind):
 
     def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
         """Connects to one server; the number of the instance chooses it."""
-        return self.connect(self.urls[site.instance], loaded, site)
+        return self.connect(site.url or self.urls[site.instance], loaded, site)
 
     def connect(self, url: str, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
         """Connects to the server at an address. Raises ServiceError or UserError."""
