@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from interlace.models.loading import LoadedModel
     from interlace.rewards.classifier import ModelScorer
     from interlace.workers.rollout import RolloutBundle
+    from interlace.workers.scoring import ScoringService
 
 
 Wrap: TypeAlias = "Callable[[RolloutEngine, Recipe], RolloutEngine]"
@@ -113,7 +114,6 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     from interlace.workers.actor import ActorWorker
     from interlace.workers.critic import CriticWorker
     from interlace.workers.process_reward import ProcessRewardWorker
-    from interlace.workers.reference import ReferenceWorker
     from interlace.workers.rollout import RolloutWorker
 
     recipe = sources.recipe
@@ -128,11 +128,23 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     )
     workers = {
         "rollout": _around(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
-        "reference": _around(ReferenceWorker, partial(make_reference_engine, initial)),
+        "reference": _reference_worker(initial),
         "critic": critic,
         "actor": _around(ActorWorker, partial(make_actor_engine, base if recipe.actor.lora else source)),
     }
     return {**workers, "reward": _reward_worker(recipe, recipe.reward)} if recipe.reward else workers
+
+
+def _reference_worker(initial: EngineSource) -> RoleWorker:
+    """Makes the reference: a model on a rank of the run, or the client of services."""
+    from interlace.workers.reference import ReferenceWorker
+    from interlace.workers.scoring import ScoringWorker
+
+    service = initial.recipe.reference.service
+    if service is None:
+        return _around(ReferenceWorker, partial(make_reference_engine, initial))
+    worker = _around(ScoringWorker, partial(make_scoring_services, initial))
+    return replace(worker, on_host=create_kind(service).num_addresses is not None)
 
 
 def _workers_of_their_own(recipe: Recipe) -> dict[str, RoleWorker]:
@@ -380,6 +392,26 @@ def make_reference_engine(source: EngineSource, context: WorkerContext) -> "Logp
 
     config = train_config(source.recipe)
     return LogprobEngine(_load(source, context).model, config=config, device=torch_device(context))
+
+
+def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequence[ScoringService]":
+    """Connects to the services that compute the reference's log-probs, or starts one on the reference's devices."""
+    from interlace.engines.rollout.kinds import EngineSite
+
+    recipe, loaded, service = source.recipe, _load(source, context), source.recipe.reference.service
+    if service is None:
+        raise ValueError("the recipe has no scoring service")
+    kind = create_kind(service)
+    site = EngineSite(
+        model=source.model,
+        devices=tuple(map(torch_name, context.devices or ("cpu",))),
+        seed=recipe.seed,
+        num_threads=num_threads(recipe, len(context.devices)),
+        logs=source.logs,
+    )
+    count = 1 if kind.num_addresses is None else kind.num_addresses
+    made = [kind.create(loaded, replace(site, instance=number)) for number in range(count)]
+    return cast("Sequence[ScoringService]", made)
 
 
 def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, context: WorkerContext) -> "ModelScorer":

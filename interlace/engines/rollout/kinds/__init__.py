@@ -114,14 +114,17 @@ def engine_kind(spec: str) -> type[EngineKind]:
     return concrete_subclass(f"rollout.engine {spec!r}", found, EngineKind)  # type: ignore[type-abstract]
 
 
-def parse_engine(given: object) -> object:
-    """Reads the settings of the engine that a mapping names under `engine`. Raises UserError for an unknown one."""
+def parse_engine(given: object, where: str = "rollout") -> object:
+    """Reads the settings of the engine that a mapping names under `engine`. Raises UserError for an unknown one.
+
+    where: section of the recipe, for messages.
+    """
     if not isinstance(given, Mapping):
         return given
     spec = given.get("engine", EngineConfig.model_fields["engine"].default)
     if not isinstance(spec, str):
-        raise UserError(f"rollout.engine = {spec!r}: write a name.")
-    return engine_kind(spec).Config.parse(given, where=f"rollout, with engine {spec}")
+        raise UserError(f"{where}.engine = {spec!r}: write a name.")
+    return engine_kind(spec).Config.parse(given, where=f"{where}, with engine {spec}")
 
 
 def create_kind(config: EngineConfig) -> EngineKind:

@@ -179,6 +179,16 @@ class ServiceEngine:
             self._link.lose(str(error))
         return self._link.lost
 
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Returns the log-prob of each token after the first of each sequence, at temperature 1.
+
+        Raises ServiceError if the server is lost.
+        """
+        found = None if self._link.lost else self._link.call(lambda client: client.score(sequences))
+        if found is None:
+            raise ServiceError(self._link.lost)
+        return found
+
     def health(self) -> str:
         """See ServiceEngineProtocol."""
         return self._link.lost
