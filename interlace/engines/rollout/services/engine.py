@@ -231,8 +231,10 @@ class ServiceEngine:
         self._folders.close()
 
     def _check(self, weights: NamedWeights) -> None:
-        if self._model.weights is not None and not isinstance(weights, SavedWeights):
-            self._model.weights.check(weights)
+        """Refuses weights of other shapes; a folder whose names are not the model's is left to the server."""
+        known = self._model.weights
+        if known is not None and (not isinstance(weights, SavedWeights) or weights.shapes.keys() <= known.names):
+            known.check(weights)
 
     def _replace(self, folder: Path, version: int, mode: UpdateMode, probe: Probe | None = None) -> None:
         """Loads a version. A server that is lost meanwhile keeps what it has, and says so in the next step."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError, is_full_disk
 from interlace.core.types import JSON, Request
-from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode, PauseMode
+from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode
 from interlace.engines.rollout.services.wire import ROUTES, read_request, write_capacity, write_delta
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class EngineRoutes:
     async def _pause(self, body: Mapping[str, JSON]) -> JSON:
         if (mode := body.get("mode", "keep")) not in ("keep", "abort"):
             raise UserError(f"mode {mode!r} is unknown: keep or abort.")
-        await self._engine.pause(cast(PauseMode, mode))
+        await self._engine.pause(mode)
         return {}
 
     async def _resume(self, body: Mapping[str, JSON]) -> JSON:

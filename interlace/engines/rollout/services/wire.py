@@ -1,6 +1,7 @@
 """Requests and deltas as JSON, in the names of our own engine routes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from interlace.core.types import JSON, FinishReason, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.services.protocol import Delta, ServiceCapacity, ServiceError, VersionRun
@@ -25,19 +26,19 @@ def write_request(request: Request) -> dict[str, JSON]:
     }
 
 
-def read_request(data: Mapping[str, JSON]) -> Request:
+def read_request(data: Mapping[str, Any]) -> Request:
     """Reads what write_request() wrote. Raises ValueError, KeyError or TypeError if a field is missing or wrong."""
-    gid, index = data["owner"]  # type: ignore[misc]
+    gid, index = data["owner"]
     return Request(
         uid=str(data["uid"]),
-        owner=SampleKey(int(gid), int(index)),  # type: ignore[call-overload]
-        attempt=int(data.get("attempt", 0)),  # type: ignore[arg-type]
-        turn=int(data.get("turn", 0)),  # type: ignore[arg-type]
+        owner=SampleKey(int(gid), int(index)),
+        attempt=int(data.get("attempt", 0)),
+        turn=int(data.get("turn", 0)),
         prompt_ids=_integers(data["prompt_ids"]),
         params=SamplingParams.model_validate(data.get("params", {})),
         may_continue=bool(data.get("may_continue", False)),
         generated_ids=_integers(data.get("generated_ids", ())),
-        generated_logprobs=[float(logprob) for logprob in data.get("generated_logprobs", ())],  # type: ignore[union-attr, arg-type]
+        generated_logprobs=[float(logprob) for logprob in data.get("generated_logprobs", ())],
         generated_versions=_integers(data.get("generated_versions", ())),
     )
 
@@ -57,16 +58,16 @@ def write_delta(request_id: str, delta: Delta) -> dict[str, JSON]:
     return found
 
 
-def read_delta(data: Mapping[str, JSON]) -> tuple[str, Delta]:
+def read_delta(data: Mapping[str, Any]) -> tuple[str, Delta]:
     """Reads what write_delta() wrote. Raises ServiceError for anything else."""
     try:
         reason = data.get("finish_reason")
         return str(data["id"]), Delta(
-            token_ids=data["token_ids"],  # type: ignore[arg-type]
-            logprobs=data["logprobs"],  # type: ignore[arg-type]
-            versions=[(int(version), int(count)) for version, count in data["versions"]],  # type: ignore[union-attr, misc, call-overload]
+            token_ids=data["token_ids"],
+            logprobs=data["logprobs"],
+            versions=[(int(version), int(count)) for version, count in data["versions"]],
             finish_reason=None if reason is None else FinishReason(str(reason)),
-            num_cached_tokens=int(data.get("num_cached_tokens", 0)),  # type: ignore[arg-type]
+            num_cached_tokens=int(data.get("num_cached_tokens", 0)),
             refusal=str(data.get("refusal", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -78,10 +79,10 @@ def write_capacity(capacity: ServiceCapacity) -> dict[str, JSON]:
     return {name: getattr(capacity, name) for name in ServiceCapacity.__dataclass_fields__}
 
 
-def read_capacity(data: Mapping[str, JSON]) -> ServiceCapacity:
+def read_capacity(data: Mapping[str, Any]) -> ServiceCapacity:
     """Reads what write_capacity() wrote; fields that this version does not know are ignored."""
     known = {name: value for name, value in data.items() if name in ServiceCapacity.__dataclass_fields__}
-    return ServiceCapacity(**known)  # type: ignore[arg-type]
+    return ServiceCapacity(**known)
 
 
 def runs_of(versions: Iterable[int]) -> list[VersionRun]:
@@ -95,5 +96,5 @@ def runs_of(versions: Iterable[int]) -> list[VersionRun]:
     return runs
 
 
-def _integers(values: object) -> list[int]:
-    return [int(value) for value in values] if isinstance(values, Sequence) else list(map(int, values))  # type: ignore[call-overload, no-any-return]
+def _integers(values: Iterable[Any]) -> list[int]:
+    return [int(value) for value in values]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlace.core.types import Request
+from interlace.core.types import JSON, Request
 from interlace.engines.rollout.services.http import Address, Connection
 from interlace.engines.rollout.services.protocol import (
     LoadMode,
@@ -58,7 +58,7 @@ class InterlaceClient:
         await self._connection.post(f"{ROUTES}/resume", timeout_s=SHORT_S)
 
     async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
-        body = {"folder": str(folder), "version": version, "mode": mode}
+        body: dict[str, JSON] = {"folder": str(folder), "version": version, "mode": mode}
         await self._connection.post(f"{ROUTES}/load", body, timeout_s=LONG_S)
 
     async def health(self) -> ServiceHealth:

@@ -135,9 +135,9 @@ class VLLMClient:
         return ServiceHealth(version=_version(found.get("weight_version")), is_paused=self._is_paused)
 
     async def capacity(self) -> ServiceCapacity:
-        models: Any = await self._connection.get("/v1/models", timeout_s=SHORT_S)
+        models: Any = await self._connection.get("/v1/models", timeout_s=LONG_S)
         [model] = [each for each in models["data"] if not each.get("parent")][:1] or [{}]
-        info = await self._connection.get("/server_info", timeout_s=SHORT_S)
+        info = await self._connection.get("/server_info", timeout_s=LONG_S)
         dtype = re.search(r"dtype=torch\.(\w+)", str(info.get("vllm_config", "")))
         name = str(model.get("root") or model.get("id") or "")
         found: Any = await self._connection.post("/collective_rpc", {"method": "count_bytes"}, timeout_s=LONG_S)

@@ -73,7 +73,7 @@ def vllm_chunk(token: int, end: str | None = None, spans: list[Body] | None = No
 
 def test_all_dialects_are_found_by_name() -> None:
     assert dialect_names() == ["interlace", "sglang", "vllm"]
-    with pytest.raises(UserError, match="unknown dialect of an engine service 'vlm'. Did you mean 'vllm'"):
+    with pytest.raises(UserError, match=r"unknown dialect of an engine service 'vlm'. Did you mean 'vllm'"):
         dialect_named("vlm")
 
 
