@@ -1,7 +1,9 @@
 """Training on engines that are servers: at an address, started by the run, and failing while it trains."""
 
+import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from interlace.engines.rollout.services.link import Link
 from interlace.observe.progress import QuietProgress
-from tests.support.engine_servers import KEY, KEY_ENV, FaultyProxy, serve
+from tests.support.engine_servers import KEY, KEY_ENV, FaultyProxy, serve, wait_until
 from tests.support.training import equal_weights, final_weights, metrics, run, samples
 
 pytestmark = pytest.mark.slow
@@ -124,3 +126,44 @@ def test_a_server_that_is_killed_is_started_again_and_loses_no_sample(
     assert len(done) == 1
     assert any("is lost" in text for text in notes.said), notes.said
     check_equal(root, name, native)
+
+
+def test_servers_join_and_leave_while_a_run_trains(root: Path, servers: tuple[str, str]) -> None:
+    """Which engine drew a sample changes nothing of it, so a run with changes equals one without, to the bit."""
+    steps, notes = "steps=16", Notes()
+    run(root, "unchanged", [*SETTINGS, steps])
+    answers: list[str] = []
+    commands = root / "changed" / "engines" / "commands"
+
+    def change() -> None:
+        for number, (verb, engine) in enumerate((("add", servers[1]), ("drain", servers[0]), ("drain", servers[1]))):
+            wait_until(commands.is_dir)
+            (commands / f"{number}.part").write_text(json.dumps({"verb": verb, "engine": engine}))
+            (commands / f"{number}.part").rename(commands / f"{number}.json")
+            wait_until((commands / f"{number}.answer").exists)
+            answers.append((commands / f"{number}.answer").read_text())
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    run(root, "changed", [*SETTINGS, steps, at(servers[0])], progress=notes)
+    changing.join(timeout=10)
+    assert answers[0].startswith("rollout/1 serves version") and answers[1] == "rollout/0 has left", (
+        answers,
+        notes.said,
+    )
+    assert answers[2].startswith("error: rollout/1 is the last engine")
+    assert samples(root, "changed") == samples(root, "unchanged")
+    assert equal_weights(final_weights(root, "changed"), final_weights(root, "unchanged"))
+
+
+def test_a_reference_at_an_address_gives_the_kl_of_one_in_process(root: Path, servers: tuple[str, str]) -> None:
+    kl = (*SETTINGS, "algorithm.kl_coefficient=0.1", "optimizer.lr=1e-3")
+    run(root, "reference", [*kl])
+    run(
+        root,
+        "reference-service",
+        [*kl, f"reference.service={{engine: address, urls: [{servers[0]}], key_env: {KEY_ENV}}}"],
+    )
+    found = [row["actor/kl"] for row in metrics(root, "reference")]
+    assert [row["actor/kl"] for row in metrics(root, "reference-service")] == pytest.approx(found, abs=1e-5)
+    assert found[-1] > 0
