@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 from tests.faults.lab import Fault, Lab
 from tests.support.processes import descendants
@@ -39,8 +40,7 @@ def a_server_that_is_killed(lab: Lab) -> None:
         while process.poll() is None and not (lab.folder / "runs/x/metrics.jsonl").exists():
             time.sleep(0.1)
         for pid in descendants(process.pid):
-            with open(f"/proc/{pid}/cmdline", "rb") as line:
-                command = line.read()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
             if b"serve" in command and b"guard" not in command:
                 servers.append(pid)
         assert servers, "the run started no server"
@@ -50,7 +50,7 @@ def a_server_that_is_killed(lab: Lab) -> None:
     rows = (lab.folder / "runs/x/metrics.jsonl").read_text().splitlines()
     assert len(rows) == 12, "steps are missing"
     assert "is lost" in text and "is back" in text, text[-600:]
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in servers), "a server outlived the run"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in servers), "a server outlived the run"
 
 
 FAULTS = [
