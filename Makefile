@@ -25,8 +25,8 @@ test-slow: .venv/.installed-dev
 test-ray: .venv/.installed-dev
 	$(BIN)/python -m pytest -m ray $(PYTEST_ARGS)
 
-# vLLM's CPU build in an environment of its own: the tests that every engine passes, and training on it. SGLang needs a
-# GPU, so what its adapter counts on is checked in its source.
+# vLLM's CPU build in a separate environment: the tests that every engine passes, and training on it. SGLang needs a
+# GPU, so the routes and fields that its dialect uses are checked in its source.
 test-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest --show-capture=no -m vllm tests/contract tests/e2e $(PYTEST_ARGS)
 	.venv-vllm/bin/python -m pytest -m slow tests/contract/test_sglang_source.py

@@ -11,6 +11,7 @@ import typer.core
 
 from interlace.cli.compare import compare
 from interlace.cli.doctor import doctor
+from interlace.cli.engines import engines
 from interlace.cli.eval import evaluate
 from interlace.cli.plan import plan
 from interlace.cli.presets import presets
@@ -83,6 +84,7 @@ app.command("train", cls=_WithSettings)(_reporting(train))
 app.command("eval")(_reporting(evaluate))
 app.command("compare")(_reporting(compare))
 app.command("serve")(_reporting(serve))
+app.command("engines")(_reporting(engines))
 app.command("simulate")(_reporting(simulate))
 app.command("report")(_reporting(report))
 app.command("profile")(_reporting(profile))

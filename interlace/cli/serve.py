@@ -29,8 +29,14 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    api_key: Annotated[str | None, typer.Option(help="Key of clients. Default: one is drawn and printed.")] = None,
-    admin_key: Annotated[str | None, typer.Option(help="Key of the control verbs. Default: one is drawn.")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Key of clients. Default: one is drawn and printed.", envvar="INTERLACE_API_KEY"),
+    ] = None,
+    admin_key: Annotated[
+        str | None,
+        typer.Option(help="Key of the control verbs. Default: one is drawn.", envvar="INTERLACE_ADMIN_KEY"),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP: chat completions, completions, responses, messages, and token ids."""
     hush_libraries()

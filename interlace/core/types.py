@@ -220,6 +220,8 @@ class Progress:
     """Largest share of the KV cache that running sequences held, 0 to 1; 0 where the engine does not say."""
     num_preemptions: int = 0
     """Sequences that gave their KV cells back, to be computed again."""
+    lost: str = ""
+    """Reason why the engine cannot serve any more; empty while it can."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

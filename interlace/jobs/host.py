@@ -12,6 +12,7 @@ from interlace.episodes.base import Closing, Episode, Filming
 from interlace.episodes.by_row import create_episode, simulators_of
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import SINGLE_TURN, LoopSettings, PolicyRun, RoleGroups, StepObserver
+from interlace.jobs.engine_services import follow_services
 from interlace.jobs.state import RunState
 from interlace.models.actions import ActionTokens, action_tokens
 from interlace.models.loading import empty_model
@@ -139,5 +140,6 @@ async def host(
     if resumed:
         stages.gate.restore(resumed.num_groups)
     run = PolicyRun(cluster, stages, groups, algorithm or algorithm_of(recipe), settings, prompts, episode)
+    follow_services(recipe, run.rollout.pool)
     filming = episode if isinstance(episode, Filming) else None
     return Hosted(recipe=recipe, groups=groups, run=run, sampling=sampling, filming=filming)

@@ -1,13 +1,16 @@
 """From a recipe to the workers of its roles."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from interlace.core.errors import UserError
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
+from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainConfig, TrainedConfig, training_temperature
 from interlace.engines.train.place import join_ranks, torch_device, torch_name
 from interlace.episodes.by_row import simulators_of
@@ -30,12 +33,18 @@ from interlace.workers.reward_by_source import ScorerBySource
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from interlace.engines.rollout.protocol import RolloutEngine
     from interlace.engines.train import CriticEngine, LogprobEngine, TrainEngine
     from interlace.engines.train.implicit_reward import ImplicitRewardEngine
     from interlace.engines.train.ranks import Ranks
     from interlace.models.loading import LoadedModel
     from interlace.rewards.classifier import ModelScorer
     from interlace.workers.rollout import RolloutBundle
+    from interlace.workers.scoring import ScoringService
+
+
+Wrap: TypeAlias = "Callable[[RolloutEngine, Recipe], RolloutEngine]"
+"""Makes another engine of an engine, for instance one that other clients share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +55,12 @@ class EngineSource:
     model: ModelConfig
     adapter: Path | None = None
     """The adapter's folder in a checkpoint, for a model that is trained by an adapter; None starts one at zero."""
+    logs: Path | None = None
+    """Folder for the logs of servers that an engine starts."""
+    url: str | None = None
+    """Address of the server that an engine is, for one that joins a run."""
+    wrap: "Wrap | None" = None
+    """Replaces the engine by another, in this process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +78,8 @@ class ModelSources:
     """The value model's folder in a checkpoint; None starts it from the policy."""
     adapter: Path | None = None
     """The adapter's folder in a checkpoint, where an adapter is trained; None starts the adapter at zero."""
+    logs: Path | None = None
+    """Folder for the logs of servers that engines start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,11 +115,10 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     from interlace.workers.actor import ActorWorker
     from interlace.workers.critic import CriticWorker
     from interlace.workers.process_reward import ProcessRewardWorker
-    from interlace.workers.reference import ReferenceWorker
     from interlace.workers.rollout import RolloutWorker
 
     recipe = sources.recipe
-    source = EngineSource(recipe=recipe, model=sources.policy)
+    source = EngineSource(recipe=recipe, model=sources.policy, logs=sources.logs)
     initial = EngineSource(recipe=recipe, model=recipe.reference.model or sources.initial)
     base = EngineSource(recipe=recipe, model=sources.initial, adapter=sources.adapter)
     adds_adapters = recipe.weights.adapter == "alone"  # to the base, which a checkpoint's folder has merged
@@ -113,11 +129,23 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     )
     workers = {
         "rollout": _around(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
-        "reference": _around(ReferenceWorker, partial(make_reference_engine, initial)),
+        "reference": _reference_worker(initial),
         "critic": critic,
         "actor": _around(ActorWorker, partial(make_actor_engine, base if recipe.actor.lora else source)),
     }
     return {**workers, "reward": _reward_worker(recipe, recipe.reward)} if recipe.reward else workers
+
+
+def _reference_worker(initial: EngineSource) -> RoleWorker:
+    """Makes the reference: a model on a rank of the run, or the client of services."""
+    from interlace.workers.reference import ReferenceWorker
+    from interlace.workers.scoring import ScoringWorker
+
+    service = initial.recipe.reference.service
+    if service is None:
+        return _around(ReferenceWorker, partial(make_reference_engine, initial))
+    worker = _around(ScoringWorker, partial(make_scoring_services, initial))
+    return replace(worker, on_host=create_kind(service).num_addresses is not None)
 
 
 def _workers_of_their_own(recipe: Recipe) -> dict[str, RoleWorker]:
@@ -177,13 +205,26 @@ def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
     return RoleWorker(worker_class=RewardWorker, factory=factory, on_host=True)
 
 
-async def launch_engines(cluster: Cluster, recipe: Recipe) -> list[RolloutGroup]:
-    """Starts the rollout engines alone, to serve the recipe's model."""
+async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: "Wrap | None" = None) -> list[RolloutGroup]:
+    """Starts the rollout engines alone, to serve the recipe's model. wrap: replaces each engine by another."""
     from interlace.workers.rollout import RolloutWorker
 
-    source = EngineSource(recipe=recipe, model=recipe.model)
+    source = EngineSource(recipe=recipe, model=recipe.model, wrap=wrap)
     worker = _around(RolloutWorker, partial(make_rollout_engine, source))
     return cast("list[RolloutGroup]", await _launch_all(cluster, recipe, role_named("rollout"), worker, 0))
+
+
+async def launch_joiner(cluster: Cluster, sources: ModelSources, number: int, url: str | None) -> RolloutGroup:
+    """Starts one more engine of a run. number: of the instance, which places it. url: of a server that runs."""
+    from interlace.workers.rollout import RolloutWorker
+
+    recipe, role = sources.recipe, role_named("rollout")
+    places = cluster.place(role.name)
+    if url is None and number >= len(places):
+        raise UserError(f"engine {number}: the placement has {len(places)} engines, counted from 0.")
+    source = EngineSource(recipe=recipe, model=sources.policy, logs=sources.logs, url=url)
+    worker = _around(RolloutWorker, partial(make_rollout_engine, source))
+    return cast(RolloutGroup, await cluster.launch(_spec(recipe, role, number, () if url else places[number], worker)))
 
 
 async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:
@@ -200,12 +241,17 @@ async def _launch_all(
 ) -> list[WorkerGroup[Any]]:
     """Starts the workers of a role, where the schedule places it. working_bytes: on each device, beside the state."""
     places: Sequence[tuple[Device, ...]] = [()] if worker.on_host else cluster.place(role.name)
+    kind = create_kind(recipe.rollout) if role.name == "rollout" else None
+    if kind and kind.num_addresses is not None:
+        places = [()] * kind.num_addresses
     specs = [_spec(recipe, role, number, devices, worker) for number, devices in enumerate(places)]
-    return [await cluster.launch(replace(spec, working_bytes=working_bytes)) for spec in specs]
+    starts = [cluster.launch(replace(spec, working_bytes=working_bytes)) for spec in specs]
+    # Servers start side by side: each takes long, and most of it is another process's work.
+    return await asyncio.gather(*starts) if kind and kind.is_service else [await start for start in starts]
 
 
 def _spec(recipe: Recipe, role: Role, instance: int, devices: tuple[Device, ...], worker: RoleWorker) -> WorkerSpec:
-    if worker.on_host:
+    if worker.on_host or not devices:
         return role_spec(role, instance, (), worker)
     ranks = len(devices) if worker.whole_on_each else num_ranks(recipe, role.name, devices)
     spec = role_spec(role, instance, devices, worker)
@@ -228,7 +274,7 @@ def role_spec(role: Role, instance: int, devices: tuple[Device, ...], worker: Ro
 def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "RolloutBundle":
     """Makes the engine that serves a recipe's policy."""
     from interlace.engines.rollout import NativeEngine
-    from interlace.engines.rollout.kinds import EngineSite, create_kind
+    from interlace.engines.rollout.kinds import EngineSite
     from interlace.models.action_head import answers_in_numbers
     from interlace.weights.reader import WeightReader
     from interlace.workers.rollout import RolloutBundle
@@ -240,8 +286,13 @@ def make_rollout_engine(source: EngineSource, context: WorkerContext) -> "Rollou
         seed=recipe.seed,
         num_threads=num_threads(recipe, len(context.devices)),
         mesh=join_ranks(context, TrainedConfig(tensor_parallel=context.num_ranks)).tensor_mesh,
+        instance=int(context.group.rpartition("/")[2]),
+        logs=source.logs,
+        url=source.url,
     )
     engine = create_kind(recipe.rollout).create(loaded, site)
+    if source.wrap:
+        engine = source.wrap(engine, recipe)
     bundle = RolloutBundle(
         engine=engine,
         tokenizer=loaded.tokenizer,
@@ -360,6 +411,26 @@ def make_reference_engine(source: EngineSource, context: WorkerContext) -> "Logp
 
     config = train_config(source.recipe)
     return LogprobEngine(_load(source, context).model, config=config, device=torch_device(context))
+
+
+def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequence[ScoringService]":
+    """Connects to the services that compute the reference's log-probs, or starts one on the reference's devices."""
+    from interlace.engines.rollout.kinds import EngineSite
+
+    recipe, loaded, service = source.recipe, _load(source, context), source.recipe.reference.service
+    if service is None:
+        raise ValueError("the recipe has no scoring service")
+    kind = create_kind(service)
+    site = EngineSite(
+        model=source.model,
+        devices=tuple(map(torch_name, context.devices or ("cpu",))),
+        seed=recipe.seed,
+        num_threads=num_threads(recipe, len(context.devices)),
+        logs=source.logs,
+    )
+    count = 1 if kind.num_addresses is None else kind.num_addresses
+    made = [kind.create(loaded, replace(site, instance=number)) for number in range(count)]
+    return cast("Sequence[ScoringService]", made)
 
 
 def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, context: WorkerContext) -> "ModelScorer":

@@ -21,12 +21,13 @@ from interlace.episodes.server.app import SessionServer, serving
 from interlace.episodes.server.errors import ApiError
 from interlace.jobs.host import sampling_of
 from interlace.jobs.launch import launch_engines
+from interlace.jobs.shared_engine import SharedEngine
 from interlace.models.loading import load_tokenizer
 from interlace.recipes.clusters.base import run_on
 from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster
 from interlace.schedule.schedule import Schedule
-from interlace.stages.driver import OnDraft
+from interlace.stages.engine_job import OnDraft
 from interlace.stages.pool import EnginePool
 from interlace.stages.session import EpisodeSession, SessionLimits
 
@@ -75,7 +76,8 @@ def serve(recipe: Recipe, options: ServeOptions, *, on_ready: Callable[[Serving]
 async def _serve(
     cluster: Cluster, recipe: Recipe, options: ServeOptions, on_ready: Callable[[Serving], None], stop: asyncio.Event
 ) -> None:
-    engines = await launch_engines(cluster, recipe)
+    sharing = SharedEngine(recipe)
+    engines = await launch_engines(cluster, recipe, wrap=sharing.wrap if sharing.is_possible(cluster) else None)
     sampling = await sampling_of(recipe, engines[0])
     pool = EnginePool(
         cluster,
@@ -101,6 +103,7 @@ async def _serve(
         codec=TokenizerCodec(tokenizer, limits.max_tokens),
         visitors=visitors,
         control=visitors,
+        add_routes=sharing.add_routes if sharing.hosted else None,
         api_key=options.api_key,
         admin_key=options.admin_key,
     )

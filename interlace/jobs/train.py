@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ from interlace.core.errors import InterlaceError, StoppedError
 from interlace.core.types import JSON, TerminalEvent
 from interlace.data.sampling import create_sampler
 from interlace.data.stream import PromptStream
+from interlace.engines.rollout.kinds import create_kind as engine_kind_of
 from interlace.engines.train.export import ADAPTER_FOLDER
 from interlace.episodes.config import create_kind
 from interlace.flows.policy import policy_optimization
 from interlace.flows.run import RoleGroups, shares_base
 from interlace.jobs.callbacks import Callbacks
+from interlace.jobs.engine_control import FOLDER, EngineControl
 from interlace.jobs.evaluation import Evaluation
 from interlace.jobs.evaluator import Evaluator
 from interlace.jobs.host import Hosted, host
-from interlace.jobs.launch import ModelSources, launch_roles
+from interlace.jobs.launch import ModelSources, launch_joiner, launch_roles
 from interlace.jobs.learning import imagining, open_learning
 from interlace.jobs.online import OnlinePlanner
 from interlace.jobs.plan import under
@@ -243,8 +246,9 @@ class _Session:
         adapter = newest / ADAPTER_FOLDER if newest and recipe.actor.lora else None
         longest = len(self._prompts.longest.token_ids)
         sources = ModelSources(
-            recipe=recipe, policy=policy, initial=initial, longest_prompt=longest, critic=critic, adapter=adapter
-        )
+            recipe=recipe, policy=policy, initial=initial, longest_prompt=longest, critic=critic, adapter=adapter,
+            logs=self._folder.path / FOLDER,
+        )  # fmt: skip
         groups = await launch_roles(cluster, sources)
         if newest:
             await groups.actor.load_optimizer(newest)
@@ -252,7 +256,13 @@ class _Session:
                 await groups.critic.load_optimizer(newest / CRITIC_FOLDER)
         await self._say_how_it_computes(groups)
         self._progress.say(await join_weights(groups, recipe))
-        return await host(cluster, recipe, groups, stream, resumed=self._job.start.state)
+        hosted = await host(cluster, recipe, groups, stream, resumed=self._job.start.state)
+        pool = hosted.run.rollout.pool
+        pool.membership.on_note = self._progress.say
+        if pool.membership.may_change:
+            kind, launch = engine_kind_of(recipe.rollout), partial(launch_joiner, cluster, sources)
+            cluster.spawn(EngineControl(pool, self._folder.path, kind, launch).run(), name="engine control")
+        return hosted
 
     async def _say_how_it_computes(self, groups: RoleGroups) -> None:
         report = await groups.rollout[0].report()

@@ -16,7 +16,7 @@ from interlace.profiling.samples import ENOUGH_SAMPLES, NUM_QUANTILES
 from interlace.recipes.config import Recipe
 from interlace.runtime.cluster import Cluster
 from interlace.stages.asker import FromPool
-from interlace.stages.driver import OnDraft
+from interlace.stages.engine_job import OnDraft
 from interlace.stages.generate import played
 from interlace.stages.pool import EnginePool
 from interlace.stages.role_groups import RolloutGroup

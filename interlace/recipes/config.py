@@ -121,11 +121,18 @@ class ClusterConfig(Config):
         return self
 
 
+def _parse_service(value: object) -> object:
+    return parse_engine({"engine": value} if isinstance(value, str) else value, where="reference.service")
+
+
 class ReferenceConfig(Config):
     """The policy that KL is measured to, where the algorithm needs one."""
 
     model: Annotated[ModelConfig, BeforeValidator(by_path)] | None = None
     """Another than the initial policy; it must share its vocabulary."""
+    service: Annotated[SerializeAsAny[EngineConfig] | None, BeforeValidator(_parse_service)] = None
+    """Engine service that computes its log-probs, as `rollout` names engines: `{engine: address, urls: [...]}`, or
+    `interlace`, `vllm`, `sglang` for servers that the run starts. None: a rank of the run computes them."""
 
 
 class WarmupCriterion(Config):

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
 from interlace.engines.rollout.kinds import EngineKind, Feature, create_kind
+from interlace.engines.rollout.kinds.address import AddressKind
+from interlace.engines.train.config import training_temperature
 from interlace.recipes.config import Recipe, algorithm_of
 from interlace.recipes.layout import num_spanned, num_used
 from interlace.schedule.placement import Device
@@ -17,7 +19,8 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrained
     computes on, or that lacks a feature which the settings need.
     """
     kind = create_kind(recipe.rollout)
-    _check_span(recipe, "rollout", devices)
+    if kind.num_addresses is None:
+        _check_span(recipe, "rollout", devices)
     if algorithm_of(recipe).needs.reference:
         _check_span(recipe, "reference", devices)
     for pool in {device.pool for instance in _instances(recipe, "rollout", devices) for device in instance}:
@@ -27,6 +30,53 @@ def check_engine(recipe: Recipe, devices: tuple[Device, ...], model: "PreTrained
     _check_features(recipe, kind, devices)
     _check_correction(recipe)
     _check_adapter(recipe, kind)
+    _check_scoring(recipe, model)
+    if isinstance(kind, AddressKind):
+        _check_addresses(recipe, kind, model)
+
+
+def _check_scoring(recipe: Recipe, model: "PreTrainedModel") -> None:
+    """Raises UserError if the reference's engine is not a service, or scores another distribution than is trained."""
+    service = recipe.reference.service
+    if service is None:
+        return
+    kind = create_kind(service)
+    if not kind.is_service:
+        raise UserError(
+            f"reference.service = {service.engine!r} is not a service. Take address, interlace, vllm or sglang, or "
+            "remove reference.service."
+        )
+    if not algorithm_of(recipe).needs.reference:
+        raise UserError(
+            f"reference.service is set, but algorithm {recipe.algorithm.name!r} with these settings asks for no "
+            "reference. Set algorithm.kl_coefficient above 0, or remove reference.service."
+        )
+    if training_temperature(recipe.sampling) != 1.0:
+        raise UserError(
+            f"reference.service gives log-probs at temperature 1, and sampling.temperature is "
+            f"{recipe.sampling.temperature:g}. Set it to 1, or remove reference.service."
+        )
+    if absence := kind.absence("cpu" if kind.num_addresses is not None else recipe.cluster.devices.split(":")[0]):
+        raise UserError(f"reference.service = {service.engine!r} is not run here: {absence}")
+    if isinstance(kind, AddressKind):
+        _check_addresses(recipe, kind, model)
+
+
+def _check_addresses(recipe: Recipe, kind: AddressKind, model: "PreTrainedModel") -> None:
+    """Raises UserError, with the address, if a server does not answer or serves another model."""
+    from interlace.engines.rollout.services.check import WantedModel, check_servers
+    from interlace.engines.rollout.services.http import Address
+
+    if not kind.urls:
+        raise UserError("rollout.engine=address needs servers: set rollout.urls=[http://HOST:PORT], or urls_file.")
+    off_policy = getattr(algorithm_of(recipe).settings, "off_policy", None)
+    wanted = WantedModel(
+        vocab_size=model.config.get_text_config().vocab_size,
+        num_tokens=recipe.sampling.max_new_tokens,
+        dtype=recipe.model.dtype,
+        corrects_dtype=off_policy is not None and off_policy.correction != "none",
+    )
+    check_servers([Address(url=url, key=kind.key) for url in kind.urls], kind.config.dialect, wanted)
 
 
 def _check_adapter(recipe: Recipe, kind: EngineKind) -> None:

@@ -9,6 +9,7 @@ from interlace.algorithms import Needs
 from interlace.core.errors import UserError
 from interlace.core.state_parts import peak_bytes
 from interlace.engines.rollout.config import NativeConfig
+from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.train.config import TrainedConfig
 from interlace.models.classifier import empty_classifier
 from interlace.models.loading import empty_model
@@ -162,6 +163,8 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
         copies += (1 + older) * loads.num_adapted * size.weight_bytes // size.num_parameters
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
     roles = [_Role(name="rollout", num_bytes=size.weight_bytes + kv_bytes + copies, how=how)]
+    if create_kind(recipe.rollout).num_addresses is not None:
+        roles = []  # servers elsewhere
     serves_as_reference = reference_is_base(recipe, partial(recipe.schedule.resolved.instances, devices=devices))
     needed = {role.name for role in needed_roles(needs)}
     if "reference" in needed and not serves_as_reference:

@@ -189,6 +189,10 @@ class WorkerGroup(Generic[W_co]):
         value = await coroutine
         return value, call.spans[0]
 
+    async def ask(self, operation: Callable[..., Any]) -> Any:
+        """Returns the answer of rank 0 to a question about its state, outside the books: no span and no progress."""
+        return (await self._ranks[0].call(operation.__name__, (), {})).value
+
     def notify(self, operation: Callable[..., Any], *args: Any) -> None:
         """Runs a concurrent operation on all ranks beside whatever runs there."""
         method = operation.__name__

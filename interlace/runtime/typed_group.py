@@ -58,6 +58,10 @@ class TypedGroup(Protocol):
         """
         ...
 
+    async def ask(self, operation: Callable[[Self], Handle[R]]) -> R:
+        """Returns the answer of rank 0 to a question about its state, outside the books: no span and no progress."""
+        ...
+
     def notify(self, operation: Callable[[Self, *Ts], Handle[None]], *args: *Ts) -> None:
         """Runs a concurrent operation beside whatever runs, and waits for nothing."""
         ...

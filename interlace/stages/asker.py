@@ -9,7 +9,7 @@ from typing import Protocol
 from interlace.core.errors import EnginesBusyError
 from interlace.core.types import Request, Response
 from interlace.runtime.cluster import Cluster
-from interlace.stages.driver import OnDraft
+from interlace.stages.engine_job import OnDraft
 from interlace.stages.pool import EnginePool, settle
 
 

@@ -3,76 +3,24 @@
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from collections.abc import Sequence
+from dataclasses import replace
 
 from interlace.core.state_parts import WEIGHTS
-from interlace.core.types import Draft, Metrics, Progress, Request, Response, SampleKey
+from interlace.core.types import FinishReason, Metrics, Progress, Request, Response, SampleKey
 from interlace.runtime.clock import Clock
-from interlace.runtime.decode_curve import DecodeCurve
-from interlace.runtime.timeline import Timeline
+from interlace.runtime.timeline import Span, Timeline
 from interlace.runtime.waits import Signal, WaitRegistry
 from interlace.schedule.concurrency import EngineUse, create_limit
 from interlace.schedule.dispatch import Load
 from interlace.schedule.schedule import Schedule
+from interlace.stages.engine_job import EngineHost, Job
 from interlace.stages.generation_meter import GenerationMeter
 from interlace.stages.role_groups import RolloutGroup
 from interlace.weights.ref import UpdateMode, WeightRef
 
 ROUNDING_S = 1e-6
 """Rounding tolerance of clocks, in seconds."""
-Deliver: TypeAlias = Callable[[Response], None]
-OnDraft: TypeAlias = Callable[[Draft], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Job:
-    """A request and what to do with its response."""
-
-    request: Request
-    order: float
-    """Smaller goes first among jobs that have not started; those that have tokens already go before all others."""
-    expected_tokens: float
-    deliver: Deliver
-    max_new_tokens: int | None
-    """Limit that the caller asked for, where a budget may have lowered the request's; None outside the flow."""
-    num_before: int = 0
-    """Tokens that it had when its budget began."""
-    num_history: int = 0
-    """Tokens of its context that earlier turns of its sample had."""
-
-    @property
-    def started(self) -> bool:
-        """True if the job is a partial that goes on."""
-        return bool(self.request.generated_ids)
-
-
-class EngineHost(Protocol):
-    """Receiver of a driver's reports: the pool of all engines."""
-
-    curve: DecodeCurve | None
-    """Learns from each call; None where calls are of no interest."""
-    listeners: dict[str, OnDraft]
-    """Receivers of drafts, by request."""
-    fill: "Callable[[EngineDriver], None]"
-    """Gives an engine that may start sequences what waits for others to swap."""
-    num_unswapped: int
-    """Engines that have new weights and serve older ones yet."""
-    standing: Signal
-    """Fired where an engine swapped, or left: whatever waits for a version looks again."""
-
-    def on_response(self, job: Job, response: Response) -> None:
-        """Takes in the response of a job that ended."""
-        ...
-
-    def on_partials(self, jobs: Sequence[Job], onto: "list[EngineDriver] | None" = None) -> None:
-        """Takes in jobs that were taken out unfinished, to be dispatched again. onto: only to these, if given."""
-        ...
-
-    def on_swapped(self) -> None:
-        """Notes that new weights serve."""
-        ...
 
 
 class EngineDriver:
@@ -200,7 +148,7 @@ class EngineDriver:
 
     def evacuate(self, onto: "list[EngineDriver]") -> None:
         """Takes all running jobs out as partials, to go on at these engines; they drain no further until then."""
-        if not self._running or self._onto:
+        if not self._running or self._onto is not None:
             return
         self._onto = onto
         for driver in onto:
@@ -214,8 +162,8 @@ class EngineDriver:
             driver._num_awaited -= 1
             driver._poke()
 
-    def leave(self, others: "list[EngineDriver]") -> None:
-        """Gives all jobs to the other engines and takes no more, until join()."""
+    def leave(self, others: "list[EngineDriver]", *, drains: bool = False) -> None:
+        """Gives all jobs to the other engines and takes no more, until join(). drains: running jobs end here."""
         self.is_away = True
         queued = [job for _, _, _, job in sorted(self._queue) if self._queued.pop(job.request.id, None) is job]
         self._queue.clear()
@@ -223,7 +171,12 @@ class EngineDriver:
             self._left(job)
         self._host.on_partials(queued, others)
         self._host.standing.fire()
-        self.evacuate(others)
+        if not drains:
+            self.evacuate(others)
+
+    def lose_weights(self) -> None:
+        """Notes that the engine serves no version that the run knows, until its next swap."""
+        self.version = -1
 
     def join(self) -> None:
         """Takes jobs again, once the newest weights are here."""
@@ -241,10 +194,10 @@ class EngineDriver:
 
     def _has_work(self) -> bool:
         if self.is_away:
-            return bool(self._running or self._aborts or self._onto)
+            return bool(self._running or self._aborts or self.is_evacuating)
         if self._pending and self._num_awaited:  # no device is held meanwhile
-            return bool(self._running or self._aborts or self._onto or self._is_more_ready())
-        return bool(self._pending or self._onto or self._queued or self._running or self._aborts)
+            return bool(self._running or self._aborts or self.is_evacuating or self._is_more_ready())
+        return bool(self._pending or self.is_evacuating or self._queued or self._running or self._aborts)
 
     def _finds_work(self) -> bool:
         """Looks for what waits for other engines. Nothing where it may start none, or is to give its devices up."""
@@ -254,7 +207,7 @@ class EngineDriver:
 
     async def _serve(self) -> None:
         while self._has_work() or self._finds_work():
-            if self._onto:
+            if self._onto is not None:
                 await self._move(self._onto)
             if self._pending and not self.is_away:
                 await self._swap_if_due()
@@ -271,19 +224,25 @@ class EngineDriver:
                 submissions = tuple([job.request for job in admitted])
             progress, span = await self.group.inline(RolloutGroup.serve, submissions, aborts, ended)
             self._serving = False
-            self.kv_use = progress.kv_use
-            served = self._meter.end(span, progress, self.num_queued)
-            if self._host.curve:
-                self._host.curve.observe(served)
-            for draft in progress.drafts:
-                if listener := self._host.listeners.get(draft.request_id):
-                    asyncio.get_running_loop().call_soon(listener, draft)  # what it raises is not the engine's
-            for response in progress.responses:
-                self._deliver(response)
-            if self._limit.adapts:
-                self._limit.observe(self._use(progress))
-            if self._yield_asked and self._clock.now() - self._held_since >= self._min_hold - ROUNDING_S:
+            self._book(progress, span)
+            if progress.lost:
+                self._host.on_lost(self, progress.lost)
+            elif self._yield_asked and self._clock.now() - self._held_since >= self._min_hold - ROUNDING_S:
                 return
+
+    def _book(self, progress: Progress, span: Span) -> None:
+        """Takes in the outcome of a call."""
+        self.kv_use = progress.kv_use
+        served = self._meter.end(span, progress, self.num_queued)
+        if self._host.curve:
+            self._host.curve.observe(served)
+        for draft in progress.drafts:
+            if listener := self._host.listeners.get(draft.request_id):
+                asyncio.get_running_loop().call_soon(listener, draft)  # what it raises is not the engine's
+        for response in progress.responses:
+            self._deliver(response)
+        if self._limit.adapts:
+            self._limit.observe(self._use(progress))
 
     def _admit(self) -> list[Job]:
         admitted: list[Job] = []
@@ -348,6 +307,8 @@ class EngineDriver:
         self.version = ref.version
         self.metrics = {**await self.group.engine_metrics(), **self._limit.metrics()}
         self._host.on_swapped()
+        if self.metrics.pop("is_lost", 0.0):
+            self._host.on_lost(self, await self.group.health())
 
     def _must_drain(self) -> bool:
         return bool(self._running) or self._num_awaited > 0 or self._is_more_ready()
@@ -371,6 +332,9 @@ class EngineDriver:
                 self._meter.drop(len(done.token_ids))
                 continue
             self._left(job)
+            if done.finish_reason != FinishReason.ABORTED:  # it ended before the abort reached a server
+                self._host.on_response(job, response)
+                continue
             jobs.append(replace(job, request=done.resumed))
         self._host.on_partials(jobs, onto)
         return len(jobs)

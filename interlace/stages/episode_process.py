@@ -37,7 +37,7 @@ from interlace.observe.films import Film
 from interlace.runtime.clock import LoopClock
 from interlace.runtime.process.child import LoopServer, become_child, framed
 from interlace.runtime.waits import WaitRegistry
-from interlace.stages.driver import OnDraft
+from interlace.stages.engine_job import OnDraft
 from interlace.stages.episode_envs import EnvAnswer, EnvAsk, EnvProxies
 from interlace.stages.generate import failure, outcome_of
 from interlace.stages.session import EpisodeSession, SessionLimits

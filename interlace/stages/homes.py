@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from interlace.core.types import Completion, Metrics, Request, SampleKey
 from interlace.schedule.routing import KeptContext
-from interlace.stages.driver import EngineDriver, Job
+from interlace.stages.driver import EngineDriver
+from interlace.stages.engine_job import Job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

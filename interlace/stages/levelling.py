@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from interlace.stages.driver import EngineDriver, Job
+from interlace.stages.driver import EngineDriver
+from interlace.stages.engine_job import Job
 
 Take = Callable[[Sequence[Job], list[EngineDriver]], None]
 """Dispatches jobs again, to these engines."""

@@ -10,7 +10,7 @@ from interlace.core.errors import EpisodeLostError
 from interlace.core.types import NO_GROUP, Prompt, Request, Response, RewardResult, Sample, SampleKey, SamplingParams
 from interlace.episodes.base import Episode
 from interlace.runtime.cluster import Cluster
-from interlace.stages.driver import OnDraft
+from interlace.stages.engine_job import OnDraft
 from interlace.stages.generate import played
 from interlace.stages.map import Columns
 from interlace.stages.pool import EnginePool

@@ -17,10 +17,12 @@ from interlace.schedule.lengths import LengthPredictor, LengthRanker, MeanLength
 from interlace.schedule.routing import route
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Migrate
-from interlace.stages.driver import Deliver, EngineDriver, Job, OnDraft
+from interlace.stages.driver import EngineDriver
+from interlace.stages.engine_job import Deliver, Job, OnDraft
 from interlace.stages.gathering import Gathering
 from interlace.stages.homes import Homes
 from interlace.stages.levelling import Levelling
+from interlace.stages.membership import Membership
 from interlace.stages.role_groups import RolloutGroup
 from interlace.stages.tool_waits import ToolWaits
 from interlace.weights.ref import WeightRef
@@ -67,6 +69,8 @@ class EnginePool:
         self._drains = schedule.on_update == "drain"
         self.standing = Signal(cluster.waits)
         """Fired where an engine swapped, or left."""
+        self.newest: WeightRef | None = None
+        """Weights of the last publication."""
         self.num_unswapped = 0
         """Engines that have new weights and serve older ones yet."""
         self._most_versions = 1
@@ -77,9 +81,10 @@ class EnginePool:
         self.curve = DecodeCurve() if self._policy.adapts else None
         """How fast the engines decode; None where the dispatch policy does not ask."""
         self._on_suspended = on_suspended
-        self.drivers = [
-            EngineDriver(engine, cluster.waits, cluster.clock, cluster.timeline, schedule, self) for engine in engines
-        ]
+        self._schedule = schedule
+        self.drivers = [self._driver(engine) for engine in engines]
+        self.membership = Membership(cluster, self)
+        """Engines that join, leave, or are lost and return."""
         self._gathering = None
         if isinstance(schedule.tail, Migrate):
             self._gathering = Gathering(
@@ -104,10 +109,22 @@ class EnginePool:
         self._spent: dict[SampleKey, int] = {}
         """Tokens of an owner's requests since the last publication; nothing where there is no budget."""
 
+    def _driver(self, group: RolloutGroup) -> EngineDriver:
+        cluster = self._cluster
+        return EngineDriver(group, cluster.waits, cluster.clock, cluster.timeline, self._schedule, self)
+
     def start(self) -> None:
         """Starts the engines' loops."""
         for driver in self.drivers:
-            self._cluster.spawn(driver.run(), name=driver.group.name)
+            self.membership.start(driver)
+
+    def add(self, group: RolloutGroup) -> EngineDriver:
+        """Adds an engine, which takes no jobs before it joins, and starts its loop."""
+        driver = self._driver(group)
+        driver.is_away = True
+        self.drivers.append(driver)
+        self.membership.start(driver)
+        return driver
 
     def admit(self, owners: Sequence[SampleKey], *, as_episodes: bool = False) -> None:
         """Lets a wave of samples submit; each until finish() or cancel(). as_episodes: code of their own runs now."""
@@ -183,10 +200,15 @@ class EnginePool:
 
     def update_weights(self, ref: WeightRef) -> None:
         """Gives every engine new weights; each swaps when it may."""
+        self.newest = ref
         for driver in self.drivers:
-            self.num_unswapped += driver.pending_version is None
-            driver.update_weights(ref)
+            self.bring_weights(driver, ref)
         self._gather()
+
+    def bring_weights(self, driver: EngineDriver, ref: WeightRef) -> None:
+        """Gives one engine new weights."""
+        self.num_unswapped += driver.pending_version is None
+        driver.update_weights(ref)
 
     @property
     def drains_for(self) -> int | None:
@@ -290,6 +312,17 @@ class EnginePool:
         """Dispatches again the jobs that an engine gave up unfinished. onto: the engines that may take them over."""
         self._deal(jobs, onto or self._kept)
 
+    def forget(self, driver: EngineDriver) -> None:
+        """Removes an engine that has no jobs."""
+        self.num_unswapped -= driver.pending_version is not None
+        self.drivers.remove(driver)
+        self._kept = self.drivers
+        self.standing.fire()
+
+    def on_lost(self, driver: EngineDriver, reason: str) -> None:
+        """Moves the jobs of an engine that cannot serve any more to the others, and brings the engine back."""
+        self.membership.on_lost(driver, reason)
+
     def on_swapped(self) -> None:
         """Wakes the waiters for a version."""
         self.num_unswapped -= 1
@@ -301,6 +334,9 @@ class EnginePool:
         here = [driver for driver in drivers if not driver.is_away] or [
             driver for driver in self.drivers if not driver.is_away
         ]
+        if not here:
+            self.membership.park(jobs)
+            return
         ready = [driver for driver in here if driver.starts_new] or here
         if self.curve and (costs := self.curve.costs()):
             self._policy.learn(costs)

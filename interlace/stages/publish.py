@@ -1,11 +1,14 @@
 """Publication: new weights become a version, and the gate gives slots back."""
 
+import numpy as np
+
+from interlace.core.types import NO_GROUP, Prompt, Sample, SampleKey, Segment
 from interlace.runtime.timeline import Timeline
 from interlace.schedule.gate import Gate
 from interlace.schedule.schedule import Schedule
 from interlace.stages.pool import EnginePool
 from interlace.stages.role_groups import ActorGroup
-from interlace.weights.ref import WeightRef
+from interlace.weights.ref import Probe, WeightRef
 
 
 class Publisher:
@@ -47,10 +50,22 @@ class Publisher:
         return True
 
     async def _written(self, version: int) -> WeightRef:
-        # Where the trainer goes on before every engine has swapped, engines must not read weights that change.
+        # If the trainer continues before every engine has swapped, engines must not read weights that change. The same
+        # holds for an engine that joins or returns between two publications.
+        membership = self._pool.membership
         actor = self._actor.with_cause("publication")
-        parts = await actor.export_weights(version, copy=not self._waits_for_swap)
-        ref = WeightRef(version=version, parts=tuple(parts))
+        copy = not self._waits_for_swap or membership.may_change
+        parts = await actor.export_weights(version, copy=copy)
+        probe = await self._probe() if membership.probe_ids else None
+        ref = WeightRef(version=version, parts=tuple(parts), probe=probe)
         before, self._checksum = self._checksum, ref.checksum
         self.is_unchanged = bool(before) and ref.checksum == before
         return ref
+
+    async def _probe(self) -> Probe:
+        """Computes the trainer's log-probs of the fixed text under the weights that are published."""
+        token_ids = np.asarray(self._pool.membership.probe_ids, np.int32)
+        prompt = Prompt(uid="probe", token_ids=token_ids[:1], text="", answer="")
+        sample = Sample(key=SampleKey(NO_GROUP, 0), prompt=prompt, segments=(Segment(token_ids=token_ids[1:]),))
+        [logprobs] = await self._actor.with_cause("publication").logprobs([sample])
+        return Probe(token_ids=token_ids.tolist(), logprobs=logprobs.tolist())

@@ -53,6 +53,14 @@ class RolloutGroup(TypedGroup, Protocol):
         """Reads the engine's counters since the last call."""
         ...
 
+    def health(self) -> Handle[str]:
+        """Returns why the engine is lost; empty if it is not."""
+        ...
+
+    def recover(self) -> Handle[str]:
+        """Brings a lost engine back. Returns why that failed, or an empty text."""
+        ...
+
     def report(self) -> "Handle[EngineReport]":
         """Tells what the engine found out about the model."""
         ...

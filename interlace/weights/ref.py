@@ -100,6 +100,15 @@ class WeightPart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Probe:
+    """A fixed text and its log-probs under one version, as the trainer computes them."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """[tokens - 1] of each token after the first, at temperature 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WeightRef:
     """One version of the policy's weights: its manifest, never its tensors' content."""
 
@@ -107,6 +116,8 @@ class WeightRef:
     version: int
     parts: Sequence[WeightPart] = field(default=())
     """Parts of all trainer ranks, in their order; empty where weights are simulated."""
+    probe: Probe | None = None
+    """By which a server's weights are checked after an update; None: they are not checked."""
 
     @property
     def checksum(self) -> str:

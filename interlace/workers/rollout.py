@@ -19,7 +19,14 @@ from interlace.core.types import (
     SampleKey,
     SamplingParams,
 )
-from interlace.engines.rollout.protocol import ENGINE_PARTS, EngineReport, RolloutEngine, SwitchMode, TakesAdapters
+from interlace.engines.rollout.protocol import (
+    ENGINE_PARTS,
+    EngineReport,
+    RolloutEngine,
+    ServiceEngineProtocol,
+    SwitchMode,
+    TakesAdapters,
+)
 from interlace.runtime.worker import Worker, WorkerContext, operation
 from interlace.weights.reader import WeightReader
 from interlace.weights.ref import Place, UpdateMode, WeightRef
@@ -102,7 +109,9 @@ class RolloutWorker(Worker):
             num_preemptions += output.num_preemptions
             kv_use = max(kv_use, output.kv_use)
             finished += output.finished
-            is_over = self._interrupted.is_set() or not output.num_running + output.num_waiting
+            refused += [_refusal(request, reason) for request, reason in output.refused]
+            is_idle = not output.num_running + output.num_waiting
+            is_over = self._interrupted.is_set() or is_idle or bool(output.lost)
             has_some = bool(finished or refused) or self._have_more(output.drawn)
             if self._decide(is_over or (has_some and self._now() - start_s >= MIN_CALL_S)):
                 break
@@ -115,6 +124,7 @@ class RolloutWorker(Worker):
             num_new_tokens=num_new_tokens,
             kv_use=kv_use,
             num_preemptions=num_preemptions,
+            lost=output.lost,
         )
 
     @operation(on_device=False, concurrent=True)
@@ -131,6 +141,9 @@ class RolloutWorker(Worker):
     @operation(bin="weight_sync", parts=(WEIGHTS,), makes_activations=False)
     def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
         """Swaps all weights between two decode steps."""
+        if isinstance(self._engine, ServiceEngineProtocol):
+            self._engine.pull_weights(ref, mode, self._reader)
+            return
         with self._reader.open(ref) as weights:
             if ref.adapters:
                 engine = cast("TakesAdapters", self._engine)  # the recipe's check sees to it
@@ -152,6 +165,16 @@ class RolloutWorker(Worker):
     def engine_metrics(self) -> Metrics:
         """Returns the engine's counters since the last call."""
         return self._engine.metrics()
+
+    @operation(on_device=False)
+    def health(self) -> str:
+        """Returns why the engine is lost; empty if it is not."""
+        return self._engine.health() if isinstance(self._engine, ServiceEngineProtocol) else ""
+
+    @operation(on_device=False)
+    def recover(self) -> str:
+        """Brings a lost engine back. Returns why that failed, or an empty text."""
+        return self._engine.recover() if isinstance(self._engine, ServiceEngineProtocol) else ""
 
     @operation(on_device=False)
     def report(self) -> EngineReport:
@@ -179,15 +202,14 @@ class RolloutWorker(Worker):
             self._engine.submit(request)
         except UserError as error:
             self._streams.pop(request.id, None)
-            nothing = Completion(
-                request=request, token_ids=(), logprobs=(), versions=(), finish_reason=FinishReason.ABORTED
-            )
-            return Response(completion=nothing, text="", refusal=str(error))
+            return _refusal(request, str(error))
         return None
 
     def close(self) -> None:
-        """Releases the memory of the engine's weights."""
+        """Releases the memory of the engine's weights, and ends a server."""
         self._reader.close()
+        if isinstance(self._engine, ServiceEngineProtocol):
+            self._engine.close()
 
     def _decoded(self, completions: Sequence[Completion]) -> tuple[Response, ...]:
         for completion in completions:
@@ -224,3 +246,8 @@ class RolloutWorker(Worker):
                 stream.num_sent = len(token_ids)
                 found.append(Draft(request_id=name, token_ids=token_ids, text=self._text(token_ids, stream.params)))
         return tuple(found)
+
+
+def _refusal(request: Request, reason: str) -> Response:
+    nothing = Completion(request=request, token_ids=(), logprobs=(), versions=(), finish_reason=FinishReason.ABORTED)
+    return Response(completion=nothing, text="", refusal=reason)

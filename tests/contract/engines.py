@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from interlace.core.types import NO_GROUP, Completion, Request, SampleKey, SamplingParams
 from interlace.engines.rollout.kinds import EngineSite, create_kind, engine_kind
-from interlace.engines.rollout.protocol import RolloutEngine
+from interlace.engines.rollout.protocol import RolloutEngine, ServiceEngineProtocol
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_model
 
@@ -18,7 +18,7 @@ MAX_TOKENS = 2048
 
 def make_engine(name: str, seed: int = 0) -> RolloutEngine:
     """An engine of that name serving MODEL."""
-    kind = create_kind(engine_kind(name).Config(engine=name, max_running=8, max_tokens=MAX_TOKENS))
+    kind = create_kind(engine_kind(name).Config.parse({"engine": name, "max_running": 8, "max_tokens": MAX_TOKENS}))
     return kind.create(load_model(MODEL), EngineSite(model=MODEL, devices=("cpu",), seed=seed, num_threads=1))
 
 
@@ -34,7 +34,13 @@ def request(index: int = 0, prompt: Sequence[int] = (5, 6, 7, 8), params: Sampli
     )  # fmt: skip
 
 
-def drain(engine: RolloutEngine, num_steps: int = 2000) -> dict[int, Completion]:
+def close_engine(engine: RolloutEngine) -> None:
+    """Ends the server of an engine that is one."""
+    if isinstance(engine, ServiceEngineProtocol):
+        engine.close()
+
+
+def drain(engine: RolloutEngine, num_steps: int = 20000) -> dict[int, Completion]:
     """Runs what is live to its end; by the index of the sample."""
     done: dict[int, Completion] = {}
     for _ in range(num_steps):

@@ -1,4 +1,6 @@
-"""What every rollout engine promises, the same tests for each: the native one here, vLLM in `make test-vllm`."""
+"""The promises of every rollout engine, the same tests for each: native in process, native in a server process, and
+vLLM's server in `make test-vllm`.
+"""
 
 import random
 import threading
@@ -11,13 +13,14 @@ import pytest
 import torch
 
 from interlace.core.errors import UserError
-from interlace.core.types import Completion, FinishReason, SamplingParams
-from interlace.engines.rollout.protocol import RolloutEngine, UpdateMode
+from interlace.core.types import Completion, FinishReason, Request, SamplingParams
+from interlace.engines.rollout.protocol import RolloutEngine, ServiceEngineProtocol, UpdateMode
 from interlace.models.loading import load_model, load_tokenizer
 from interlace.models.size import model_size
 from tests.contract.engines import (
     MAX_TOKENS,
     MODEL,
+    close_engine,
     drain,
     make_engine,
     model_of,
@@ -26,8 +29,9 @@ from tests.contract.engines import (
     run,
 )
 
-ENGINES = ["native", pytest.param("vllm", marks=pytest.mark.vllm)]
-LONG = SamplingParams(max_new_tokens=40)
+ENGINES = ["native", "interlace", pytest.param("vllm", marks=pytest.mark.vllm)]
+LONG = SamplingParams(max_new_tokens=900)
+"""Long enough that a server, which decodes on its own, is still at it when the next call comes."""
 OLD, NEW = model_of(0), model_of(3)
 
 
@@ -37,8 +41,10 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def started(name: str) -> RolloutEngine:
-    return make_engine(name)
+def started(name: str) -> Iterator[RolloutEngine]:
+    engine = make_engine(name)
+    yield engine
+    close_engine(engine)
 
 
 @pytest.fixture
@@ -133,41 +139,53 @@ def test_nothing_ends_a_response_that_names_no_stop(engine: RolloutEngine) -> No
     assert done.token_ids == (eos,) * 6 and done.finish_reason == FinishReason.LENGTH
 
 
+def begin(engine: RolloutEngine, *requests: Request) -> None:
+    """Submits requests and pauses the engine once each of them has tokens: a server decodes without being asked."""
+    names = {one.id for one in requests}
+    for one in requests:
+        engine.submit(replace(one, streams=True))
+    while True:
+        if not isinstance(engine, ServiceEngineProtocol):
+            engine.interrupt()
+        drawn = engine.step().drawn
+        if all(drawn.get(name) for name in names):
+            break
+    engine.pause()
+
+
 def test_an_aborted_request_goes_on_with_what_it_had(engine: RolloutEngine) -> None:
-    for index in range(3):
-        engine.submit(request(index, params=LONG))
-    while not (partial := _partial(engine)).token_ids:
-        engine.submit(partial.resumed)
+    begin(engine, *(request(index, params=LONG) for index in range(3)))
+    partial = _partial(engine)
+    engine.resume()
     assert partial.finish_reason == FinishReason.ABORTED and close(partial)
     engine.submit(partial.resumed)
     done = drain(engine)
     assert sorted(done) == [0, 1, 2]
     assert done[1].token_ids[: len(partial.token_ids)] == partial.token_ids
-    assert all(len(one.token_ids) == len(one.versions) == 40 and close(one) for one in done.values())
+    assert all(len(one.token_ids) == len(one.versions) == 900 and close(one) for one in done.values())
 
 
 def _partial(engine: RolloutEngine) -> Completion:
-    engine.interrupt()
-    engine.step()
     (partial,) = engine.abort(["no such request", request(1).id])
     return partial
 
 
 def test_what_a_request_that_streams_has_drawn_is_the_beginning_of_its_response(engine: RolloutEngine) -> None:
-    engine.submit(replace(request(1, params=LONG), streams=True))
-    while not (partial := _partial(engine)).token_ids:
-        engine.submit(partial.resumed)
+    begin(engine, request(1, params=LONG))
+    partial = _partial(engine)
+    engine.resume()
     engine.submit(partial.resumed)
     engine.submit(request(2, params=LONG))
     seen, done = [], dict[str, Completion]()
     while len(done) < 2:
-        engine.interrupt()
+        if not isinstance(engine, ServiceEngineProtocol):
+            engine.interrupt()
         output = engine.step()
         done.update((one.request.id, one) for one in output.finished)
         assert set(output.drawn) == {partial.request.id} - set(done), "only what streams, while it is live"
         seen += output.drawn.values()
     whole = list(done[partial.request.id].token_ids)
-    assert len(seen) > 1 and all(len(drawn) > len(partial.token_ids) for drawn in seen)
+    assert len(seen) > 1 and all(len(drawn) >= len(partial.token_ids) for drawn in seen)
     assert all(whole[: len(drawn)] == list(drawn) for drawn in seen)
 
 
@@ -183,23 +201,21 @@ def test_a_paused_engine_stands_still(engine: RolloutEngine) -> None:
 @pytest.mark.parametrize("way", ["tensors", "untied", "folder"])
 def test_weights_change_between_two_steps(engine: RolloutEngine, mode: UpdateMode, way: str, tmp_path: Path) -> None:
     """Of a model that ties its head, an update may name the tied tensor once (as saved folders do) or twice."""
-    for index in range(2):
-        engine.submit(request(index, params=LONG))
-    for _ in range(3):  # the second may wait for the prompt that it shares
-        engine.interrupt()
-        engine.step()
     if way == "folder":
         NEW.save_pretrained(tmp_path)
+    begin(engine, *(request(index, params=LONG) for index in range(2)))
+    if way == "folder":
         engine.load(tmp_path, 7, mode)
     else:
         given = {name: tensor for name, tensor in NEW.state_dict().items() if way == "tensors" or "lm_head" not in name}
         engine.update_weights(given, 7, mode)
     assert engine.version == 7
+    engine.resume()
     engine.submit(request(5))
     done = drain(engine)
     for one in (done[0], done[1]):
         old = one.versions.count(0)
-        assert 0 < old < 40 and one.versions == (0,) * old + (7,) * (40 - old)
+        assert 0 < old < 900 and one.versions == (0,) * old + (7,) * (900 - old)
         logprobs = torch.tensor(one.logprobs)
         torch.testing.assert_close(logprobs[:old], reference_logprobs(OLD, one)[:old], atol=1e-4, rtol=0)
         if mode == "recompute":
@@ -222,26 +238,24 @@ def test_a_refused_update_leaves_the_engine_whole(engine: RolloutEngine, fault: 
     else:
         mode = "sometimes"
     assert first in tensors
-    engine.submit(request(0, params=LONG))
-    engine.interrupt()
-    engine.step()
+    begin(engine, request(0, params=LONG))
     with pytest.raises(UserError):
         engine.update_weights(tensors, 9, mode)  # type: ignore[arg-type]
     assert engine.version == 0
+    engine.resume()
     done = drain(engine)[0]
-    assert done.versions == (0,) * 40 and close(done)
+    assert done.versions == (0,) * 900 and close(done)
 
 
 def test_what_runs_survives_a_device_that_changes_hands(engine: RolloutEngine) -> None:
-    engine.submit(request(0, params=LONG))
-    engine.interrupt()
-    engine.step()
+    begin(engine, request(0, params=LONG))
     engine.offload()
     engine.submit(request(1))
     assert engine.step().num_new_tokens == 0
     engine.onload()
+    engine.resume()
     done = drain(engine)
-    assert [len(done[index].token_ids) for index in (0, 1)] == [40, 12]
+    assert [len(done[index].token_ids) for index in (0, 1)] == [900, 12]
     assert close(done[0]) and close(done[1])
 
 
@@ -299,6 +313,7 @@ def test_several_engines_serve_on_threads_of_one_process(engine: RolloutEngine, 
     for thread in threads:
         thread.join()
     assert len(found) == 6
+    close_engine(other)
     for (_, version), done in found.items():
         assert all(set(one.versions) == {version} for one in done.values())
         assert all(close(one, NEW if version % 2 else OLD) for one in done.values())
@@ -307,6 +322,6 @@ def test_several_engines_serve_on_threads_of_one_process(engine: RolloutEngine, 
 def test_starting_an_engine_changes_nothing_else_in_the_process(name: str) -> None:
     state = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index]
     setter = torch.set_num_threads
-    make_engine(name)
+    close_engine(make_engine(name))
     assert random.getstate() == state[0] and np.random.get_state()[1].tolist() == state[1]  # type: ignore[index]
     assert torch.equal(torch.get_rng_state(), state[2]) and torch.set_num_threads is setter

@@ -1,22 +1,24 @@
 """What the SGLang adapter counts on, checked in the source of the real package, which needs a GPU to be imported."""
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
-from interlace.engines.rollout import sglang as adapter
+from interlace.engines.rollout.kinds.sglang import SGLangKind
+from interlace.engines.rollout.services.dialects import sglang as dialect
 
 pytestmark = pytest.mark.slow  # downloads 39 MB
 VERSION = "0.5.23"
-PARTS = ("device", "exec_", "memory", "model", "parallel", "schedule")
+PARTS = ("device", "exec_", "memory", "model", "parallel", "schedule", "serving")
 """Of SGLang's settings, those with what the adapter sets."""
 OWN_STOP, OTHER_STOP, PLAIN = 2, 9, 30
 
@@ -52,7 +54,7 @@ def annotated(source: str, name: str) -> set[str]:
 def sampling(*stops: int) -> dict[str, object]:
     params = SamplingParams(max_new_tokens=8, stop_token_ids=stops)
     asked = Request(uid="a", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1], params=params)
-    return adapter._sampling(asked, 0, frozenset({OWN_STOP}))
+    return dialect.write_sampling(asked, 0, frozenset({OWN_STOP}))
 
 
 def ends(package: Callable[[str], str], sent: dict[str, object], token: int) -> bool:
@@ -91,7 +93,7 @@ def test_stops_beside_which_sglang_would_heed_others_are_why_some_requests_are_r
     package: Callable[[str], str],
 ) -> None:
     assert ends(package, {"stop_token_ids": [OTHER_STOP], "ignore_eos": False}, OWN_STOP)
-    with pytest.raises(adapter.UserError, match="own end tokens"):
+    with pytest.raises(dialect.UserError, match="own end tokens"):
         sampling(OTHER_STOP)
 
 
@@ -112,10 +114,25 @@ def test_log_probs_are_from_before_truncation(package: Callable[[str], str]) -> 
     assert "batch_next_token_ids, sampling_mask_capture = self._sample_from_probs(" in text
 
 
-def test_each_setting_of_the_engine_is_one_of_sglangs(package: Callable[[str], str]) -> None:
-    tree = ast.parse(Path(adapter.__file__).read_text(encoding="utf-8"))
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    (made,) = (node for node in calls if ast.unparse(node.func) == "sglang.Engine")
+def test_each_flag_of_the_server_is_one_of_sglangs(package: Callable[[str], str]) -> None:
     fields = (node for part in PARTS for node in ast.walk(ast.parse(package(f"arg_groups/fields/{part}.py"))))
     known = {ast.unparse(node.target) for node in fields if isinstance(node, ast.AnnAssign)}
-    assert {word.arg for word in made.keywords} <= known
+    flags = re.findall(r'"--([a-z-]+)"', inspect.getsource(SGLangKind.command))
+    assert len(flags) > 10
+    unknown = {flag.replace("-", "_") for flag in flags} - known
+    assert not unknown
+
+
+def test_each_route_that_is_called_is_one_of_sglangs(package: Callable[[str], str]) -> None:
+    served = package("entrypoints/http_server.py")
+    routes = set(re.findall(r'(?:get|post)\(\s*"(/[a-z_]+)"', inspect.getsource(dialect)))
+    assert len(routes) >= 8
+    assert not {route for route in routes if f'"{route}"' not in served}
+
+
+def test_each_field_of_a_message_is_one_of_sglangs(package: Callable[[str], str]) -> None:
+    source = package("managers/io_struct.py")
+    known = annotated(source, "GenerateReqInput") | annotated(source, "UpdateWeightFromDiskReqInput")
+    sent = {"rid", "input_ids", "sampling_params", "return_logprob", "stream", "logprob_start_len"}
+    sent |= {"model_path", "weight_version", "flush_cache", "abort_all_requests", "keep_pause"}
+    assert sent <= known, sent - known

@@ -13,7 +13,7 @@ class EngineConfig(Config):
     """Settings that every engine has."""
 
     engine: str = "native"
-    """A built-in (native, vllm, sglang), or your own as package.module:Class."""
+    """A built-in (native, address, interlace, vllm, sglang), or your own as package.module:Class."""
     max_running: int = Field(default=64, ge=1)
     """Sequences that decode at once in one engine."""
     max_tokens: int = Field(default=65536, ge=1)
@@ -57,7 +57,50 @@ class NativeConfig(SpanningConfig):
     """C++ kernels where there is a compiler; else torch operations."""
 
 
-class VLLMConfig(SpanningConfig):
+class ServiceConfig(EngineConfig):
+    """Settings of engines that are servers: when one counts as lost."""
+
+    heartbeat_s: float = Field(default=2.0, gt=0)
+    """Seconds between two questions for a server's health."""
+    patience_s: float = Field(default=15.0, gt=0)
+    """Seconds without an answer about its health after which a server counts as lost."""
+    progress_s: float = Field(default=120.0, gt=0)
+    """Seconds without a token of any running request after which a server counts as lost."""
+    lost_s: float = Field(default=600.0, gt=0)
+    """Seconds without any engine after which the run ends with an error; until then it waits for one to return."""
+    probe_gap: float = Field(default=0.05, gt=0)
+    """Largest mean difference, in nats, of a server's log-probs of a fixed text from the trainer's log-probs after each
+    update. A server beyond it serves other weights than it reports, and counts as lost."""
+
+
+class AddressConfig(ServiceConfig):
+    """Settings of servers that already run."""
+
+    engine: str = "address"
+    urls: tuple[str, ...] = ()
+    """Addresses, one for each server: http://HOST:PORT, https://HOST, or unix:PATH of a socket file."""
+    urls_file: str | None = None
+    """File with one address a line. The run reads it again when it changes: servers join and leave by it."""
+    dialect: str = "interlace"
+    """Kind of the servers: interlace (`interlace serve`), vllm, sglang."""
+    key_env: str | None = None
+    """Name of the environment variable that holds the servers' key: for our servers the control key."""
+
+
+class ServedConfig(ServiceConfig, SpanningConfig):
+    """Settings of servers that the run starts."""
+
+    start_s: float = Field(default=600.0, gt=0)
+    """Seconds for a server to start before the start counts as failed."""
+
+
+class InterlaceConfig(ServedConfig):
+    """Settings of the native engine in server processes."""
+
+    engine: str = "interlace"
+
+
+class VLLMConfig(ServedConfig):
     """Further settings for vLLM."""
 
     engine: str = "vllm"
@@ -65,7 +108,7 @@ class VLLMConfig(SpanningConfig):
     """No graphs and no compilation; None: so on a CPU alone."""
 
 
-class SGLangConfig(SpanningConfig):
+class SGLangConfig(ServedConfig):
     """Further settings for SGLang."""
 
     engine: str = "sglang"

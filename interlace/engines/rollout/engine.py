@@ -29,7 +29,7 @@ from interlace.engines.rollout.protocol import (
 )
 from interlace.engines.rollout.request_checks import Limits
 from interlace.engines.rollout.scheduler import Scheduler
-from interlace.engines.rollout.sequence import SequenceState, SequenceTable
+from interlace.engines.rollout.sequence import Drawn, SequenceState, SequenceTable
 from interlace.models.size import context_length
 from interlace.weights.plan import Shard
 from interlace.weights.ref import AdapterBase, UpdateMode
@@ -104,6 +104,11 @@ class NativeEngine:
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def limits(self) -> Limits:
+        """Returns what a request may ask for."""
+        return self._limits
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
@@ -181,6 +186,17 @@ class NativeEngine:
     def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
         wanted = list(self._live) if ids is None else [name for name in dict.fromkeys(ids) if name in self._live]
         return tuple(self._end(self._live[name], FinishReason.ABORTED) for name in wanted)
+
+    def peek(self, ids: Sequence[str]) -> tuple[Completion, ...]:
+        """Returns the tokens so far of live requests, which continue. Unknown ids are ignored."""
+        live = [self._live[name] for name in ids if name in self._live]
+        return tuple(self._completion(one, self._table.copy_row(one), FinishReason.ABORTED) for one in live)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Returns the log-prob of each token after the first of each sequence, at temperature 1."""
+        from interlace.engines.rollout.services.scoring import score_sequences
+
+        return score_sequences(self._model, sequences)
 
     def release(self, owners: Sequence[SampleKey]) -> None:
         self._prefixes.release(owners)
@@ -331,11 +347,18 @@ class NativeEngine:
         self._streaming.discard(sequence.request.id)
         if sequence.version is not None:
             self._let_go_unused()
+        drawn = Drawn(sequence.token_ids[sequence.num_prompt :], sequence.logprobs, sequence.versions)
+        return self._completion(sequence, drawn, reason, failure)
+
+    @staticmethod
+    def _completion(
+        sequence: SequenceState, drawn: Drawn, reason: FinishReason, failure: str = ""
+    ) -> Completion:
         return Completion(
             request=sequence.request,
-            token_ids=tuple(sequence.token_ids[sequence.num_prompt :]),
-            logprobs=tuple(sequence.logprobs),
-            versions=tuple(sequence.versions),
+            token_ids=tuple(drawn.token_ids),
+            logprobs=tuple(drawn.logprobs),
+            versions=tuple(drawn.versions),
             finish_reason=reason,
             raw_logprobs=tuple(sequence.raw_logprobs),
             num_cached_tokens=max(0, sequence.num_cached),

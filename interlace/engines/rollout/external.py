@@ -101,7 +101,16 @@ class LiveRequests:
         progress.logprobs += logprobs
         progress.versions += [version] * len(token_ids)
 
-    def end(self, name: str, reason: FinishReason) -> Completion:
+    def set_versions(self, name: str, versions: Sequence[int]) -> None:
+        """Corrects the versions of the last tokens that came back. Raises InterlaceError if there are fewer tokens."""
+        if len(versions) > self.num_sent(name):
+            raise InterlaceError(
+                f"request {name}: the engine reported versions of {len(versions)} tokens, and sent fewer."
+            )
+        if versions:
+            self._live[name].versions[-len(versions) :] = versions
+
+    def end(self, name: str, reason: FinishReason, num_cached_tokens: int = 0) -> Completion:
         """Takes a request out."""
         progress = self._live.pop(name)
         return Completion(
@@ -110,6 +119,7 @@ class LiveRequests:
             logprobs=tuple(progress.logprobs),
             versions=tuple(progress.versions),
             finish_reason=reason,
+            num_cached_tokens=num_cached_tokens,
         )
 
 

@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 from interlace.core.errors import UserError
 from interlace.core.state_parts import KV, WEIGHTS
 from interlace.core.types import Completion, Metrics, Request, SampleKey
-from interlace.weights.ref import UpdateMode
+from interlace.weights.ref import UpdateMode, WeightRef
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from interlace.weights.reader import WeightReader
     from interlace.weights.ref import AdapterBase
 
 SwitchMode = Literal["offload", "recompute"]
@@ -49,6 +50,11 @@ class StepOutput:
     """Sequences that gave their KV cells back in this step, to be computed again."""
     drawn: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """All tokens so far of each live request that streams, those it came with included, by its id."""
+    refused: Sequence[tuple[Request, str]] = ()
+    """Requests that the engine does not serve after all, each with the reason."""
+    lost: str = ""
+    """Reason why the engine cannot serve any more; empty while it can. Its live requests can be taken out by abort()
+    with the tokens that arrived."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,4 +159,28 @@ class TakesAdapters(Protocol):
     ) -> None:
         """Replaces the adapter, of which the tensors are the factors, or keeps the one before: UserError for other
         layers or another base. adapters: what each trainer rank says of the base."""
+        ...
+
+
+@runtime_checkable
+class ServiceEngineProtocol(Protocol):
+    """An engine that is a server: it reads new weights itself, and may be lost and return."""
+
+    def pull_weights(self, ref: WeightRef, mode: UpdateMode, reader: "WeightReader") -> None:
+        """Brings a version to the server. Raises as update_weights(); a server that is lost keeps its old weights.
+
+        reader: for a version that is not in a folder which the server can read.
+        """
+        ...
+
+    def recover(self) -> str:
+        """Brings a lost server back, with the weights that it had. Returns why that failed, or an empty text."""
+        ...
+
+    def health(self) -> str:
+        """Returns why the server is lost; empty if it is not."""
+        ...
+
+    def close(self) -> None:
+        """Ends a server that this process started, and closes the connections."""
         ...

@@ -1,7 +1,9 @@
 """The sequences an engine holds: one object each, and the running ones' numbers as arrays with a row each."""
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +69,14 @@ class SequenceState:
         if self._marks[0] != len(self.token_ids):
             self._marks = len(self.token_ids), marks_of(np.asarray(self.token_ids, np.int64), size)
         return self._marks[1]
+
+
+class Drawn(NamedTuple):
+    """The tokens that were drawn of one sequence. [L] each."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
 
 
 class SequenceTable:
@@ -154,6 +164,15 @@ class SequenceTable:
             return sequence.token_ids[sequence.num_prompt :]
         drawn: list[int] = self.token_ids[sequence.row, sequence.num_prompt : self.num_tokens[sequence.row]].tolist()
         return drawn
+
+    def copy_row(self, sequence: SequenceState) -> Drawn:
+        """Returns a copy of the drawn tokens of a live sequence, which keeps its row."""
+        row, prompt = sequence.row, sequence.num_prompt
+        if row < 0:
+            return Drawn(sequence.token_ids[prompt:], sequence.logprobs, sequence.versions)
+        drawn = slice(prompt, int(self.num_tokens[row]))
+        arrays = (self.token_ids, self.logprobs, self.versions)
+        return Drawn(*(array[row, drawn].tolist() for array in arrays))
 
     def params(self, row: int) -> SamplingParams:
         """Returns the sampling parameters of the sequence in a row."""

@@ -95,14 +95,18 @@ class SessionServer:
         codec: TextCodec | None = None,
         visitors: Visitors | None = None,
         control: Control | None = None,
+        add_routes: "Callable[[web.Application, str], None] | None" = None,
         api_key: str | None = None,
         admin_key: str | None = None,
     ) -> None:
-        """visitors: None if only sessions that this process opens are served. A key that is None is generated."""
+        """visitors: None if only sessions that this process opens are served. A key that is None is generated.
+
+        add_routes: adds further routes, given the administrator's key.
+        """
         self.api_key = api_key or f"sk-{secrets.token_urlsafe(24)}"
         self.admin_key = admin_key or f"admin-{secrets.token_urlsafe(24)}"
         self.metrics = ServerMetrics()
-        self._codec, self._visitors, self._control = codec, visitors, control
+        self._codec, self._visitors, self._control, self._add_routes = codec, visitors, control, add_routes
         self._open: dict[str, Conversation] = {}
         """Sessions by key; an ended session stays until its owner removes it."""
         self._visits: dict[str, contextlib.AsyncExitStack] = {}
@@ -128,6 +132,8 @@ class SessionServer:
         app.router.add_post("/v1/session/reward", self._reward)
         app.router.add_post("/v1/session/end", self._end_session)
         app.router.add_post("/control/{verb}", self._command)
+        if self._add_routes:
+            self._add_routes(app, self.admin_key)
         # A client that hangs up cancels its handler, and so withdraws its request.
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
         await self._runner.setup()

@@ -45,7 +45,7 @@ def check(*overrides: str) -> Derived:
 
 
 def test_a_name_brings_its_own_settings_and_config_yaml_keeps_them() -> None:
-    assert engine_names() == ["native", "sglang", "vllm"]
+    assert engine_names() == ["address", "interlace", "native", "sglang", "vllm"]
     native = recipe("rollout.kv=pages").rollout
     assert isinstance(native, NativeConfig) and native == recipe().rollout.model_copy(update={"kv": "pages"})
     for chosen in (recipe("rollout=vllm"), recipe("rollout={engine: vllm, tensor_parallel_size: 2}")):

@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from interlace.core.errors import UserError
@@ -40,6 +41,12 @@ class EngineSite:
     """Threads of the host for one engine."""
     mesh: "DeviceMesh | None" = None
     """Ranks that make up the engine, where it has several."""
+    instance: int = 0
+    """Number of the engine among those of the run."""
+    url: str | None = None
+    """Address of the server, for one that joined; None: the number of the engine chooses it."""
+    logs: Path | None = None
+    """Folder for the logs of servers that the engine starts; None: a temporary one."""
 
 
 class EngineKind(ABC):
@@ -50,6 +57,8 @@ class EngineKind(ABC):
     """Abilities that these engines lack, each with the reason."""
     takes_adapters: ClassVar[bool] = False
     """Flag: these engines add an adapter that travels alone to their base, as TakesAdapters says."""
+    is_service: ClassVar[bool] = False
+    """Flag: these engines are servers, which may be lost and return."""
     remark: ClassVar[str] = ""
     """Remark that a list of engines adds to the name."""
 
@@ -64,6 +73,11 @@ class EngineKind(ABC):
     def num_ranks(self) -> int:
         """Returns the processes that one instance is: of several, each is made and called alike."""
         return 1
+
+    @property
+    def num_addresses(self) -> int | None:
+        """Returns the number of servers that already run and are the engines; None: the placement places engines."""
+        return None
 
     def absence(self, pool: str) -> str | None:  # noqa: ARG002 - some run anywhere
         """Says why this kind does not run on a pool's devices (cpu, cuda), and what to do; None: it runs."""
@@ -100,14 +114,17 @@ def engine_kind(spec: str) -> type[EngineKind]:
     return concrete_subclass(f"rollout.engine {spec!r}", found, EngineKind)  # type: ignore[type-abstract]
 
 
-def parse_engine(given: object) -> object:
-    """Reads the settings of the engine that a mapping names under `engine`. Raises UserError for an unknown one."""
+def parse_engine(given: object, where: str = "rollout") -> object:
+    """Reads the settings of the engine that a mapping names under `engine`. Raises UserError for an unknown one.
+
+    where: section of the recipe, for messages.
+    """
     if not isinstance(given, Mapping):
         return given
     spec = given.get("engine", EngineConfig.model_fields["engine"].default)
     if not isinstance(spec, str):
-        raise UserError(f"rollout.engine = {spec!r}: write a name.")
-    return engine_kind(spec).Config.parse(given, where=f"rollout, with engine {spec}")
+        raise UserError(f"{where}.engine = {spec!r}: write a name.")
+    return engine_kind(spec).Config.parse(given, where=f"{where}, with engine {spec}")
 
 
 def create_kind(config: EngineConfig) -> EngineKind:

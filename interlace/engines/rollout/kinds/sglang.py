@@ -1,16 +1,17 @@
-"""`sglang`: SGLang, in processes of its own. Not run here: its kernels are for GPUs."""
+"""`sglang`: SGLang's server, one process group an engine. Not run here: its kernels are for GPUs."""
 
 import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from interlace.engines.rollout.config import SGLangConfig
-from interlace.engines.rollout.kinds import EngineSite, Feature
-from interlace.engines.rollout.kinds.base import ServedKind, saved_model
+from interlace.engines.rollout.kinds import Feature
+from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite
+from interlace.engines.rollout.kinds.interlace import visible_devices
 
 if TYPE_CHECKING:
-    from interlace.engines.rollout.protocol import RolloutEngine
-    from interlace.models.loading import LoadedModel
+    from interlace.engines.rollout.services.engine import ServiceTraits
+    from interlace.engines.rollout.services.process import ServerCommand
 
 INSTALL = "On GPUs: pip install 'interlace[sglang]'. On CPU cores take rollout.engine=native, or vllm."
 
@@ -20,8 +21,9 @@ class SGLangKind(ServedKind):
 
     Config = SGLangConfig
     config: SGLangConfig
+    dialect = "sglang"
     lacks: ClassVar[Mapping[Feature, str]] = {
-        **ServedKind.lacks,
+        **LACKS,
         "truncation": "its log-probs are from before top_p, top_k and min_p",
         "invariance": "its noise depends on where a request was resumed",
     }
@@ -34,13 +36,32 @@ class SGLangKind(ServedKind):
             return f"SGLang is not installed. {INSTALL}"
         return None
 
-    def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
-        from interlace.engines.rollout.sglang import SGLangEngine
+    def command(self, server: ServerSite) -> "ServerCommand":
+        from interlace.engines.rollout.services.process import ServerCommand
 
-        # SGLang counts this one among the ends of models that have it.
-        tool_call_end = loaded.tokenizer.get_added_vocab().get("<|eom_id|>")
-        own_stops = {*loaded.stop_token_ids, *([] if tool_call_end is None else [tool_call_end])}
-        with saved_model(loaded) as folder:
-            return SGLangEngine(
-                folder, self.config, dtype=site.model.dtype, seed=site.seed, own_stops=sorted(own_stops)
-            )
+        config, site = self.config, server.site
+        port = server.address.url.rpartition(":")[2]
+        arguments = [
+            *("-m", "sglang.launch_server"),
+            *("--model-path", str(server.folder)),
+            *("--host", "127.0.0.1", "--port", port),
+            # SGLang reads its keys from the command line alone; every route needs one.
+            *("--api-key", server.address.key, "--admin-api-key", server.address.key),
+            *("--dtype", site.model.dtype),
+            *("--random-seed", str(site.seed % 2**31)),
+            *("--tp-size", str(config.tensor_parallel_size)),
+            *("--max-running-requests", str(config.max_running)),
+            *("--max-total-tokens", str(config.max_tokens)),
+            *("--chunked-prefill-size", str(config.max_batch_tokens)),
+            *("--mem-fraction-static", str(config.memory_share)),
+            "--enable-memory-saver",
+            *(("--trust-remote-code",) if site.model.trust_remote_code else ()),
+        ]
+        return ServerCommand(arguments=arguments, environment=visible_devices(site.devices))
+
+    def traits(self) -> "ServiceTraits":
+        from interlace.engines.rollout.services.engine import ServiceTraits
+
+        return ServiceTraits(
+            name="SGLang", invariant=False, reason="SGLang's noise depends on where a request was resumed"
+        )

@@ -1,4 +1,4 @@
-"""`vllm`: vLLM, in this process. The tests run its CPU build; GPUs, and several devices an engine, are not run here."""
+"""`vllm`: vLLM's server, one process group an engine. The tests run its CPU build; GPUs are not run here."""
 
 import importlib.metadata
 import importlib.util
@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, ClassVar
 
 from interlace.core.errors import UserError
 from interlace.engines.rollout.config import VLLMConfig
-from interlace.engines.rollout.kinds import EngineSite, Feature
-from interlace.engines.rollout.kinds.base import ServedKind, saved_model
+from interlace.engines.rollout.kinds import Feature
+from interlace.engines.rollout.kinds.base import LACKS, ServedKind, ServerSite
+from interlace.engines.rollout.kinds.interlace import visible_devices
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from interlace.engines.rollout.protocol import RolloutEngine
-    from interlace.models.loading import LoadedModel
+    from interlace.engines.rollout.services.engine import ServiceTraits
+    from interlace.engines.rollout.services.process import ServerCommand
 
 INSTALL = (
     "On GPUs: pip install 'interlace[vllm]'. On CPU cores: its build for them, as docs/rollout-engine.md says. "
     "Or take rollout.engine=native."
 )
+LARGEST_BLOCK = 128
+"""Tokens of a block of vLLM's KV cache, at most: the size on a CPU."""
+WORKER = "interlace.engines.rollout.services.vllm_worker.FolderWeights"
 
 
 class VLLMKind(ServedKind):
@@ -27,10 +31,10 @@ class VLLMKind(ServedKind):
 
     Config = VLLMConfig
     config: VLLMConfig
-    lacks: ClassVar[Mapping[Feature, str]] = {
-        **ServedKind.lacks,
-        "invariance": "its kernels depend on the batch",
-    }
+    lacks: ClassVar[Mapping[Feature, str]] = {**LACKS, "invariance": "its kernels depend on the batch"}
+    dialect = "vllm"
+    # vLLM's control verbs answer without its key, so that a port would be open to every user of the machine.
+    has_socket_file = True
     remark = "vLLM; the CPU build runs here, GPUs are not run here"
 
     def absence(self, pool: str) -> str | None:
@@ -58,11 +62,50 @@ class VLLMKind(ServedKind):
                 f"{', '.join(map(str, known))}. Take another model (tiny:mini is one of 32) or rollout.engine=native."
             )
 
-    def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
-        from interlace.engines.rollout.vllm import VLLMEngine
+    def command(self, server: ServerSite) -> "ServerCommand":
+        from interlace.engines.rollout.services.http import UNIX
+        from interlace.engines.rollout.services.process import ServerCommand
 
-        with saved_model(loaded) as folder:
-            return VLLMEngine(
-                folder, self.config, devices=site.devices, dtype=site.model.dtype, seed=site.seed,
-                trust_remote_code=site.model.trust_remote_code,
-            )  # fmt: skip
+        config, site, size = self.config, server.site, server.size
+        is_cpu = site.devices[0] == "cpu"
+        blocks = -(-config.max_tokens // LARGEST_BLOCK) + 1  # the first serves padding
+        kv_bytes = blocks * LARGEST_BLOCK * size.kv_bytes_per_token // config.tensor_parallel_size
+        eager = is_cpu if config.enforce_eager is None else config.enforce_eager
+        arguments = [
+            *("-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(server.folder)),
+            *("--uds", server.address.url.removeprefix(UNIX)),
+            *("--dtype", site.model.dtype),
+            *("--seed", str(site.seed % 2**31)),
+            *("--tensor-parallel-size", str(config.tensor_parallel_size)),
+            *("--max-model-len", str(min(size.context or config.max_tokens, config.max_tokens))),
+            *("--max-num-seqs", str(config.max_running)),
+            *("--max-num-batched-tokens", str(max(config.max_batch_tokens, config.max_running))),
+            *("--kv-cache-memory-bytes", str(kv_bytes)),
+            *("--logprobs-mode", "processed_logprobs"),
+            *("--worker-extension-cls", WORKER),
+            "--enable-scale-out",
+            "--enable-prefix-caching",
+            "--enable-prompt-tokens-details",
+            "--no-async-scheduling",  # a pass that was begun before an update would be reported after it
+            *(("--enforce-eager",) if eager else ()),
+            *(() if is_cpu else ("--enable-sleep-mode",)),
+            *(("--trust-remote-code",) if site.model.trust_remote_code else ()),
+        ]
+        environment = {
+            "VLLM_API_KEY": server.address.key,
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            **visible_devices(site.devices),
+        }
+        return ServerCommand(arguments=arguments, environment=environment)
+
+    def traits(self) -> "ServiceTraits":
+        from interlace.engines.rollout.services.engine import ServiceTraits
+
+        return ServiceTraits(
+            name="vLLM",
+            invariant=False,
+            reason="vLLM's kernels depend on the batch, and its noise on where a request was resumed",
+        )

@@ -1,16 +1,10 @@
-"""What the adapters of serving engines share, and what they say where the library is not installed."""
-
-import importlib.util
-from collections.abc import Callable
+"""The books of live requests that engines outside this process share."""
 
 import pytest
 
 from interlace.core.errors import InterlaceError, UserError
 from interlace.core.types import NO_GROUP, FinishReason, Request, SampleKey, SamplingParams
-from interlace.engines.rollout.config import SGLangConfig, VLLMConfig
 from interlace.engines.rollout.external import LiveRequests, finish_reason, request_seed
-from interlace.engines.rollout.sglang import SGLangEngine
-from interlace.engines.rollout.vllm import VLLMEngine
 
 
 def request(**changes: object) -> Request:
@@ -73,23 +67,3 @@ def test_a_log_prob_that_is_none_is_an_error(logprob: float) -> None:
 def test_an_end_that_is_unknown_is_an_error() -> None:
     with pytest.raises(InterlaceError, match="for the reason 'error'"):
         finish_reason("error")
-
-
-@pytest.mark.parametrize(
-    ("library", "make"),
-    [
-        ("vllm", lambda: VLLMEngine("a model", VLLMConfig())),
-        ("sglang", lambda: SGLangEngine("a model", SGLangConfig())),
-    ],
-)
-def test_a_missing_library_is_named(library: str, make: Callable[[], object]) -> None:
-    if importlib.util.find_spec(library) is not None:
-        pytest.skip(f"{library} is installed")
-    with pytest.raises(UserError, match=library):
-        make()
-
-
-def test_a_core_in_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    with pytest.raises(UserError, match="VLLM_ENABLE_V1_MULTIPROCESSING=1: live tensors reach"):
-        VLLMEngine("a model", VLLMConfig())

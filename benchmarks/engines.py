@@ -1,0 +1,122 @@
+"""Engines as services: the cost of an address, and two servers against one.
+
+- `address`: one server process at an address against the same engine in this process. `p50` is the median time of one
+  request of one token, sent alone; `tokens/s` is of requests that run together. Both take turns, a ratio compares
+  neighbours in time, and the median over the rounds is printed with the range.
+- `servers`: tokens/s of two servers against one, with the same requests in all.
+- `update`: seconds for which an engine stands still for a new version by a folder in shared memory.
+
+    python benchmarks/engines.py [--model tiny:mini] [--requests 64] [--tokens 64] [--rounds 5] [--json FILE]
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
+from interlace.engines.rollout.kinds import EngineSite, create_kind, engine_kind
+from interlace.engines.rollout.protocol import RolloutEngine, ServiceEngineProtocol
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_model
+
+
+def make_engine(name: str, model: ModelConfig, instance: int = 0) -> RolloutEngine:
+    """Makes an engine of a kind."""
+    kind = create_kind(engine_kind(name).Config.parse({"engine": name, "max_running": 64, "max_tokens": 65536}))
+    site = EngineSite(model=model, devices=("cpu",), seed=0, num_threads=1, instance=instance)
+    return kind.create(load_model(model), site)
+
+
+def make_requests(count: int, tokens: int, first: int = 0) -> list[Request]:
+    """Makes requests of one prompt."""
+    params = SamplingParams(max_new_tokens=tokens)
+    return [
+        Request(uid="benchmark", owner=SampleKey(NO_GROUP, first + number), prompt_ids=[5, 6, 7, 8], params=params)
+        for number in range(count)
+    ]
+
+
+def drain(engines: Sequence[RolloutEngine], requests: Sequence[Request]) -> float:
+    """Serves requests, dealt to the engines in turns, and returns the seconds."""
+    start_s = time.perf_counter()
+    left = [0] * len(engines)
+    for number, request in enumerate(requests):
+        engines[number % len(engines)].submit(request)
+        left[number % len(engines)] += 1
+    for engine in engines if len(engines) > 1 else ():
+        engine.interrupt()
+        engine.step()  # every server has its requests before any is waited for
+    for place, engine in enumerate(engines):
+        while left[place] > 0:
+            output = engine.step()
+            left[place] -= len(output.finished)
+            if not output.num_running + output.num_waiting:
+                break
+    return time.perf_counter() - start_s
+
+
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> str:
+    """Writes the median ratio and the range."""
+    found = [one / other for one, other in zip(numerators, denominators, strict=True)]
+    return f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f})"
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny:mini")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    model = ModelConfig(path=options.model)
+    native = make_engine("native", model)
+    servers = [make_engine("interlace", model, number) for number in range(2)]
+    single: dict[str, list[float]] = {"native": [], "address": []}
+    times: dict[str, list[float]] = {"native": [], "address": [], "two": []}
+    update: list[float] = []
+    state = dict(load_model(model.model_copy(update={"seed": 1})).model.state_dict())
+    try:
+        for engine in (native, *servers):
+            drain([engine], make_requests(4, 4))
+        for number in range(options.rounds):
+            requests = make_requests(options.requests, options.tokens)
+            times["native"].append(drain([native], requests))
+            times["address"].append(drain(servers[:1], requests))
+            times["two"].append(drain(servers, requests))
+            for name, engine in (("native", native), ("address", servers[0])):
+                each = [drain([engine], make_requests(1, 1, first=place)) for place in range(40)]
+                single[name].append(statistics.median(each))
+            start_s = time.perf_counter()
+            servers[0].update_weights(state, number + 1, "recompute")
+            update.append(time.perf_counter() - start_s)
+    finally:
+        for server in servers:
+            if isinstance(server, ServiceEngineProtocol):
+                server.close()
+    total = options.requests * options.tokens
+    added_ms = [1e3 * (one - other) for one, other in zip(single["address"], single["native"], strict=True)]
+    rows = {
+        "p50 of one request, added by the address (ms)": (
+            f"{statistics.median(added_ms):.2f} ({min(added_ms):.2f}-{max(added_ms):.2f})"
+        ),
+        "tokens/s, address / native": ratios(times["native"], times["address"]),
+        "tokens/s, two servers / one": ratios(times["address"], times["two"]),
+        "tokens/s, native": f"{total / statistics.median(times['native']):.0f}",
+        "update by a folder in shared memory (s)": (
+            f"{statistics.median(update):.3f} ({min(update):.3f}-{max(update):.3f})"
+        ),
+    }
+    print(f"{options.model}, {options.requests} requests of {options.tokens} tokens, {options.rounds} rounds\n")
+    for name, value in rows.items():
+        print(f"| {name} | {value} |")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=2))
+
+
+if __name__ == "__main__":
+    main()

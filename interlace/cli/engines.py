@@ -1,0 +1,74 @@
+"""`interlace engines`: the engines of a run, and changes of them while it trains."""
+
+import json
+import time
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from interlace.cli.report import find_run
+from interlace.core.errors import UserError
+
+PATIENCE_S = 600.0
+"""Seconds for a run to carry a change out."""
+VERBS = ("add", "drain", "remove")
+
+
+def engines(
+    run: Annotated[str, typer.Argument(help="Name of a run that trains now, or its folder.")],
+    verb: Annotated[str | None, typer.Argument(help="add, drain or remove. Default: list the engines.")] = None,
+    engine: Annotated[str | None, typer.Argument(help="Address of a server, or the number of an engine.")] = None,
+) -> None:
+    """List the engines of a running run, or add, drain and remove one.
+
+    drain lets running requests end first; remove hands them to the other engines with the tokens so far.
+    """
+    found = find_run(run)
+    if found is None:
+        raise UserError(f"there is no run {run!r} here.")
+    folder = found.path / "engines"
+    if verb is not None:
+        if verb not in VERBS or engine is None:
+            raise UserError(f"{verb!r}: write `interlace engines {run} add|drain|remove URL|N`.")
+        Console().print(_command(folder, verb, engine), highlight=False, soft_wrap=True)
+    _list(folder)
+
+
+def _command(folder: Path, verb: str, engine: str) -> str:
+    """Hands a command to the run and returns its answer. Raises UserError if it refuses or does not answer."""
+    commands = folder / "commands"
+    if not commands.is_dir():
+        raise UserError(f"{folder.parent} is not a run that trains now: it has no folder {commands}.")
+    name = f"{time.time_ns()}-{uuid.uuid4().hex[:8]}"
+    part, file = commands / f"{name}.part", commands / f"{name}.json"
+    part.write_text(json.dumps({"verb": verb, "engine": engine}), encoding="utf-8")
+    part.rename(file)
+    answer = commands / f"{name}.answer"
+    deadline = time.monotonic() + PATIENCE_S
+    while not answer.exists():
+        if time.monotonic() > deadline:
+            file.unlink(missing_ok=True)
+            raise UserError(f"the run did not answer within {PATIENCE_S:.0f} s. Is it still training?")
+        time.sleep(0.1)
+    said = answer.read_text(encoding="utf-8")
+    answer.unlink()
+    if said.startswith("error: "):
+        raise UserError(said.removeprefix("error: "))
+    return said
+
+
+def _list(folder: Path) -> None:
+    state = folder / "state.json"
+    if not state.is_file():
+        raise UserError(
+            f"{folder.parent} has no list of engines: its engines are in its process, or it has not started."
+        )
+    table = Table("engine", "address", "state", "version", "running", "queued", "reason")
+    for row in json.loads(state.read_text(encoding="utf-8")):
+        cells = (row["name"], row["url"], row["state"], row["version"], row["num_running"], row["num_queued"])
+        table.add_row(*map(str, cells), row["reason"])
+    Console().print(table)

@@ -1,0 +1,109 @@
+"""`address`: servers that already run, started by somebody else."""
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from interlace.core.errors import UserError
+from interlace.engines.rollout.config import AddressConfig
+from interlace.engines.rollout.kinds import EngineKind, EngineSite, Feature
+from interlace.engines.rollout.kinds.base import LACKS, end_tokens, link_settings
+
+if TYPE_CHECKING:
+    from interlace.engines.rollout.protocol import RolloutEngine
+    from interlace.models.loading import LoadedModel
+
+READY_S = 120.0
+"""Seconds for a server that runs to answer a warm-up request."""
+
+
+class AddressKind(EngineKind):
+    """Serves what the servers at `rollout.urls` serve."""
+
+    Config = AddressConfig
+    config: AddressConfig
+    is_service = True
+    lacks: ClassVar[Mapping[Feature, str]] = LACKS
+    remark = "servers that already run: interlace serve, vLLM, SGLang (rollout.urls, rollout.dialect)"
+
+    @property
+    def num_addresses(self) -> int:
+        return len(self.urls)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Returns the addresses of the recipe and of its file, each once."""
+        return tuple(dict.fromkeys((*self.config.urls, *read_urls(self.config.urls_file))))
+
+    @property
+    def key(self) -> str:
+        """Returns the servers' key. Raises UserError if the variable that should hold it is not set."""
+        name = self.config.key_env
+        if name is None:
+            return ""
+        if name not in os.environ:
+            raise UserError(f"rollout.key_env = {name!r}, and the environment has no such variable. Set it to the key.")
+        return os.environ[name]
+
+    def absence(self, pool: str) -> str | None:
+        del pool  # the devices are the servers' own
+        if importlib.util.find_spec("aiohttp") is None:
+            return "engines at an address need aiohttp: pip install 'interlace[serve]'."
+        return None
+
+    def create(self, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
+        """Connects to one server; the number of the instance chooses it."""
+        return self.connect(site.url or self.urls[site.instance], loaded, site)
+
+    def connect(self, url: str, loaded: "LoadedModel", site: EngineSite) -> "RolloutEngine":
+        """Connects to the server at an address. Raises ServiceError or UserError."""
+        from interlace.engines.rollout.live_weights import LiveWeights
+        from interlace.engines.rollout.request_checks import Limits
+        from interlace.engines.rollout.services.dialects import dialect_named
+        from interlace.engines.rollout.services.engine import ServedModel, ServiceEngine, ServiceTraits
+        from interlace.engines.rollout.services.http import Address
+        from interlace.engines.rollout.services.link import Link
+        from interlace.models.loading import empty_model
+
+        address, dialect = Address(url=url, key=self.key), dialect_named(self.config.dialect)
+        own_stops = end_tokens(loaded)
+        link = Link(
+            lambda: dialect.connect(address, seed=site.seed, own_stops=own_stops),
+            link_settings(self.config, start_s=READY_S),
+        )
+        try:
+            capacity = link.open()
+        except BaseException:
+            link.close()
+            raise
+        context = capacity.context or self.config.max_tokens
+        vocab_size = loaded.model.config.get_text_config().vocab_size
+        limits = Limits(
+            context=context, longest=max(context, self.config.max_tokens), vocab_size=vocab_size, has_tokenizer=True,
+            reads=None,
+        )  # fmt: skip
+        is_ours = self.config.dialect == "interlace"
+        same_noise = is_ours and capacity.seed == site.seed
+        traits = ServiceTraits(
+            name=f"a server of dialect {self.config.dialect}",
+            invariant=same_noise,
+            reason="it is the native engine" if is_ours else "its kernels depend on the batch",
+            notes=()
+            if same_noise or not is_ours
+            else (f"the server draws with seed {capacity.seed}, and the run's seed is {site.seed}",),
+        )
+        model = ServedModel(limits=limits, weights=LiveWeights(empty_model(site.model)))
+        return ServiceEngine(link, model, traits)
+
+
+def read_urls(file: str | None) -> tuple[str, ...]:
+    """Reads a file of addresses, one a line; lines that begin with # are comments. UserError if it is missing."""
+    if file is None:
+        return ()
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise UserError(f"rollout.urls_file = {file!r}: there is no such file. Write one address a line into it.")
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return tuple(line for line in lines if line and not line.startswith("#"))

@@ -1,0 +1,68 @@
+"""`interlace`: the native engine in server processes of `interlace serve`, which the run starts."""
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from interlace.engines.rollout.config import InterlaceConfig
+from interlace.engines.rollout.kinds.base import ServedKind, ServerSite
+
+if TYPE_CHECKING:
+    from interlace.engines.rollout.services.engine import ServiceTraits
+    from interlace.engines.rollout.services.process import ServerCommand
+
+
+COMMAND_LINE = "from interlace.cli.main import app; app()"
+"""Code that runs our command line."""
+
+
+class InterlaceKind(ServedKind):
+    """Serves what the native engine serves, apart from the run's process: it may fail without the run."""
+
+    Config = InterlaceConfig
+    config: InterlaceConfig
+    dialect = "interlace"
+    remark = "the native engine in processes with an address"
+
+    def num_devices(self, pool: str) -> int:
+        return self.config.tensor_parallel_size if pool == "cuda" else 1
+
+    def absence(self, pool: str) -> str | None:
+        del pool
+        if importlib.util.find_spec("aiohttp") is None:
+            return "its servers need aiohttp: pip install 'interlace[serve]'."
+        return None
+
+    def command(self, server: ServerSite) -> "ServerCommand":
+        from interlace.engines.rollout.services.process import ServerCommand
+
+        site, config = server.site, self.config
+        port = server.address.url.rpartition(":")[2]
+        arguments = (
+            *("-c", COMMAND_LINE, "serve", str(server.folder), "--port", port),
+            f"model.dtype={site.model.dtype}",
+            f"seed={site.seed}",
+            f"rollout.max_running={config.max_running}",
+            f"rollout.max_tokens={config.max_tokens}",
+            f"rollout.max_batch_tokens={config.max_batch_tokens}",
+            f"cluster.devices={'cuda:1' if site.devices[0].startswith('cuda') else 'cpu:1'}",
+            f"cluster.threads_per_worker={site.num_threads}",
+        )
+        environment = {"INTERLACE_ADMIN_KEY": server.address.key, **visible_devices(site.devices)}
+        return ServerCommand(arguments=arguments, environment=environment)
+
+    def traits(self) -> "ServiceTraits":
+        from interlace.engines.rollout.services.engine import ServiceTraits
+
+        return ServiceTraits(name="interlace serve", invariant=True, reason="it is the native engine")
+
+
+def visible_devices(devices: tuple[str, ...]) -> dict[str, str]:
+    """Returns the variables by which a server sees its devices alone. devices: as torch names them."""
+    import os
+
+    if not devices[0].startswith("cuda"):
+        return {}
+    held = os.environ.get("CUDA_VISIBLE_DEVICES")
+    every = held.split(",") if held else None
+    numbers = [int(device.partition(":")[2] or 0) for device in devices]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(every[number] if every else str(number) for number in numbers)}

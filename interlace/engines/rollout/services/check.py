@@ -1,0 +1,132 @@
+"""Checks of servers that already run, before a run starts any work."""
+
+import asyncio
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from interlace.core.errors import UserError
+from interlace.core.types import NO_GROUP, Request, SampleKey, SamplingParams
+from interlace.engines.rollout.services.dialects import dialect_named, dialect_names
+from interlace.engines.rollout.services.http import UNIX, Address
+from interlace.engines.rollout.services.loop import LoopThread
+from interlace.engines.rollout.services.protocol import Delta, EngineClient, ServiceCapacity, ServiceError
+
+HEALTH_S, ANSWER_S = 10.0, 120.0
+"""Seconds for a server to answer about its health, and to serve a first request."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WantedModel:
+    """The model that servers have to serve."""
+
+    vocab_size: int
+    num_tokens: int
+    """Tokens of the longest sequence that the run asks for."""
+    dtype: str
+    corrects_dtype: bool
+    """Flag: the algorithm corrects for log-probs of another data type."""
+
+
+def check_servers(addresses: Sequence[Address], dialect: str, wanted: WantedModel) -> None:
+    """Raises UserError, with the address and the fix, for the first server that cannot serve the run."""
+    _check_distinct([address.url for address in addresses])
+    thread = LoopThread("check of engine services")
+    try:
+        found = thread.run(_look(addresses, dialect))
+    finally:
+        thread.close()
+    for url, capacity in found.items():
+        _check_model(url, capacity, wanted)
+    seen: dict[str, str] = {}
+    for url, capacity in found.items():
+        if capacity.identity and (other := seen.setdefault(capacity.identity, url)) != url:
+            raise UserError(f"rollout.urls: {other} and {url} are one server. Name each server once.")
+
+
+def _check_distinct(urls: Sequence[str]) -> None:
+    seen: dict[object, str] = {}
+    for url in urls:
+        for place in _places(url):
+            if (other := seen.setdefault(place, url)) != url:
+                raise UserError(f"rollout.urls: {other} and {url} are one server. Name each server once.")
+
+
+def _places(url: str) -> list[object]:
+    if url.startswith(UNIX):
+        return [url]
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        infos = socket.getaddrinfo(parts.hostname, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UserError(f"rollout.urls: the host of {url} is unknown: {error}. Correct the address.") from None
+    return [info[4] for info in infos]
+
+
+async def _look(addresses: Sequence[Address], dialect: str) -> Mapping[str, ServiceCapacity]:
+    found = await asyncio.gather(*(_look_at(address, dialect) for address in addresses))
+    return dict(zip([address.url for address in addresses], found, strict=True))
+
+
+async def _look_at(address: Address, dialect: str) -> ServiceCapacity:
+    client = dialect_named(dialect).connect(address, seed=0)
+    try:
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                await client.health()
+        except (ServiceError, TimeoutError) as error:
+            known = ", ".join(dialect_names())
+            raise UserError(
+                f"rollout.urls: no server of dialect {dialect!r} answers at {address.url}: {error or 'no answer'}. "
+                f"Start it, correct the address, or set rollout.dialect to the server's kind ({known})."
+            ) from None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                capacity = await client.capacity()
+                await _try_request(client)
+        except (ServiceError, TimeoutError) as error:
+            raise UserError(
+                f"rollout.urls: {address.url} answers about its health and did not serve a request of one token: "
+                f"{error or 'no answer'}. Look at the server's log."
+            ) from None
+        return capacity
+    finally:
+        await client.close()
+
+
+async def _try_request(client: EngineClient) -> None:
+    """Asks for one token: it must come with its id and its log-prob."""
+    params = SamplingParams(max_new_tokens=1)
+    request = Request(uid="check", owner=SampleKey(NO_GROUP, 0), prompt_ids=[1, 2], params=params)
+    deltas: list[Delta] = []
+    await client.generate([request], lambda _, delta: deltas.append(delta))
+    if refused := [delta.refusal for delta in deltas if delta.refusal]:
+        raise UserError(f"rollout.urls: {client.name} refused a request of one token: {refused[0]}")
+    num_ids = sum(len(delta.token_ids) for delta in deltas)
+    num_logprobs = sum(len(delta.logprobs) for delta in deltas)
+    if not num_ids == num_logprobs == 1:
+        raise UserError(
+            f"rollout.urls: {client.name} answered a request of one token with {num_ids} token ids and {num_logprobs} "
+            "log-probs. Training needs both: start the server with its token route (vLLM: --enable-scale-out)."
+        )
+
+
+def _check_model(url: str, capacity: ServiceCapacity, wanted: WantedModel) -> None:
+    if capacity.vocab_size is not None and capacity.vocab_size != wanted.vocab_size:
+        raise UserError(
+            f"rollout.urls: {url} serves {capacity.model or 'a model'} with a vocabulary of {capacity.vocab_size} "
+            f"tokens, and the recipe's model has {wanted.vocab_size}. Start the server with the recipe's model."
+        )
+    if capacity.context is not None and capacity.context < wanted.num_tokens:
+        raise UserError(
+            f"rollout.urls: {url} serves sequences of at most {capacity.context} tokens, and responses of the run have "
+            f"up to {wanted.num_tokens}. Lower sampling.max_new_tokens, or start the server with a longer limit."
+        )
+    if capacity.dtype and capacity.dtype != wanted.dtype and not wanted.corrects_dtype:
+        raise UserError(
+            f"rollout.urls: {url} serves {capacity.dtype} weights, and model.dtype is {wanted.dtype}: its log-probs "
+            "are of another distribution than is trained, and the algorithm does not correct for it. Start the server "
+            f"with {wanted.dtype}, set model.dtype={capacity.dtype}, or algorithm.off_policy.correction=truncate."
+        )

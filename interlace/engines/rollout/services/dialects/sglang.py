@@ -1,0 +1,198 @@
+"""`sglang`: SGLang's server. Not run here, because it needs a GPU: written against the source of sglang 0.5.23."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON, Request
+from interlace.engines.rollout.external import finish_reason, request_seed
+from interlace.engines.rollout.services.dialects.vllm import read_spans
+from interlace.engines.rollout.services.http import Address, Connection
+from interlace.engines.rollout.services.protocol import (
+    Delta,
+    LoadMode,
+    OnDelta,
+    PauseMode,
+    ServiceCapacity,
+    ServiceError,
+    ServiceHealth,
+)
+
+SHORT_S, LONG_S = 10.0, 600.0
+"""Seconds for an answer: of verbs that only change a state, and of verbs that move weights or compute."""
+DATA, DONE = b"data:", b"[DONE]"
+MEMORY_TAGS = ("kv_cache", "weights")
+
+
+class SGLangClient:
+    """EngineClient for SGLang's server. Each request is one stream, whose chunks hold all tokens so far."""
+
+    def __init__(self, address: Address, seed: int, own_stops: Sequence[int]) -> None:
+        self.name, self._own_stops = address.url, frozenset(own_stops)
+        self._connection, self._seed = Connection(address), seed
+        self._numbers = itertools.count()
+        self._sent_as: dict[str, str] = {}
+        self._is_paused = False
+
+    async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
+        """See EngineClient."""
+        async with asyncio.TaskGroup() as group:
+            for request in requests:
+                group.create_task(self._stream(request, on_delta))
+
+    async def _stream(self, request: Request, on_delta: OnDelta) -> None:
+        try:
+            await self._follow(request, on_delta)
+        except UserError as error:  # of one request; the others continue
+            on_delta(request.id, Delta(refusal=str(error)))
+
+    async def _follow(self, request: Request, on_delta: OnDelta) -> None:
+        sent_as = self._sent_as[request.id] = f"{request.id}~{next(self._numbers)}"
+        body: dict[str, JSON] = {
+            "rid": sent_as,
+            "input_ids": [int(token) for token in (*request.prompt_ids, *request.generated_ids)],
+            "sampling_params": write_sampling(request, self._seed, self._own_stops),
+            "return_logprob": True,
+            "stream": True,
+        }
+        try:
+            num_seen, has_ended = 0, False
+            async for line in self._connection.lines("/generate", body):
+                if not line.startswith(DATA) or line[len(DATA) :].strip() == DONE:
+                    continue
+                delta, num_seen = read_chunk(self.name, line[len(DATA) :], num_seen)
+                has_ended = has_ended or delta.finish_reason is not None
+                on_delta(request.id, delta)
+            if not has_ended:
+                raise ServiceError(f"{self.name} ended the stream of request {request.id} before its end.")
+        finally:
+            if self._sent_as.get(request.id) == sent_as:
+                del self._sent_as[request.id]
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [*await asyncio.gather(*map(self._score, sequences))]
+
+    async def _score(self, sequence: Sequence[int]) -> list[float]:
+        body: dict[str, JSON] = {
+            "input_ids": [int(token) for token in sequence],
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        found: Any = await self._connection.post("/generate", body, timeout_s=LONG_S)
+        rows = found["meta_info"]["input_token_logprobs"]
+        return [float(row[0]) for row in rows[1:]]
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        for name in ids:
+            if name in self._sent_as:
+                await self._connection.post("/abort_request", {"rid": self._sent_as[name]}, timeout_s=SHORT_S)
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._is_paused = True
+        named = "abort" if mode == "abort" else "in_place"
+        await self._connection.post("/pause_generation", {"mode": named}, timeout_s=LONG_S)
+
+    async def resume(self) -> None:
+        await self._connection.post("/continue_generation", {}, timeout_s=SHORT_S)
+        self._is_paused = False
+
+    async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
+        """See EngineClient. `retract` returns running requests to the queue, and their cache is computed again."""
+        was_paused = self._is_paused
+        named = "in_place" if mode == "keep" else "retract"
+        await self._connection.post("/pause_generation", {"mode": named}, timeout_s=LONG_S)
+        try:
+            body: dict[str, JSON] = {
+                "model_path": str(folder),
+                "weight_version": str(version),
+                "flush_cache": mode == "recompute",
+                "abort_all_requests": False,
+                "keep_pause": True,
+            }
+            found = await self._connection.post("/update_weights_from_disk", body, timeout_s=LONG_S)
+            if found.get("success") is False:
+                raise ServiceError(f"{self.name} did not load version {version}: {found.get('message')}")
+        finally:
+            if not was_paused:
+                await self._connection.post("/continue_generation", {}, timeout_s=SHORT_S)
+
+    async def health(self) -> ServiceHealth:
+        await self._connection.get("/health", timeout_s=SHORT_S)
+        found = await self._connection.get("/model_info", timeout_s=SHORT_S)
+        text = str(found.get("weight_version"))
+        return ServiceHealth(version=int(text) if text.isdecimal() else None, is_paused=self._is_paused)
+
+    async def capacity(self) -> ServiceCapacity:
+        info: Any = await self._connection.get("/server_info", timeout_s=SHORT_S)
+        return ServiceCapacity(
+            model=str(info.get("model_path", "")),
+            context=info.get("context_length"),
+            max_running=info.get("max_running_requests"),
+            dtype=str(info.get("dtype") or ""),
+        )
+
+    async def sleep(self) -> None:
+        await self._connection.post("/release_memory_occupation", {"tags": [*MEMORY_TAGS]}, timeout_s=LONG_S)
+
+    async def wake(self) -> None:
+        await self._connection.post("/resume_memory_occupation", {"tags": [*MEMORY_TAGS]}, timeout_s=LONG_S)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+
+def write_sampling(request: Request, seed: int, own_stops: frozenset[int]) -> dict[str, JSON]:
+    """Returns SGLang's sampling parameters. Raises UserError for what SGLang cannot keep."""
+    params = request.params
+    if params.top_p < 1 or params.top_k or params.min_p:
+        raise UserError(
+            f"request {request.id}: SGLang gives log-probs from before top_p, top_k and min_p. Leave them at their "
+            "defaults."
+        )
+    if params.stop_token_ids and not own_stops <= {*params.stop_token_ids}:
+        raise UserError(
+            f"request {request.id}: with any stop token, SGLang also ends a response at the model's own end tokens "
+            f"{sorted(own_stops)}, and stop_token_ids are {list(params.stop_token_ids)}. Name all of them, or none."
+        )
+    return {
+        "max_new_tokens": params.max_new_tokens - len(request.generated_ids),
+        "temperature": params.temperature,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "stop_token_ids": list(params.stop_token_ids) or None,
+        "stop": list(params.stop) or None,
+        "logit_bias": {str(token): bias for token, bias in params.logit_bias} or None,
+        "sampling_seed": request_seed(seed, request),
+        "ignore_eos": not params.stop_token_ids,  # with it, SGLang ignores every stop token
+    }
+
+
+def read_chunk(name: str, content: bytes, num_seen: int) -> tuple[Delta, int]:
+    """Reads a chunk, which holds all tokens so far, and returns the new ones and the number of all."""
+    try:
+        chunk: Mapping[str, Any] = json.loads(content)
+    except ValueError:
+        raise ServiceError(f"{name} cut a stream within a chunk: {content[:80]!r}") from None
+    if "meta_info" not in chunk:
+        raise ServiceError(f"{name} ended a stream with an error: {str(chunk)[:300]}")
+    meta = chunk["meta_info"]
+    rows = meta.get("output_token_logprobs") or ()
+    reason = meta.get("finish_reason")
+    delta = Delta(
+        token_ids=[int(row[1]) for row in rows[num_seen:]],
+        logprobs=[float(row[0]) for row in rows[num_seen:]],
+        all_versions=read_spans(meta.get("weight_versions") or ()) if reason else (),
+        finish_reason=None if reason is None else finish_reason(str(reason["type"])),
+        num_cached_tokens=int(meta.get("cached_tokens") or 0),
+    )
+    return delta, len(rows)
+
+
+def connect(address: Address, *, seed: int, own_stops: Sequence[int] = ()) -> SGLangClient:
+    """See DialectModule."""
+    return SGLangClient(address, seed, own_stops)

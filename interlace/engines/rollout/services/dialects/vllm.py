@@ -1,0 +1,251 @@
+"""`vllm`: vLLM's server with its routes for reinforcement learning (`--enable-scale-out`, VLLM_SERVER_DEV_MODE=1)."""
+
+import asyncio
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from interlace.core.errors import UserError
+from interlace.core.types import JSON, Request
+from interlace.engines.rollout.external import finish_reason, request_seed
+from interlace.engines.rollout.services.http import Address, Connection
+from interlace.engines.rollout.services.protocol import (
+    Delta,
+    LoadMode,
+    OnDelta,
+    PauseMode,
+    ServiceCapacity,
+    ServiceError,
+    ServiceHealth,
+    VersionRun,
+)
+
+SHORT_S, LONG_S = 10.0, 600.0
+"""Seconds for an answer: of verbs that only change a state, and of verbs that move weights or compute."""
+ID_PREFIX = "generate-tokens-"
+"""Text that vLLM's route puts before the id of a request."""
+DATA, DONE = b"data: ", b"[DONE]"
+
+
+class VLLMClient:
+    """EngineClient for vLLM's server. Each request is one stream."""
+
+    def __init__(self, address: Address, seed: int) -> None:
+        self.name = address.url
+        self._connection, self._seed = Connection(address), seed
+        self._numbers = itertools.count()
+        self._sent_as: dict[str, str] = {}
+        """Id at the server of each running request: a resumed request needs another id than before."""
+        self._version = 0
+        self._is_paused = False
+
+    async def generate(self, requests: Sequence[Request], on_delta: OnDelta) -> None:
+        """See EngineClient."""
+        async with asyncio.TaskGroup() as group:
+            for request in requests:
+                group.create_task(self._stream(request, on_delta))
+
+    async def _stream(self, request: Request, on_delta: OnDelta) -> None:
+        try:
+            await self._follow(request, on_delta)
+        except UserError as error:  # of one request; the others continue
+            on_delta(request.id, Delta(refusal=str(error)))
+
+    async def _follow(self, request: Request, on_delta: OnDelta) -> None:
+        sent_as = self._sent_as[request.id] = f"{request.id}~{next(self._numbers)}"
+        body: dict[str, JSON] = {
+            "request_id": sent_as,
+            "token_ids": [int(token) for token in (*request.prompt_ids, *request.generated_ids)],
+            "sampling_params": self._sampling(request),
+            # Blocks of the prefix cache that another version computed have another key.
+            "cache_salt": f"version {self._version}",
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        try:
+            cached, last = 0, None
+            async for line in self._connection.lines("/inference/v1/generate", body):
+                if not line.startswith(DATA) or line[len(DATA) :].startswith(DONE):
+                    continue
+                chunk = _parse(self.name, line[len(DATA) :])
+                cached = max(cached, _num_cached(chunk))
+                for choice in chunk["choices"]:
+                    delta = _read_choice(self.name, choice, cached)
+                    if delta.finish_reason is None:
+                        on_delta(request.id, delta)
+                    else:
+                        last = delta  # the count of cached tokens may follow
+            if last is None:
+                raise ServiceError(f"{self.name} ended the stream of request {request.id} before its end.")
+            on_delta(request.id, Delta(**{**_fields(last), "num_cached_tokens": cached}))
+        finally:
+            if self._sent_as.get(request.id) == sent_as:
+                del self._sent_as[request.id]
+
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [*await asyncio.gather(*map(self._score, sequences))]
+
+    async def _score(self, sequence: Sequence[int]) -> list[float]:
+        body: dict[str, JSON] = {
+            "token_ids": [int(token) for token in sequence],
+            "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
+            "cache_salt": f"version {self._version}",
+        }
+        found: Any = await self._connection.post("/inference/v1/generate", body, timeout_s=LONG_S)
+        each = found.get("prompt_logprobs")
+        if not each:
+            raise UserError(f"{self.name} gave no log-probs of given tokens (prompt_logprobs): it cannot score.")
+        return [float(row[str(token)]["logprob"]) for row, token in zip(each[1:], sequence[1:], strict=True)]
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        names: list[JSON] = [f"{ID_PREFIX}{self._sent_as[name]}" for name in ids if name in self._sent_as]
+        if names:
+            await self._connection.post("/inference/v1/abort_requests", {"request_ids": names}, timeout_s=SHORT_S)
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._is_paused = True
+        await self._connection.post(f"/pause?mode={mode}&clear_cache=false", timeout_s=LONG_S)
+
+    async def resume(self) -> None:
+        await self._connection.post("/resume", timeout_s=SHORT_S)
+        self._is_paused = False
+
+    async def load(self, folder: Path, version: int, mode: LoadMode) -> None:
+        """See EngineClient. Decoding stands still meanwhile; the caller resubmits requests for mode `recompute`."""
+        del mode
+        was_paused = self._is_paused
+        if not was_paused:
+            await self.pause("keep")
+        try:
+            body: dict[str, JSON] = {"method": "load_folder", "args": [str(folder)]}
+            await self._connection.post("/collective_rpc", body, timeout_s=LONG_S)
+            await self._connection.post("/update_weight_version", {"new_version": str(version)}, timeout_s=SHORT_S)
+            self._version = version
+        finally:
+            if not was_paused:
+                await self.resume()
+
+    async def health(self) -> ServiceHealth:
+        await self._connection.get("/health", timeout_s=SHORT_S)
+        found = await self._connection.get("/weight_info", timeout_s=SHORT_S)
+        return ServiceHealth(version=_version(found.get("weight_version")), is_paused=self._is_paused)
+
+    async def capacity(self) -> ServiceCapacity:
+        models: Any = await self._connection.get("/v1/models", timeout_s=LONG_S)
+        [model] = [each for each in models["data"] if not each.get("parent")][:1] or [{}]
+        info = await self._connection.get("/server_info", timeout_s=LONG_S)
+        dtype = re.search(r"dtype=torch\.(\w+)", str(info.get("vllm_config", "")))
+        name = str(model.get("root") or model.get("id") or "")
+        found: Any = await self._connection.post("/collective_rpc", {"method": "count_bytes"}, timeout_s=LONG_S)
+        sizes = found.get("results") or [[0, 0]]
+        return ServiceCapacity(
+            model=name,
+            vocab_size=_vocab_size(name),
+            context=model.get("max_model_len"),
+            dtype=dtype.group(1) if dtype else "",
+            weight_bytes=max(int(weights) for weights, _ in sizes),
+            kv_bytes=max(int(cache) for _, cache in sizes),
+        )
+
+    async def sleep(self) -> None:
+        await self._connection.post("/sleep?level=1", timeout_s=LONG_S)
+
+    async def wake(self) -> None:
+        await self._connection.post("/wake_up", timeout_s=LONG_S)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def _sampling(self, request: Request) -> dict[str, JSON]:
+        params, done = request.params, len(request.generated_ids)
+        bias = {str(token): _finite(added) for token, added in params.logit_bias}
+        return {
+            "max_tokens": params.max_new_tokens - done,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "stop_token_ids": list(params.stop_token_ids),
+            "stop": list(params.stop),
+            "logit_bias": bias or None,
+            "seed": request_seed(self._seed, request),
+            "ignore_eos": True,
+            "logprobs": 0,
+            "detokenize": bool(params.stop),
+        }
+
+
+def _finite(bias: float) -> float:
+    """Returns a bias that JSON can hold: no logit outweighs the smallest."""
+    return bias if math.isfinite(bias) else -1e30
+
+
+def _parse(name: str, content: bytes) -> Any:
+    try:
+        chunk = json.loads(content)
+    except ValueError:
+        raise ServiceError(f"{name} cut a stream within a chunk: {content[:80]!r}") from None
+    if "choices" not in chunk:
+        raise ServiceError(f"{name} ended a stream with an error: {str(chunk)[:300]}")
+    return chunk
+
+
+def _read_choice(name: str, choice: Mapping[str, Any], cached: int) -> Delta:
+    """Reads new tokens. Version runs come with the last chunk alone, over all tokens since the request was sent."""
+    content = (choice.get("logprobs") or {}).get("content") or ()
+    token_ids = choice.get("token_ids") or ()
+    if len(content) != len(token_ids):
+        raise UserError(
+            f"{name} gives {len(content)} log-probs for {len(token_ids)} token ids: it cannot be trained on."
+        )
+    reason = choice.get("finish_reason")
+    spans = choice.get("weight_versions") or ()
+    return Delta(
+        token_ids=token_ids,
+        logprobs=[float(entry["logprob"]) for entry in content],
+        all_versions=read_spans(spans),
+        finish_reason=None if reason is None else finish_reason(reason),
+        num_cached_tokens=cached,
+    )
+
+
+def read_spans(spans: Sequence[Mapping[str, Any]]) -> list[VersionRun]:
+    """Reads the version runs of a server; a version that is not a number becomes -1, which no run serves."""
+    return [
+        (-1 if (version := _version(span["version"])) is None else version, int(span["end"]) - int(span["start"]))
+        for span in spans
+    ]
+
+
+def _fields(delta: Delta) -> dict[str, Any]:
+    return {name: getattr(delta, name) for name in Delta.__dataclass_fields__}
+
+
+def _num_cached(chunk: Mapping[str, Any]) -> int:
+    details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
+
+
+def _version(text: object) -> int | None:
+    return int(str(text)) if text is not None and str(text).lstrip("-").isdecimal() else None
+
+
+def _vocab_size(model: str) -> int | None:
+    """Reads the vocabulary's size if the server's model is a folder of this machine."""
+    file = Path(model) / "config.json"
+    if not model or not file.is_file():
+        return None
+    config = json.loads(file.read_text())
+    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return None if size is None else int(size)
+
+
+def connect(address: Address, *, seed: int, own_stops: Sequence[int] = ()) -> VLLMClient:  # noqa: ARG001 - SGLang's
+    """See DialectModule."""
+    return VLLMClient(address, seed)

@@ -1,0 +1,292 @@
+"""A rollout engine that is a server: the rollout protocol over a client of an engine service."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import InterlaceError
+from interlace.core.types import Completion, FinishReason, Metrics, Request, SampleKey
+from interlace.engines.rollout.external import LiveRequests
+from interlace.engines.rollout.named_weights import GivenWeights, NamedWeights
+from interlace.engines.rollout.protocol import (
+    ENGINE_PARTS,
+    EngineMemory,
+    EngineReport,
+    StepOutput,
+    SwitchMode,
+    check_mode,
+)
+from interlace.engines.rollout.request_checks import Limits
+from interlace.engines.rollout.services.link import Link
+from interlace.engines.rollout.services.protocol import Delta, ServiceError
+from interlace.engines.rollout.services.version_folders import VersionFolders, version_folder_of
+from interlace.weights.reader import WeightReader
+from interlace.weights.ref import Probe, UpdateMode, WeightRef
+from interlace.weights.saved import SavedWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interlace.engines.rollout.live_weights import LiveWeights
+
+ABORT_S = 10.0
+"""Seconds for the last tokens of aborted requests to arrive; they are drawn again if they do not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """The model that a server serves."""
+
+    limits: Limits
+    weights: "LiveWeights | None" = None
+    """Names and shapes against which an update is checked before it is sent; None: the server alone checks."""
+    folder: Path | None = None
+    """Folder with the model's configuration."""
+    memory: EngineMemory = EngineMemory()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceTraits:
+    """Remarks about a kind of server for a report."""
+
+    name: str
+    invariant: bool
+    reason: str
+    notes: tuple[str, ...] = ()
+
+
+class ServiceEngine:
+    """RolloutEngine over a server. Requests run at the server; step() waits for what it sends."""
+
+    gives_up_parts = False
+
+    def __init__(self, link: Link, model: ServedModel, traits: ServiceTraits) -> None:
+        """link: connected, and the server is ready."""
+        self._link, self._model, self._traits = link, model, traits
+        self._live = LiveRequests()
+        self._unsent: dict[str, Request] = {}
+        self._finished: list[Completion] = []
+        """Requests that ended while others were taken out, for the next step."""
+        self._version = 0
+        self._folder: Path | None = None
+        """Folder of the version that the server serves."""
+        self._probe: Probe | None = None
+        self._folders = VersionFolders()
+        self._paused = self._is_away = False
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def submit(self, request: Request) -> None:
+        self._model.limits.check(request)
+        self._live.add(request)
+        self._unsent[request.id] = request
+
+    def step(self) -> StepOutput:
+        new_tokens, refused = 0, list[tuple[Request, str]]()
+        finished, self._finished = self._finished, []
+        if not self._paused and not self._is_away:
+            self._send()
+            if not finished and len(self._live) and not self._link.lost:
+                self._link.wait()
+            new_tokens, ended, refused = self._take()
+            finished += ended
+        return StepOutput(
+            finished=tuple(finished),
+            num_running=len(self._live),
+            num_new_tokens=new_tokens,
+            drawn=self._live.drawn(),
+            refused=refused,
+            lost=self._link.lost,
+        )
+
+    def interrupt(self) -> None:
+        """Ends the wait of step(), or of the next one."""
+        self._link.interrupt()
+
+    def abort(self, ids: Sequence[str] | None = None) -> tuple[Completion, ...]:
+        """Ends requests and returns them; one that ended by itself meanwhile has its own finish reason."""
+        wanted = self._live.named(ids)
+        for name in wanted:
+            self._unsent.pop(name, None)
+        sent = [name for name in wanted if self._link.is_running(name)]
+        if sent and not self._link.lost:
+            self._link.abort(sent, patience_s=ABORT_S)
+        _, ended, _ = self._take()
+        chosen = set(wanted)
+        found = [one for one in ended if one.request.id in chosen]
+        self._finished += [one for one in ended if one.request.id not in chosen]
+        for name in wanted:
+            if name in self._live:
+                self._link.forget(name)
+                found.append(self._live.end(name, FinishReason.ABORTED))
+        return tuple(found)
+
+    def release(self, owners: Sequence[SampleKey]) -> None:
+        """Does nothing: a server's prefix cache has its own order of eviction."""
+
+    def pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self._link.call(lambda client: client.pause("keep"))
+
+    def resume(self) -> None:
+        if self._paused:
+            self._link.call(lambda client: client.resume())
+            self._paused = False
+
+    def update_weights(
+        self,
+        tensors: "Mapping[str, Tensor]",
+        version: int,
+        mode: UpdateMode,
+        *,
+        frozen: bool = False,  # noqa: ARG002 - a server reads its own copy
+    ) -> None:
+        check_mode(mode)
+        self._check(GivenWeights(tensors))
+        self._replace(self._folders.write(tensors, self._model.folder), version, mode)
+
+    def load(self, folder: str | Path, version: int, mode: UpdateMode) -> None:
+        check_mode(mode)
+        self._check(SavedWeights(folder))
+        self._replace(Path(folder).absolute(), version, mode)
+
+    def pull_weights(self, ref: WeightRef, mode: UpdateMode, reader: WeightReader) -> None:
+        """See ServiceEngineProtocol."""
+        self._probe = None
+        folder = version_folder_of(ref)
+        if folder is not None:
+            check_mode(mode)
+            self._replace(folder, ref.version, mode, probe=ref.probe)
+            return
+        check_mode(mode)
+        with reader.open(ref) as weights:
+            self._check(GivenWeights(weights))
+            self._replace(self._folders.write(dict(weights), self._model.folder), ref.version, mode, probe=ref.probe)
+
+    def recover(self) -> str:
+        """See ServiceEngineProtocol."""
+        try:
+            self._link.reconnect()
+            if self._folder is not None and self._folder.is_dir():
+                self._link.load(self._folder, self._version, "recompute", self._probe)
+            if self._paused:
+                self._link.call(lambda client: client.pause("keep"))
+        except (InterlaceError, OSError) as error:
+            self._link.lose(str(error))
+        return self._link.lost
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Returns the log-prob of each token after the first of each sequence, at temperature 1.
+
+        Raises ServiceError if the server is lost.
+        """
+        found = None if self._link.lost else self._link.call(lambda client: client.score(sequences))
+        if found is None:
+            raise ServiceError(self._link.lost)
+        return found
+
+    def health(self) -> str:
+        """See ServiceEngineProtocol."""
+        return self._link.lost
+
+    def onload(self, parts: Sequence[str] = ENGINE_PARTS) -> None:  # noqa: ARG002 - a server wakes as a whole
+        if self._is_away:
+            self._link.call(lambda client: client.wake())
+            self._is_away = False
+
+    def offload(self, kv: SwitchMode = "offload", parts: Sequence[str] = ENGINE_PARTS) -> None:  # noqa: ARG002
+        """Frees the devices: running requests are computed again after onload(), regardless of `kv`."""
+        if self._is_away:
+            return
+        for one in self.abort():
+            if one.finish_reason == FinishReason.ABORTED:
+                self.submit(one.resumed)
+            else:
+                self._finished.append(one)
+        self._link.call(lambda client: client.sleep())
+        self._is_away = True
+
+    def memory(self) -> EngineMemory:
+        return self._model.memory
+
+    def metrics(self) -> Metrics:
+        return {"num_running": float(len(self._live)), "is_lost": float(bool(self._link.lost))}
+
+    def report(self) -> EngineReport:
+        traits = self._traits
+        return EngineReport(
+            invariant=traits.invariant,
+            reason=traits.reason,
+            attention=f"{traits.name} at {self._link.name}",
+            notes=traits.notes,
+        )
+
+    def close(self) -> None:
+        """See ServiceEngineProtocol."""
+        self._link.close()
+        self._folders.close()
+
+    def _check(self, weights: NamedWeights) -> None:
+        """Refuses weights of other shapes; a folder whose names are not the model's is left to the server."""
+        known = self._model.weights
+        if known is not None and (not isinstance(weights, SavedWeights) or weights.shapes.keys() <= known.names):
+            known.check(weights)
+
+    def _replace(self, folder: Path, version: int, mode: UpdateMode, probe: Probe | None = None) -> None:
+        """Loads a version. A server that is lost meanwhile keeps what it has, and says so in the next step."""
+        partials = self.abort() if mode == "recompute" else ()
+        try:
+            self._link.load(folder, version, "keep" if mode == "keep" else "recompute", probe)
+        except ServiceError as error:
+            self._link.lose(str(error))
+        else:
+            self._version, self._folder, self._probe = version, folder, probe
+            self._folders.keep(folder)
+        for one in partials:
+            if one.finish_reason == FinishReason.ABORTED:
+                self.submit(one.resumed)
+            else:
+                self._finished.append(one)
+
+    def _send(self) -> None:
+        if self._unsent and not self._link.lost:
+            requests, self._unsent = [*self._unsent.values()], {}
+            self._link.send(requests)
+
+    def _take(self) -> tuple[int, list[Completion], list[tuple[Request, str]]]:
+        """Books what has arrived. Returns the number of new tokens, what ended, and what was refused."""
+        count, ended, refused = 0, list[Completion](), list[tuple[Request, str]]()
+        for name, delta in self._link.arrivals():
+            if name not in self._live:
+                continue
+            if delta.refusal:
+                one = self._live.end(name, FinishReason.ABORTED)
+                refused.append((one.request, delta.refusal))
+                continue
+            try:
+                self._extend(name, delta)
+            except InterlaceError as error:
+                self._link.lose(f"it returned an invalid result: {error}")
+                break
+            count += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                ended.append(self._live.end(name, delta.finish_reason, delta.num_cached_tokens))
+        return count, ended, refused
+
+    def _extend(self, name: str, delta: Delta) -> None:
+        start = 0
+        for version, length in delta.versions:
+            chosen = slice(start, start + length)
+            self._live.extend(name, delta.token_ids[chosen], delta.logprobs[chosen], version)
+            start += length
+        if start != len(delta.token_ids) or start != len(delta.logprobs):
+            raise ServiceError(
+                f"request {name}: {len(delta.token_ids)} tokens came with {len(delta.logprobs)} log-probs and versions "
+                f"of {start}"
+            )
+        if delta.all_versions:
+            self._live.set_versions(name, [version for version, length in delta.all_versions for _ in range(length)])

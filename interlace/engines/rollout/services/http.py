@@ -1,0 +1,134 @@
+"""HTTP to one server: its address, its key, and its errors as ours."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import DiskFullError, UserError
+from interlace.core.types import JSON
+from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
+
+if TYPE_CHECKING:
+    pass
+
+UNIX = "unix:"
+"""Prefix of an address that is a socket file of this machine: `unix:/path/to/socket`."""
+LARGEST_LINE = 1 << 26
+"""Bytes of one line of a stream."""
+MEMORY_TEXTS = ("out of memory", "OutOfMemory", "Cannot allocate memory")
+"""Texts by which a server's error is recognized as a lack of memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Address:
+    """Address of a server, and the key that it wants."""
+
+    url: str
+    """http://HOST:PORT, https://..., or unix:PATH."""
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://", UNIX)):
+            raise UserError(
+                f"the address {self.url!r} is not one of a server: write http://HOST:PORT, https://HOST or unix:PATH."
+            )
+
+
+class Connection:
+    """An open connection pool to one server. Made and used on one event loop."""
+
+    def __init__(self, address: Address) -> None:
+        try:
+            import aiohttp
+        except ImportError:
+            raise UserError("engines at an address need aiohttp: pip install 'interlace[serve]'.") from None
+        self.url = address.url
+        is_file = address.url.startswith(UNIX)
+        self._base = "http://server" if is_file else address.url.rstrip("/")
+        self._aiohttp = aiohttp
+        self._session = aiohttp.ClientSession(
+            connector=(
+                aiohttp.UnixConnector(address.url.removeprefix(UNIX), limit=0)
+                if is_file
+                else aiohttp.TCPConnector(limit=0)
+            ),
+            headers={"Authorization": f"Bearer {address.key}"} if address.key else {},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0),
+            read_bufsize=LARGEST_LINE,
+        )
+
+    async def get(self, path: str, *, timeout_s: float) -> dict[str, JSON]:
+        """Requests a JSON object. Raises as post()."""
+        return await self._ask("GET", path, None, timeout_s)
+
+    async def post(self, path: str, body: Mapping[str, JSON] | None = None, *, timeout_s: float) -> dict[str, JSON]:
+        """Sends a JSON object and returns the answer; {} if it is empty or is not an object.
+
+        ServiceError if the server does not answer within timeout_s or reports a fault; UserError for 4xx, because the
+        request is wrong and any other server would refuse it too.
+        """
+        return await self._ask("POST", path, body, timeout_s)
+
+    async def lines(self, path: str, body: Mapping[str, JSON]) -> AsyncIterator[bytes]:
+        """Sends a JSON object and yields the lines of the answer as they arrive. Raises as post()."""
+        try:
+            async with self._session.post(f"{self._base}{path}", json=body) as response:
+                if response.status != 200:
+                    self._raise(path, response.status, await response.text())
+                async for line in response.content:
+                    yield line
+        except (self._aiohttp.ClientError, OSError, ValueError) as error:
+            raise self._lost(path, error) from error
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._session.close()
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, JSON] | None, timeout_s: float) -> dict[str, JSON]:
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.request(method, f"{self._base}{path}", json=body) as response,
+            ):
+                text = await response.text()
+        except TimeoutError as error:
+            raise ServiceError(f"{self.url}{path} did not answer within {timeout_s:g} s.") from error
+        except (self._aiohttp.ClientError, OSError, ValueError) as error:
+            raise self._lost(path, error) from error
+        if response.status >= 300:
+            self._raise(path, response.status, text)
+        try:
+            found = json.loads(text) if text.strip() else {}
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {"value": found}
+
+    def _lost(self, path: str, error: Exception) -> ServiceError:
+        return ServiceError(f"{self.url}{path}: {type(error).__name__}: {error}")
+
+    def _raise(self, path: str, status: int, text: str) -> None:
+        said = f"{self.url}{path} answered {status}: {_message(text)}"
+        if any(one in text for one in MEMORY_TEXTS):
+            raise OutOfMemoryError(said)
+        if status == 507:
+            raise DiskFullError(f"{said} Make room on the server's disk.")
+        if status in (401, 403):
+            raise UserError(f"{said} The key is wrong or missing: name the variable that holds it in rollout.key_env.")
+        if status == 404:
+            raise UserError(
+                f"{said} The server has no such route: rollout.dialect is wrong, or the server was started without it."
+            )
+        if 400 <= status < 500:
+            raise UserError(said)
+        raise ServiceError(said)
+
+
+def _message(text: str) -> str:
+    """Returns the message in an error body of ours or of OpenAI's form; else the beginning of the body."""
+    try:
+        found = json.loads(text)
+        return str(found["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip()[:300]

@@ -1,0 +1,115 @@
+"""Server processes that a run starts: they end with the run, however it ends, and are started again after a death."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from interlace.core.errors import DiskFullError, InterlaceError
+from interlace.engines.rollout.services.http import MEMORY_TEXTS, Address
+from interlace.engines.rollout.services.protocol import OutOfMemoryError, ServiceError
+
+GUARD = "interlace.engines.rollout.services.guard"
+"""Module that runs a command and ends it with the run."""
+DISK_TEXTS = ("No space left on device", "Disk quota exceeded")
+TAIL_BYTES = 3000
+"""Bytes of the end of a log that an error quotes."""
+END_S = 10.0
+"""Seconds for a server to end by SIGTERM before it is killed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerCommand:
+    """Command line of a server."""
+
+    arguments: Sequence[str]
+    """Arguments of this Python, such as `-m vllm...`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables in addition to those of the run; secrets are passed here, since anybody can read a command line."""
+
+
+class ServerProcess:
+    """One server that a run starts, in a process group."""
+
+    def __init__(self, command: ServerCommand, address: Address, log: Path) -> None:
+        """address: at which the server will listen. log: file that its output is appended to."""
+        self.address, self.log = address, log
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0
+        """Size of the log when the process was started."""
+
+    @property
+    def pid(self) -> int:
+        """Returns the id of the guard process, whose group the server is in."""
+        if self._process is None:
+            raise InterlaceError("the server was not started")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts the server; it does not listen yet."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._started_at = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", GUARD, *self._command.arguments],
+                stdin=subprocess.PIPE,  # never written to: it ends when this process does, however that happens
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._command.environment},
+                start_new_session=True,
+            )
+
+    def fault(self) -> ServiceError | DiskFullError | None:
+        """Returns why the server ended, by the end of its log; None if it runs."""
+        if self._process is None or self._process.poll() is None:
+            return None
+        tail = self.tail()
+        ended = f"the server at {self.address.url} ended with status {self._process.returncode}"
+        if any(text in tail for text in DISK_TEXTS):
+            return DiskFullError(f"{ended}: its disk is full. Make room. Log: {self.log}")
+        if any(text in tail for text in MEMORY_TEXTS) or "MemoryError" in tail:
+            return OutOfMemoryError(f"{ended}: it ran out of memory. Lower rollout.max_tokens. Log: {self.log}")
+        return ServiceError(f"{ended}. The end of its log, {self.log}:\n{tail}")
+
+    def tail(self) -> str:
+        """Returns the end of what the server wrote since its start."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(self._started_at, self.log.stat().st_size - TAIL_BYTES))
+            return log.read().decode(errors="replace").strip()
+
+    def stop(self, *, hurries: bool = False) -> None:
+        """Ends the server and its processes. hurries: kills them at once."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin:
+            process.stdin.close()
+        if not hurries:
+            _signal_group(process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + END_S
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def free_port() -> int:
+    """Returns a loopback port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,169 @@
+"""Our engine routes: the client protocol of an engine service as HTTP, for the server of `interlace serve`."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from interlace.core.errors import UserError, is_full_disk
+from interlace.core.types import JSON, Request
+from interlace.engines.rollout.services.protocol import Delta, EngineClient, LoadMode
+from interlace.engines.rollout.services.wire import ROUTES, read_request, write_capacity, write_delta
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    Answer = Callable[[Mapping[str, JSON]], Awaitable[JSON]]
+
+INSUFFICIENT_STORAGE, OUT_OF_MEMORY = 507, 503
+"""Status of a full disk, as in WebDAV; and of a server without memory."""
+
+
+class EngineRoutes:
+    """Handlers of the routes. Each needs the key, in the header `Authorization: Bearer KEY`."""
+
+    def __init__(self, engine: EngineClient, key: str) -> None:
+        self._engine, self._key = engine, key
+
+    def add_to(self, app: "web.Application") -> None:
+        """Registers the routes."""
+        answers: dict[str, Answer] = {
+            "score": self._score,
+            "abort": self._abort,
+            "pause": self._pause,
+            "resume": self._resume,
+            "load": self._load,
+            "health": self._health,
+            "capacity": self._capacity,
+            "sleep": self._sleep,
+            "wake": self._wake,
+        }
+        app.router.add_post(f"{ROUTES}/generate", self._generate)
+        for name, answer in answers.items():
+            app.router.add_post(f"{ROUTES}/{name}", self._handler(answer))
+
+    def _handler(self, answer: "Answer") -> "Callable[[web.Request], Awaitable[web.StreamResponse]]":
+        async def handle(request: "web.Request") -> "web.StreamResponse":
+            body, refused = await self._body(request)
+            if refused is not None:
+                return refused
+            try:
+                return _json(await answer(body))
+            except (KeyError, TypeError, ValueError) as error:
+                return _failed(400, f"{request.path}: {type(error).__name__}: {error}.")
+            except MemoryError as error:
+                return _failed(OUT_OF_MEMORY, f"out of memory: {error}")
+            except (UserError, OSError) as error:
+                return _failed(INSUFFICIENT_STORAGE if is_full_disk(error) else 400, str(error))
+
+        return handle
+
+    async def _body(self, request: "web.Request") -> "tuple[Mapping[str, JSON], web.Response | None]":
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if not secrets.compare_digest(given.encode(), self._key.encode()):
+            return {}, _failed(401, "engine routes need the administrator's key: `Authorization: Bearer KEY`.")
+        try:
+            body = json.loads(await request.read() or b"{}")
+        except ValueError as error:
+            return {}, _failed(400, f"the body is not JSON: {error}.")
+        if not isinstance(body, dict):
+            return {}, _failed(400, "the body is not a JSON object.")
+        return body, None
+
+    async def _generate(self, request: "web.Request") -> "web.StreamResponse":
+        """Streams one JSON object a line: the deltas of all requests of the body, as they arrive."""
+        from aiohttp import web
+
+        body, refused = await self._body(request)
+        if refused is not None:
+            return refused
+        try:
+            wanted: list[Request] = [read_request(each) for each in body["requests"]]  # type: ignore[union-attr, arg-type]
+        except (KeyError, TypeError, ValueError) as error:
+            return _failed(400, f"requests: {type(error).__name__}: {error}.")
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        lines: list[bytes] = []
+        news = asyncio.Event()
+
+        def on_delta(name: str, delta: Delta) -> None:
+            lines.append(json.dumps(write_delta(name, delta)).encode() + b"\n")
+            news.set()
+
+        work = asyncio.create_task(self._engine.generate(wanted, on_delta))
+        work.add_done_callback(lambda _: news.set())
+        try:
+            while not (work.done() and not lines):
+                await news.wait()
+                news.clear()
+                content = b"".join(lines)
+                lines.clear()
+                if content:
+                    await response.write(content)
+            work.result()
+        finally:
+            work.cancel()  # a client that hangs up withdraws its requests
+        await response.write_eof()
+        return response
+
+    async def _score(self, body: Mapping[str, JSON]) -> JSON:
+        sequences = [[int(token) for token in each] for each in body["sequences"]]  # type: ignore[union-attr, arg-type]
+        return {"logprobs": await self._engine.score(sequences)}
+
+    async def _abort(self, body: Mapping[str, JSON]) -> JSON:
+        await self._engine.abort([str(name) for name in body["ids"]])  # type: ignore[union-attr]
+        return {}
+
+    async def _pause(self, body: Mapping[str, JSON]) -> JSON:
+        if (mode := body.get("mode", "keep")) not in ("keep", "abort"):
+            raise UserError(f"mode {mode!r} is unknown: keep or abort.")
+        await self._engine.pause(mode)
+        return {}
+
+    async def _resume(self, body: Mapping[str, JSON]) -> JSON:
+        del body
+        await self._engine.resume()
+        return {}
+
+    async def _load(self, body: Mapping[str, JSON]) -> JSON:
+        folder = Path(str(body["folder"]))
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is not a folder on this machine: weights have to be on a disk that both sides see."
+            )
+        version, mode = int(str(body["version"])), cast(LoadMode, body.get("mode", "recompute"))
+        await self._engine.load(folder, version, mode)
+        return {"version": body["version"]}
+
+    async def _health(self, body: Mapping[str, JSON]) -> JSON:
+        del body
+        health = await self._engine.health()
+        return {"version": health.version, "is_paused": health.is_paused}
+
+    async def _capacity(self, body: Mapping[str, JSON]) -> JSON:
+        del body
+        return write_capacity(await self._engine.capacity())
+
+    async def _sleep(self, body: Mapping[str, JSON]) -> JSON:
+        del body
+        await self._engine.sleep()
+        return {}
+
+    async def _wake(self, body: Mapping[str, JSON]) -> JSON:
+        del body
+        await self._engine.wake()
+        return {}
+
+
+def _json(value: JSON) -> "web.Response":
+    from aiohttp import web
+
+    return web.json_response(value)
+
+
+def _failed(status: int, message: str) -> "web.Response":
+    from aiohttp import web
+
+    return web.json_response({"error": {"message": message}}, status=status)

@@ -1,0 +1,86 @@
+"""Folders through which new weights reach a server on this machine, in shared memory if there is room."""
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlace.core.errors import DiskFullError, is_full_disk
+from interlace.weights.ref import WeightRef
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARED = Path("/dev/shm")
+PREFIX = "served-weights-"
+NAME = "model.safetensors"
+
+
+class VersionFolders:
+    """The folders of one server: of the version that it serves, and of the one that it loads."""
+
+    def __init__(self) -> None:
+        parent = SHARED if SHARED.is_dir() and os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())
+        _sweep(parent)
+        self._root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+        self._number = 0
+        self._written: list[Path] = []
+
+    def write(self, tensors: "Mapping[str, Tensor]", config: Path | None) -> Path:
+        """Writes tensors as a Hugging Face folder; a tied tensor once. Returns the folder.
+
+        config: folder whose configuration is copied beside them. Raises DiskFullError if there is no room.
+        """
+        from safetensors.torch import save_file
+
+        self._number += 1
+        folder = self._root / f"{self._number:06d}"
+        folder.mkdir()
+        self._written.append(folder)
+        once: dict[tuple[int, int, tuple[int, ...]], str] = {}
+        for name, tensor in tensors.items():
+            once.setdefault((tensor.data_ptr(), int(tensor.storage_offset()), tuple(tensor.shape)), name)
+        kept = {name: tensors[name].detach().cpu().contiguous() for name in once.values()}
+        try:
+            save_file(kept, folder / NAME, metadata={"format": "pt"})
+            if config is not None:
+                shutil.copy2(config / "config.json", folder / "config.json")
+        except Exception as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if is_full_disk(error) or "No space left" in str(error):
+                raise DiskFullError(f"{folder}: {error}. Make room there, or set weights.transport=folder.") from error
+            raise
+        return folder
+
+    def keep(self, folder: Path) -> None:
+        """Removes all folders but this one, which the server serves now."""
+        for other in [each for each in self._written if each != folder]:
+            self._written.remove(other)
+            shutil.rmtree(other, ignore_errors=True)
+
+    def close(self) -> None:
+        """Removes all folders."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
+def version_folder_of(ref: WeightRef) -> Path | None:
+    """Returns the Hugging Face folder that a publication is in; None if it travels another way."""
+    if not ref.parts or any(part.transport != "folder" or part.codec != "raw" for part in ref.parts):
+        return None
+    from interlace.weights.transports.folder import FolderSource
+
+    [folder] = {part.source.file.parent for part in ref.parts if isinstance(part.source, FolderSource)}
+    return Path(folder)
+
+
+def _sweep(parent: Path) -> None:
+    """Removes folders of processes that have ended, of a run that was killed for instance."""
+    for left in parent.glob(f"{PREFIX}*"):
+        owner = re.match(rf"{PREFIX}(\d+)-", left.name)
+        if owner and not Path(f"/proc/{owner.group(1)}").exists() and Path("/proc").exists():
+            with contextlib.suppress(OSError):
+                shutil.rmtree(left)

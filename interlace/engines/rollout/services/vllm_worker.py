@@ -1,0 +1,54 @@
+"""Runs inside vLLM's worker processes: loads a version of the weights from a folder, by `--worker-extension-cls`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+HEAD = "lm_head.weight"
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+"""Ends of the names of input embeddings."""
+
+
+class FolderWeights:
+    """Methods that vLLM adds to its worker class."""
+
+    model_runner: Any
+    """vLLM's own object, which the worker class sets."""
+
+    def load_folder(self, folder: str) -> None:
+        """Replaces all weights by those in a Hugging Face folder.
+
+        A reload keeps the packed copy of a tied head that has no tensor, so a tied embedding is loaded as the head too.
+        """
+        files = sorted(Path(folder).glob("*.safetensors"))
+        if not files:  # a reload without tensors would leave the model without data
+            raise FileNotFoundError(f"{folder} holds no .safetensors file, or this machine does not see the folder")
+        config = self.model_runner.model_config.hf_config
+        is_tied = bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+        self.model_runner.reload_weights(weights_iterator=_read(files, is_tied=is_tied))
+
+    def count_bytes(self) -> tuple[int, int]:
+        """Returns the bytes of the weights, if vLLM measured them, and the bytes of the KV cache."""
+        runner = self.model_runner
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in runner.kv_caches}
+        return int(getattr(runner, "model_memory_usage", 0)), sum(storages.values())
+
+
+def _read(files: Sequence[Path], *, is_tied: bool) -> "Iterator[tuple[str, Tensor]]":
+    from safetensors import safe_open
+
+    embedding, has_head = None, False
+    for file in files:
+        with safe_open(file, framework="pt") as held:
+            for name in held.keys():  # noqa: SIM118 - the file is not a mapping
+                tensor = held.get_tensor(name)
+                has_head = has_head or name == HEAD
+                if name.endswith(EMBEDDINGS):
+                    embedding = tensor
+                yield name, tensor
+    if is_tied and not has_head and embedding is not None:
+        yield HEAD, embedding

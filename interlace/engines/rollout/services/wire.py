@@ -1,0 +1,100 @@
+"""Requests and deltas as JSON, in the names of our own engine routes."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from interlace.core.types import JSON, FinishReason, Request, SampleKey, SamplingParams
+from interlace.engines.rollout.services.protocol import Delta, ServiceCapacity, ServiceError, VersionRun
+
+ROUTES = "/engine/v1"
+"""Path below which our engine routes are."""
+
+
+def write_request(request: Request) -> dict[str, JSON]:
+    """Returns a request as JSON. The key of its sampling noise is part of it, so that any server draws the same."""
+    return {
+        "uid": request.uid,
+        "owner": list(request.owner),
+        "attempt": request.attempt,
+        "turn": request.turn,
+        "prompt_ids": _integers(request.prompt_ids),
+        "params": request.params.model_dump(mode="json", exclude_defaults=True),
+        "may_continue": request.may_continue,
+        "generated_ids": _integers(request.generated_ids),
+        "generated_logprobs": [float(logprob) for logprob in request.generated_logprobs],
+        "generated_versions": _integers(request.generated_versions),
+    }
+
+
+def read_request(data: Mapping[str, Any]) -> Request:
+    """Reads what write_request() wrote. Raises ValueError, KeyError or TypeError if a field is missing or wrong."""
+    gid, index = data["owner"]
+    return Request(
+        uid=str(data["uid"]),
+        owner=SampleKey(int(gid), int(index)),
+        attempt=int(data.get("attempt", 0)),
+        turn=int(data.get("turn", 0)),
+        prompt_ids=_integers(data["prompt_ids"]),
+        params=SamplingParams.model_validate(data.get("params", {})),
+        may_continue=bool(data.get("may_continue", False)),
+        generated_ids=_integers(data.get("generated_ids", ())),
+        generated_logprobs=[float(logprob) for logprob in data.get("generated_logprobs", ())],
+        generated_versions=_integers(data.get("generated_versions", ())),
+    )
+
+
+def write_delta(request_id: str, delta: Delta) -> dict[str, JSON]:
+    """Returns a delta as JSON."""
+    found: dict[str, JSON] = {
+        "id": request_id,
+        "token_ids": _integers(delta.token_ids),
+        "logprobs": [float(logprob) for logprob in delta.logprobs],
+        "versions": [list(run) for run in delta.versions],
+    }
+    if delta.finish_reason is not None:
+        found |= {"finish_reason": delta.finish_reason.value, "num_cached_tokens": delta.num_cached_tokens}
+    if delta.refusal:
+        found["refusal"] = delta.refusal
+    return found
+
+
+def read_delta(data: Mapping[str, Any]) -> tuple[str, Delta]:
+    """Reads what write_delta() wrote. Raises ServiceError for anything else."""
+    try:
+        reason = data.get("finish_reason")
+        return str(data["id"]), Delta(
+            token_ids=data["token_ids"],
+            logprobs=data["logprobs"],
+            versions=[(int(version), int(count)) for version, count in data["versions"]],
+            finish_reason=None if reason is None else FinishReason(str(reason)),
+            num_cached_tokens=int(data.get("num_cached_tokens", 0)),
+            refusal=str(data.get("refusal", "")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ServiceError(f"the server sent {str(data)[:120]}, which is not a delta of a request: {error}") from None
+
+
+def write_capacity(capacity: ServiceCapacity) -> dict[str, JSON]:
+    """Returns a capacity as JSON."""
+    return {name: getattr(capacity, name) for name in ServiceCapacity.__dataclass_fields__}
+
+
+def read_capacity(data: Mapping[str, Any]) -> ServiceCapacity:
+    """Reads what write_capacity() wrote; fields that this version does not know are ignored."""
+    known = {name: value for name, value in data.items() if name in ServiceCapacity.__dataclass_fields__}
+    return ServiceCapacity(**known)
+
+
+def runs_of(versions: Iterable[int]) -> list[VersionRun]:
+    """Returns the runs of equal consecutive versions."""
+    runs: list[VersionRun] = []
+    for version in versions:
+        if runs and runs[-1][0] == version:
+            runs[-1] = (version, runs[-1][1] + 1)
+        else:
+            runs.append((int(version), 1))
+    return runs
+
+
+def _integers(values: Iterable[Any]) -> list[int]:
+    return [int(value) for value in values]

@@ -1,0 +1,121 @@
+"""A reference or another judge of likelihood that is an engine service."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from interlace.core.errors import InterlaceError
+from interlace.core.state_parts import STATE
+from interlace.core.types import FloatArray, Sample
+from interlace.runtime.worker import Worker, WorkerContext, operation
+
+RETRY_S, PATIENCE_S = 1.0, 600.0
+"""Seconds between two tries to bring a lost service back, and in all, if no other can score."""
+
+
+class ScoringService(Protocol):
+    """An engine that gives log-probs of given tokens."""
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Returns the log-prob of each token after the first of each sequence. ServiceError if it is lost."""
+        ...
+
+    def recover(self) -> str:
+        """Brings a lost service back. Returns why that failed, or an empty text."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ScoringWorker(Worker):
+    """Log-probs under weights that never change, computed by services: by the next one if one is lost."""
+
+    def __init__(
+        self, context: WorkerContext, make_engine: Callable[[WorkerContext], Sequence[ScoringService]]
+    ) -> None:
+        super().__init__(context)
+        self._services = [*make_engine(context)]
+        self._next = 0
+
+    @operation(bin="inference", phase="reference", split="samples", collect="concat")
+    def logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """Returns log-probs [L] of each sample; 0 for the first token of a context without a prompt."""
+        found = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
+        paths = [(number, path) for number, sample in enumerate(samples) for path in _paths(sample)]
+        scored = self._score([path.token_ids for _, path in paths])
+        for (number, path), after_first in zip(paths, scored, strict=True):
+            logprobs = np.asarray([0.0, *after_first], np.float32)
+            for start, target, length in path.places:
+                found[number][target : target + length] = logprobs[start : start + length]
+        return found
+
+    @operation(on_device=False)
+    def attention(self) -> str:
+        """Returns how the rows of a micro-batch are laid out."""
+        return "laid out by an engine service"
+
+    @operation(on_device=False)
+    def memory_parts(self) -> Mapping[str, int]:
+        return {STATE: 0}
+
+    def onload(self, parts: Sequence[str] | None = None) -> None:
+        """Does nothing: the memory is the services'."""
+
+    def offload(self, parts: Sequence[str] | None = None) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        for service in self._services:
+            service.close()
+
+    def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        deadline, wait = time.monotonic() + PATIENCE_S, threading.Event()
+        while True:
+            reasons = []
+            for _ in self._services:
+                service = self._services[self._next % len(self._services)]
+                self._next += 1
+                try:
+                    return service.score(sequences)
+                except InterlaceError as error:
+                    reasons.append(str(error))
+                    service.recover()
+            if time.monotonic() > deadline:
+                raise InterlaceError(f"no engine service could score: {'; '.join(reasons)}")
+            wait.wait(RETRY_S)
+
+
+class _Path(NamedTuple):
+    """The tokens from a root of a sample to one leaf."""
+
+    token_ids: list[int]
+    places: list[tuple[int, int, int]]
+    """For each segment on the way: its start in `token_ids`, its start among the sample's tokens, and its length."""
+
+
+def _paths(sample: Sample) -> list[_Path]:
+    """Lists the paths of a sample, one for each leaf."""
+    starts, offset = list[int](), 0
+    for segment in sample.segments:
+        starts.append(offset)
+        offset += len(segment.token_ids)
+    continued = {segment.parent for segment in sample.segments}
+    found = []
+    for leaf in range(len(sample.segments)):
+        if leaf in continued:
+            continue
+        chain, place = [leaf], sample.segments[leaf].parent
+        while place is not None and place >= 0:
+            chain.append(place)
+            place = sample.segments[place].parent
+        tokens = [] if place is None else sample.prompt.token_ids.tolist()
+        places = []
+        for number in reversed(chain):
+            own = sample.segments[number].token_ids.tolist()
+            places.append((len(tokens), starts[number], len(own)))
+            tokens += own
+        found.append(_Path(tokens, places))
+    return found

@@ -1,0 +1,152 @@
+"""The client protocol without a socket: an engine in this process, served to coroutines."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from interlace.core.errors import UserError
+from interlace.core.types import NO_GROUP, Completion, FinishReason, Request, SampleKey, SamplingParams
+from interlace.engines.rollout import NativeConfig, NativeEngine
+from interlace.engines.rollout.services.hosted import HostedEngine
+from interlace.engines.rollout.services.protocol import Delta, ServiceCapacity
+from interlace.models.config import ModelConfig
+from interlace.models.loading import load_model
+
+MODEL = ModelConfig(path="tiny:micro")
+PARAMS = SamplingParams(max_new_tokens=24)
+
+
+def make() -> NativeEngine:
+    return NativeEngine(load_model(MODEL).model, config=NativeConfig(max_running=4, max_tokens=4096), seed=3)
+
+
+def request(index: int = 0, params: SamplingParams = PARAMS) -> Request:
+    return Request(uid="prompt", owner=SampleKey(NO_GROUP, index), prompt_ids=[5, 6, 7], params=params)
+
+
+@pytest.fixture
+def hosted() -> Iterator[HostedEngine]:
+    engine = HostedEngine(make(), ServiceCapacity(model="tiny:micro"))
+    yield engine
+    asyncio.run(engine.close())
+
+
+class Received:
+    """The deltas of some requests, put together."""
+
+    def __init__(self) -> None:
+        self.deltas: dict[str, list[Delta]] = {}
+
+    def __call__(self, name: str, delta: Delta) -> None:
+        self.deltas.setdefault(name, []).append(delta)
+
+    def tokens(self, name: str) -> list[int]:
+        return [token for delta in self.deltas.get(name, ()) for token in delta.token_ids]
+
+    def logprobs(self, name: str) -> list[float]:
+        return [logprob for delta in self.deltas[name] for logprob in delta.logprobs]
+
+    def end(self, name: str) -> FinishReason | None:
+        return self.deltas[name][-1].finish_reason
+
+
+def alone(requests: Sequence[Request]) -> dict[str, Completion]:
+    engine, done = make(), dict[str, Completion]()
+    for one in requests:
+        engine.submit(one)
+    while len(done) < len(requests):
+        done.update((one.request.id, one) for one in engine.step().finished)
+    return done
+
+
+def test_deltas_add_up_to_what_the_engine_draws_by_itself(hosted: HostedEngine) -> None:
+    requests, received = [request(index) for index in range(6)], Received()
+    asyncio.run(hosted.generate(requests, received))
+    for name, expected in alone(requests).items():
+        assert tuple(received.tokens(name)) == expected.token_ids
+        assert tuple(received.logprobs(name)) == expected.logprobs
+        assert received.end(name) == expected.finish_reason
+
+
+def test_an_aborted_request_is_answered_with_its_tokens_and_continues_elsewhere(hosted: HostedEngine) -> None:
+    long, received = request(params=SamplingParams(max_new_tokens=400)), Received()
+
+    async def run() -> None:
+        work = asyncio.create_task(hosted.generate([replace(long, streams=True)], received))
+        while not received.tokens(long.id):
+            await asyncio.sleep(0)
+        await hosted.abort([long.id, "unknown"])
+        await work
+
+    asyncio.run(run())
+    partial = received.tokens(long.id)
+    assert received.end(long.id) == FinishReason.ABORTED and 0 < len(partial) < 400
+    resumed = replace(
+        long,
+        generated_ids=partial,
+        generated_logprobs=received.logprobs(long.id),
+        generated_versions=[0] * len(partial),
+    )
+    rest = Received()
+    asyncio.run(hosted.generate([resumed], rest))
+    assert tuple(partial + rest.tokens(long.id)) == alone([long])[long.id].token_ids
+
+
+def test_a_paused_engine_holds_requests_until_it_resumes(hosted: HostedEngine) -> None:
+    received = Received()
+
+    async def run() -> None:
+        await hosted.pause("keep")
+        work = asyncio.create_task(hosted.generate([request()], received))
+        assert (await hosted.health()).is_paused
+        await asyncio.sleep(0.05)
+        assert not received.deltas
+        await hosted.resume()
+        await work
+
+    asyncio.run(run())
+    assert len(received.tokens(request().id)) == 24
+
+
+def test_a_refused_request_ends_alone(hosted: HostedEngine) -> None:
+    wrong, received = replace(request(1), prompt_ids=[10**6]), Received()
+    asyncio.run(hosted.generate([request(0), wrong], received))
+    assert "not in the model's vocabulary" in received.deltas[wrong.id][-1].refusal
+    assert received.end(request(0).id) == FinishReason.LENGTH
+
+
+def test_a_version_is_loaded_between_two_tokens_and_reported(hosted: HostedEngine, tmp_path: Path) -> None:
+    load_model(MODEL.model_copy(update={"seed": 9})).model.save_pretrained(tmp_path)
+    long, received = request(params=SamplingParams(max_new_tokens=400)), Received()
+
+    async def run() -> None:
+        work = asyncio.create_task(hosted.generate([replace(long, streams=True)], received))
+        while not received.tokens(long.id):
+            await asyncio.sleep(0)
+        await hosted.load(tmp_path, 4, "keep")
+        assert (await hosted.health()).version == 4
+        await work
+
+    asyncio.run(run())
+    runs = [run for delta in received.deltas[long.id] for run in delta.versions]
+    versions = [version for version, count in runs for _ in range(count)]
+    assert len(versions) == 400 and set(versions) == {0, 4} and versions == sorted(versions)
+
+
+def test_scores_are_the_log_probs_of_the_tokens_that_were_drawn(hosted: HostedEngine) -> None:
+    done = alone([request()])[request().id]
+    [scores] = asyncio.run(hosted.score([[5, 6, 7, *done.token_ids]]))
+    assert scores[2:] == pytest.approx(list(done.logprobs), abs=1e-4)
+
+
+def test_a_failed_load_leaves_the_old_weights(hosted: HostedEngine, tmp_path: Path) -> None:
+    load_model(ModelConfig(path="tiny:mini")).model.save_pretrained(tmp_path)
+    with pytest.raises((UserError, RuntimeError)):
+        asyncio.run(hosted.load(tmp_path, 4, "recompute"))
+    assert asyncio.run(hosted.health()).version == 0
+    received = Received()
+    asyncio.run(hosted.generate([request()], received))
+    assert tuple(received.tokens(request().id)) == alone([request()])[request().id].token_ids
