@@ -116,8 +116,8 @@ def _head(answer: Answers) -> dict[str, JSON]:
     return {
         "id": answer.id, "object": "response", "created_at": answer.created, "model": answer.ask.model, "error": None,
         "incomplete_details": None, "instructions": None, "metadata": {},
-        "parallel_tool_calls": not answer.ask.one_call, "temperature": None, "top_p": None,
-        "tool_choice": "auto", "tools": tools, "output": [],
+        "parallel_tool_calls": not answer.ask.one_call,
+        "temperature": None, "top_p": None, "tool_choice": "auto", "tools": tools, "output": [],
     }  # fmt: skip
 
 
