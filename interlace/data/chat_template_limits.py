@@ -231,9 +231,7 @@ def call_limited(context: Context, function: Any, *args: Any, **kwargs: Any) -> 
 
 
 @pass_context
-def filter_limited(
-    context: Context, name: str, value: Any, *args: Any, **kwargs: Any
-) -> Any:  # house: as jinja calls it
+def filter_limited(context: Context, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:  # house: jinja calls it
     """Applies a filter for a template."""
     _BUDGET.get().spend()
     _check_growth(name, value, (*args, *kwargs.values()))
