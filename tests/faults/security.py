@@ -227,13 +227,6 @@ def a_number_of_many_digits(lab: Lab) -> None:
     lab.cli("train", "digits.yaml").refused("cannot be read")
 
 
-def a_chat_template_that_grows(lab: Lab) -> None:
-    """As `x` times ten thousand million, in the folder of a model of another author."""
-    (lab.newest / "chat_template.jinja").write_text("{{ 'x' * 10**10 }}")
-    row = json.dumps({"prompt": "1", "answer": "1"})
-    lab.train_on(row.encode(), f"model={lab.newest}").refused("chat template")
-
-
 def remote_code_is_off(lab: Lab) -> None:
     from interlace.models.config import ModelConfig
 
@@ -265,6 +258,5 @@ FAULTS = each(
         ("sandboxed code gains privileges", code_gains_privileges),
         ("aliases of YAML that multiply", aliases_that_multiply),
         ("a number of 5,000 digits in YAML", a_number_of_many_digits),
-        ("a chat template that grows without limit", a_chat_template_that_grows),
     ],
 )
