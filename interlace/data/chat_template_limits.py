@@ -223,7 +223,7 @@ def take_modulo(left: Any, right: Any) -> Any:
 
 
 @pass_context
-def call_limited(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:
+def call_limited(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:  # house: as jinja calls it
     """Calls a function or method for a template."""
     _BUDGET.get().spend()
     subject = getattr(getattr(function, "__wrapped__", function), "__self__", None)
@@ -234,7 +234,7 @@ def call_limited(context: Context, function: Any, *args: Any, **kwargs: Any) -> 
 
 
 @pass_context
-def filter_limited(context: Context, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+def filter_limited(context: Context, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:  # house: jinja calls it
     """Applies a filter for a template."""
     _BUDGET.get().spend()
     _check_growth(name, value, (*args, *kwargs.values()))

@@ -172,6 +172,61 @@ def code_that_evaluates(lab: Lab) -> None:
     assert not [line for line in found if ".eval()" not in line], found
 
 
+def sandboxed(code: str) -> str:
+    """Output of code in a sandbox that keeps the guards of this machine."""
+    program = (
+        "import asyncio, sys\nfrom interlace.sandbox.client import Sandbox\nfrom interlace.sandbox.config import *\n"
+    )
+    program += "async def main():\n box = await Sandbox.start(SandboxConfig(sandbox='available', timeout_s=5))\n"
+    program += " print((await box.run(sys.argv[1])).stdout)\n box.close()\nasyncio.run(main())"
+    done = subprocess.run([sys.executable, "-c", program, code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def code_connects_outside(lab: Lab) -> None:
+    """Of a unix socket that everybody may use, of vsock, and of the paths of the run."""
+    path = lab.folder / "agent"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o777)
+        listener.listen()
+        code = "import socket\nfor family, address in ((1, PATH), (40, (2, 1))):\n    try:\n        "
+        code += "socket.socket(family).connect(address); print('reached')\n    except OSError: pass"
+        assert sandboxed(code.replace("PATH", repr(str(path)))) == ""
+
+
+def code_reads_answers(lab: Lab) -> None:
+    answers = lab.folder / "answers.jsonl"
+    answers.write_text("{}")
+    answers.chmod(0o644)
+    assert (
+        sandboxed(f"import os; print(os.path.exists({str(answers)!r}), os.path.exists('/etc/shadow'))") == "False False"
+    )
+
+
+def code_gains_privileges(lab: Lab) -> None:
+    """A nested user namespace, kernel keys, System V memory, io_uring and userfaultfd."""
+    del lab
+    code = "import ctypes\nc = ctypes.CDLL(None)\nprint(c.unshare(0x10000000), c.syscall(425, 1, None), "
+    code += "c.shmget(0, 4096, 0o1600), c.memfd_create(b'x', 0))"
+    assert sandboxed(code) == "-1 -1 -1 -1"
+
+
+def aliases_that_multiply(lab: Lab) -> None:
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 10)]
+    (lab.folder / "laughs.yaml").write_text("\n".join(levels))
+    ended = lab.cli("train", "laughs.yaml")
+    ended.refused("aliases expand to more than")
+    assert len(ended.text) < 5000
+
+
+def a_number_of_many_digits(lab: Lab) -> None:
+    (lab.folder / "digits.yaml").write_text(f"steps: {'9' * 5000}")
+    lab.cli("train", "digits.yaml").refused("cannot be read")
+
+
 def remote_code_is_off(lab: Lab) -> None:
     from interlace.models.config import ModelConfig
 
@@ -198,5 +253,10 @@ FAULTS = each(
         ("names that lead out of runs/", names_of_runs),
         ("a report of a path outside", reports_of_paths),
         ("a secret in the settings", secrets_in_settings),
+        ("sandboxed code connects to sockets outside", code_connects_outside),
+        ("sandboxed code reads the answers", code_reads_answers),
+        ("sandboxed code gains privileges", code_gains_privileges),
+        ("aliases of YAML that multiply", aliases_that_multiply),
+        ("a number of 5,000 digits in YAML", a_number_of_many_digits),
     ],
 )
