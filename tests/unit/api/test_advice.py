@@ -11,7 +11,7 @@ from interlace.core.errors import UserError
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Go on with it (--resume), or replace it (--overwrite).", "Go on with it (resume=True), or replace it (overwrite=True)."),
+        ("Resume (--resume), or replace it (--overwrite).", "Resume (resume=True), or replace it (overwrite=True)."),
         ("give this one another name (--name)", "give this one another name (name=...)"),
         ("With --resume only steps may change", "With resume=True only steps may change"),
         ("--max-staleness 2 is too much", "max_staleness=2 is too much"),

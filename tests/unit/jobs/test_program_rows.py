@@ -43,7 +43,7 @@ def test_numbers_of_numpy_are_written(tmp_path: Path) -> None:
         (["text"], r"data\[0\] is a str"),
         (
             [{"prompt": "a", "answer": "b"}, {"question": "c"}],
-            r"data\[1\] has no column 'prompt' or 'messages'; its col",
+            r"data\[1\] has no column 'prompt' or 'messages'",
         ),
         ([{"prompt": "a", "x": object()}], r"data\[0\]: column 'x' is of type object, which cannot be written as JSON"),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], r"data\[0\] has the column 'chosen'.*interlace train dpo"),
