@@ -74,7 +74,7 @@ class NotebookProgress(QuietProgress):
         if not is_last and time.monotonic() - self._drawn_s < _DRAW_EVERY_S:
             return
         self._drawn_s = time.monotonic()
-        from IPython.display import HTML, display  # type: ignore[import-not-found]  # only a notebook has it
+        from IPython.display import HTML, display  # only a notebook has it
 
         if self._display is None:
             self._display = display(HTML(self.page()), display_id=True)
