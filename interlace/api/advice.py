@@ -59,9 +59,7 @@ def _argument(match: "re.Match[str]") -> str:
 
 def outside_of_loops(call: Callable[[], T]) -> T:
     """Calls on a separate thread if this thread has an event loop that runs, as in a notebook; else on this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if asyncio._get_running_loop() is None:  # the public function raises, and its error would be shown with others
         return call()
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(contextvars.copy_context().run, call).result()

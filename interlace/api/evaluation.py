@@ -11,7 +11,7 @@ from interlace.observe.progress import open_progress
 
 
 def evaluate_spec(spec: str, recipe: str | None, overrides: Sequence[str], *, quiet: bool) -> Evaluation:
-    """Evaluates a run, a checkpoint or a model. recipe: None takes the recipe of the run. Raises UserError."""
+    """Evaluates what `spec` names: a run, a checkpoint or a model. recipe: None takes the run's. UserError."""
     hush_libraries()
     settings = evaluated_recipe(spec, recipe, overrides)
     from interlace.jobs.evaluate_model import evaluate_model  # loads torch: a bad recipe has been refused

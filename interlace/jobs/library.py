@@ -109,7 +109,9 @@ class ProgramInputs:
         rows, columns = None, dict(self.columns or {})
         if isinstance(self.data, str | Path):
             name = str(self.data)
-            task: dict[str, object] = SHORT["task"](name) if isinstance(self.data, str) else {"files": {"train": name}}
+            task: dict[str, object] = {"files": {"train": name}}
+            if isinstance(self.data, str):
+                task = SHORT["task"](name)
             if columns and "files" not in task:
                 raise UserError(f"columns are for files and rows, and data={name!r} is a dataset of reasoning-gym.")
             task = {kind: {**_mapping(section), **_file_columns(columns)} for kind, section in task.items()}

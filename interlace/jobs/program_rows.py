@@ -61,8 +61,8 @@ def _each_row(rows: object) -> Iterable[object]:
         raise UserError(f"data is a mapping of {', '.join(map(repr, rows))}: give one split of it, such as {splits}.")
     if not isinstance(rows, Iterable):
         raise UserError(
-            f"data is a {type(rows).__name__}: give a file, a list of rows, a DataFrame, or a dataset of the library "
-            "`datasets`."
+            f"data is of type {type(rows).__name__}: give a file, a list of rows, a DataFrame, or a dataset of "
+            "the library `datasets`."
         )
     return rows
 

@@ -2,7 +2,9 @@
 
 import html
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from interlace.observe.progress import QuietProgress
@@ -11,6 +13,10 @@ from interlace.observe.step_line import StepLine, duration
 _WIDTH, _HEIGHT = 320, 72
 _LINES = 6
 """Messages that stay visible below the bar."""
+_DRAW_EVERY_S = 0.25
+"""Seconds between two drawings: each is sent to the browser."""
+_POINTS = 200
+"""Points of a curve that are drawn."""
 
 
 def is_notebook() -> bool:
@@ -30,6 +36,7 @@ class NotebookProgress(QuietProgress):
         self._said: list[str] = []
         self._headline, self._share = "starting", 0.0
         self._display: Any = None
+        self._drawn_s = 0.0
 
     def stage(self, name: str, done: int, total: int, note: str = "") -> None:
         self._headline, self._share = f"{name} {done}/{total} {note}".rstrip(), done / max(total, 1)
@@ -58,7 +65,15 @@ class NotebookProgress(QuietProgress):
         curve = curve_svg("reward", self._rewards) if len(self._rewards) > 1 else ""
         return f"<div>{bar} {html.escape(self._headline)}</div>{curve}{said}"
 
-    def _draw(self) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._draw(is_last=True)
+
+    def _draw(self, *, is_last: bool = False) -> None:
+        if not is_last and time.monotonic() - self._drawn_s < _DRAW_EVERY_S:
+            return
+        self._drawn_s = time.monotonic()
         from IPython.display import HTML, display  # only a notebook has it
 
         if self._display is None:
@@ -69,6 +84,7 @@ class NotebookProgress(QuietProgress):
 
 def curve_svg(name: str, points: Sequence[tuple[float, float]]) -> str:
     """Returns a curve with its name, first and last value as SVG. points: (step, value), two or more."""
+    points = [*points[:: len(points) // _POINTS + 1], points[-1]]
     steps, values = [step for step, _ in points], [value for _, value in points]
     low, high = min(values), max(values)
     span, width = (high - low) or 1.0, (steps[-1] - steps[0]) or 1.0

@@ -76,7 +76,7 @@ class RewardConfig(Config):
     incorrect: float = -5.0
     """Reward of one it calls wrong, or that lacks the tag."""
     tag: str | None = None
-    """Score only the text in the last <tag>...</tag> of a response; a response without it is wrong. None scores all."""
+    """Score only the text in a response's last <tag>...</tag>; without the tag it is wrong. None: all of it."""
     answer_format: Literal["text", "characters"] = "text"
     """characters: the scored text becomes a JSON list of its characters, for scorers that want a list."""
     workers: int = Field(default=1, ge=0)

@@ -43,7 +43,7 @@ class ScoringPool(Children):
     """Processes of one reward function."""
 
     def __init__(self, config: RewardConfig, *, is_async: bool) -> None:
-        """An `async def` has one process that awaits `config.workers` calls at once; other calls have one each."""
+        """An `async def` has one process, which awaits `config.workers` calls at once; other calls do not share one."""
         super().__init__("reward", ("interlace.rewards.process", *preload_modules(config)))
         self._config, self._is_async = config, is_async
         self._max_processes = 1 if is_async else max(1, config.workers)

@@ -301,9 +301,8 @@ def check_row(call: RewardCall, request: ScoreRequest, place: str) -> None:
     else:
         hint = nearest(name, columns) if name != "answer" else ""
     raise UserError(
-        f"{place} has no {wanted!r}{empty}, which reward {call.name!r} names; its columns are "
-        f"{', '.join(columns)}.{hint} "
-        f"{accepted_names(call)}"
+        f"{place} has no {wanted!r}{empty}, which reward {call.name!r} names; its columns are {', '.join(columns)}."
+        f"{hint} {accepted_names(call)}"
     )
 
 
