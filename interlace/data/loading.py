@@ -177,7 +177,7 @@ def _distinct(items: Iterator[_Rendered], count: int, taken: Collection[str], na
 
 
 def _split(source: FileSource | HubSource, name: str, rows: list[list[_Rendered]]) -> _Pair:
-    """Takes held-out rows from those to train on, if the source has no held-out rows of its own."""
+    """Takes held-out rows from those to train on, if the source has no separate held-out rows."""
     train, heldout = rows
     if source.heldout_size:
         heldout = _held_back(train, source.heldout_size, name)

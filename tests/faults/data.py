@@ -47,9 +47,9 @@ CASES: dict[str, Callable[[Lab], None]] = {
     "a column that is missing": lambda lab: lab.train_on(line(), "task.columns.answer=a.b").refused(
         "no column 'a.b'", "prompt, answer"
     ),
-    "all prompts too long": lambda lab: lab.train_on(
-        line(), "task.max_prompt_tokens=2", "task.overlong=drop"
-    ).refused("were dropped"),
+    "all prompts too long": lambda lab: lab.train_on(line(), "task.max_prompt_tokens=2", "task.overlong=drop").refused(
+        "were dropped"
+    ),
     "an unknown sampler": lambda lab: lab.train_on(line(), "task.sampler=shufle").refused("'shuffle'"),
     "a hub name without network": lambda lab: lab.train_on(line(), "task=owner/name").refused("owner/name"),
     "a byte order mark": trained(b"\xef\xbb\xbf" + line()),

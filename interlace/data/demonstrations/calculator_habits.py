@@ -1,7 +1,7 @@
 """Two habits of adding up: guessing, and asking the calculator. Reinforcement has to find out which pays.
 
 For reasoning-gym's chain_sum in an episode with the tool `calculator`. To 12 + 34 the one habit answers with any number
-as long as the right one; the other calls the tool with the expression and repeats what the tool says.
+as long as the right one; the other calls the tool with the expression and repeats its result.
 """
 
 import random
