@@ -30,7 +30,7 @@ class PromptSet:
 
     train: tuple[Prompt, ...]
     heldout: tuple[Prompt, ...]
-    """Held-out prompts; with several sets, one set after another, told apart by `Prompt.source`."""
+    """Held-out prompts; with several sets, one set after another; `Prompt.source` names the set."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Number of prompts with more than max_prompt_tokens that were dropped, by source."""
 
