@@ -81,7 +81,7 @@ def _read_csv(path: Path) -> Numbered:
 
 def _csv_rows(path: Path, rows: Any) -> Numbered:
     """Yields the rows after the header. rows: a csv.reader."""
-    header = next(rows, [])
+    header: list[str] = next(rows, [])
     if doubled := [name for name in header if header.count(name) > 1]:
         raise UserError(f"{path}:1: two columns have the name {doubled[0]!r}. Rename one.")
     for cells in filter(None, rows):
