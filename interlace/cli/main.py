@@ -1,4 +1,4 @@
-"""`interlace`: the commands, and how their errors are shown."""
+"""`interlace`: the commands, and the output of their errors."""
 
 import functools
 import io
@@ -21,19 +21,19 @@ from interlace.cli.report import report
 from interlace.cli.serve import serve
 from interlace.cli.simulate import simulate
 from interlace.cli.train import train
-from interlace.core.errors import InterlaceError, UserError, is_full_disk
+from interlace.core.errors import InterlaceError, UserError, is_full_disk, nearest
 
 BAD_INPUT, FAILED = 2, 1
 P = ParamSpec("P")
 
 
 def _reporting(command: Callable[P, None]) -> Callable[P, None]:
-    """Wraps the command, its errors shown as sentences and not as tracebacks."""
+    """Wraps a command so that its errors are printed as sentences, not as tracebacks."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            # A response may hold any character, and one that this output cannot show must not end a run.
+            # A response may contain a character that the terminal cannot show, which must not end a run.
             sys.stdout.reconfigure(errors="backslashreplace")
         try:
             command(*args, **kwargs)
@@ -45,36 +45,48 @@ def _reporting(command: Callable[P, None]) -> Callable[P, None]:
             if not is_full_disk(error):
                 raise
             where = f" ({error.filename})" if error.filename else ""
-            print(f"error: the disk is full{where}. Make room, then give the command again.", file=sys.stderr)
+            print(f"error: the disk is full{where}. Free some space, then repeat the command.", file=sys.stderr)
             raise typer.Exit(BAD_INPUT) from None
 
     return run
 
 
 class _WithSettings(typer.core.TyperCommand):
-    """A command whose settings are given as key=value: says so where one was given as an option."""
+    """A command with settings written key=value. It refuses a setting that is written as an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses the arguments as any command does, after a look at options that are none."""
+        """Parses the arguments after a check for settings among the options."""
         known = {"--help", *(name for parameter in self.params for name in parameter.opts)}
         for place, given in enumerate(args):
             option, equals, value = given.partition("=")
             if option.startswith("--") and option not in known and (key := _setting(option)):
                 value = value if equals else next(iter(args[place + 1 :]), "...")
-                print(f"error: {option} is no option: settings are given as {key}={value}", file=sys.stderr)
+                print(f"error: {option} is not an option: settings are written {key}={value}", file=sys.stderr)
                 raise typer.Exit(BAD_INPUT)
         return super().parse_args(ctx, args)
 
 
 def _setting(option: str) -> str:
-    """Returns the setting that an option is called after; empty where there is none."""
+    """Returns the setting with the name of an option; empty if none has it."""
     from interlace.recipes.config import Recipe
 
     key = option.removeprefix("--").replace("-", "_")
     return key if key.partition(".")[0] in Recipe.model_fields else ""
 
 
+class _Commands(typer.core.TyperGroup):
+    """The commands. An unknown one is answered with commands that may be meant, and with no others."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # house: the signature is typer's
+        """Returns the command. Ends with exit code 2 if it is unknown."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            print(f"error: unknown command {args[0]!r}.{nearest(args[0], self.commands)}", file=sys.stderr)
+            raise typer.Exit(BAD_INPUT)
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Reinforcement-learning post-training: the flow is written once, the way it runs is data.",
     no_args_is_help=True,
     add_completion=False,

@@ -10,7 +10,7 @@ ROOT = Path("runs")
 
 
 def hush_libraries() -> None:
-    """Turns off progress bars of transformers: ours says what goes on, and a live view cannot share its lines.
+    """Turns off the progress bars of transformers, which would break the lines of our live view.
 
     Through the environment, which the library reads when a command that needs it imports it.
     """
@@ -18,12 +18,12 @@ def hush_libraries() -> None:
 
 
 def writable(path: Path, option: str) -> Path:
-    """Returns the path. Raises UserError where no file can be written there. option: that named it, for the message."""
+    """Returns the path. Raises UserError if no file can be written there. option: its name, for messages."""
     if not path.parent.is_dir():
         raise UserError(f"{option} {path}: there is no folder {path.parent}. Make it, or choose another file.")
     if path.is_dir():
         raise UserError(f"{option} {path} is a folder. Name a file, such as one in it.")
-    beside = path.with_name(f"{path.name}.tmp")  # where whole files are written first
+    beside = path.with_name(f"{path.name}.tmp")  # write_atomic() writes this file first
     try:
         beside.touch()
         beside.unlink()

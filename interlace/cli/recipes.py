@@ -1,4 +1,4 @@
-"""`interlace recipes`: what can be trained as it is; and the list that shows shipped YAML files."""
+"""`interlace recipes`: the shipped recipes, and a table of shipped YAML files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def listing(paths: Sequence[Path]) -> Table:
 
 
 def _first_comment(path: Path) -> str:
-    """Returns the first line, where that is a comment."""
+    """Returns the first line if it is a comment, else an empty text."""
     with path.open(encoding="utf-8") as file:
         line = file.readline()
     return line.removeprefix("#").strip() if line.startswith("#") else ""

@@ -37,7 +37,7 @@ def train(
 ) -> None:
     """Train a model. Everything is written to runs/NAME: settings, metrics, timeline, samples, checkpoints."""
     if resume and overwrite:
-        raise UserError("--resume goes on with a run, --overwrite deletes it: give one of them.")
+        raise UserError("--resume continues a run, --overwrite deletes it: give one of them.")
     hush_libraries()
     console = Console(quiet=quiet)
     changes = overrides or []
@@ -62,7 +62,7 @@ class _Target(NamedTuple):
 def _fresh(
     spec: str, overrides: list[str], target: _Target, console: Console, held: ExitStack
 ) -> "tuple[Recipe, RunFolder, OnlinePlanner | None]":
-    """held: keeps the run's lock. The planner goes on where the schedule was left to it."""
+    """held: keeps the run's lock. Returns the planner as well if it chooses the schedule."""
     from interlace.cli.derived import derived_numbers
     from interlace.observe.run_folder import RunFolder, default_name
     from interlace.observe.run_lock import open_run
@@ -73,8 +73,8 @@ def _fresh(
     settings, planner = load_recipe(spec, overrides), None
     check_settings(settings)
     name = default_name(ROOT, Path(spec).stem) if target.name is None else target.name
-    RunFolder.named(ROOT, name)  # refuses what cannot name one
-    from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
+    RunFolder.named(ROOT, name)  # refuses an unusable name
+    from interlace.recipes.check import check_recipe  # loads torch, so the checks without torch come first
 
     if settings.schedule.open:
         from interlace.cli.planning import planned_at_start
@@ -99,7 +99,7 @@ def _fresh(
 
 
 def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack) -> "tuple[Recipe, RunFolder]":
-    """Returns the run's own settings, whatever the recipe says today. held: keeps the run's lock."""
+    """Returns the settings that the run stored, not those of the recipe. held: keeps the run's lock."""
     from interlace.observe.checkpoints import Checkpoints
     from interlace.observe.run_folder import RunFolder, latest_name
     from interlace.observe.run_lock import RunLock
@@ -111,7 +111,7 @@ def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack)
     started_with = load_recipe(str(folder.config))
     for override in overrides:
         may_change = f"{override_key(override)}.".startswith(tuple(f"{key}." for key in CHANGEABLE))
-        # The command that started the run, with --resume behind it, changes nothing.
+        # The command that started the run may be repeated with --resume: it changes nothing.
         if not may_change and load_recipe(str(folder.config), [override]) != started_with:
             raise UserError(
                 f"{override!r} would make the resumed run another one. With --resume only {', '.join(CHANGEABLE)} may "
@@ -122,7 +122,7 @@ def _resumed(spec: str, overrides: list[str], name: str | None, held: ExitStack)
     if settings.steps < done:
         raise UserError(f"steps={settings.steps}, but {folder.path} has trained {done} already: give {done} or more.")
     check_settings(settings)
-    from interlace.recipes.check import check_recipe  # loads torch: what is wrong without it has been refused
+    from interlace.recipes.check import check_recipe  # loads torch, so the checks without torch come first
 
     check_recipe(settings)
     return settings, folder
@@ -159,10 +159,10 @@ def _run(
                 full = f"the disk of {folder.path} is full, so the run could not write on. Make room first."
                 raise DiskFullError(f"{full} {_how_to_go_on(folder)}") from error
             if isinstance(error, UserError) and not resume and not folder.has_trained:
-                # A mistake that only the workers could see: nothing was trained, so nothing is left behind.
+                # Only the workers could find this mistake. Nothing was trained, so no folder is left.
                 shutil.rmtree(folder.path)
             elif not (isinstance(error, UserError) and resume) or is_full_disk(error):
-                # What a resumed run refuses, the same command would be refused again.
+                # A command that a resumed run refuses would be refused again.
                 error.add_note(_how_to_go_on(folder))
             raise
 
@@ -177,7 +177,7 @@ def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console:
         console.print(table)
     if report.ledger.total_s > 0:
         console.print(goodput_table(report.ledger))
-        # Of the steps alone, as the report page says: start-up and evaluations are shown in the table above.
+        # Of the steps alone, as on the report page; the table above includes start-up and evaluations.
         if waste := ledger_of(RunData.read(folder).rows).largest_waste():
             console.print(waste.sentence, markup=False, highlight=False, soft_wrap=True)
     console.print(written_paths(folder, report))
@@ -191,7 +191,7 @@ def _show(recipe: "Recipe", report: "TrainReport", folder: "RunFolder", console:
 
 
 def _how_to_go_on(folder: "RunFolder") -> str:
-    """The run's name is enough; the recipe is there because the command wants one. Or that there is none."""
+    """Returns the command that resumes the run, or a sentence if there is no checkpoint."""
     from interlace.observe.checkpoints import Checkpoints
 
     if not Checkpoints(folder.checkpoints, keep=1).steps():

@@ -74,7 +74,7 @@ class Config(BaseModel):
 
 
 def explain(cls: type[BaseModel], error: ValidationError, where: str = "") -> str:
-    """Writes a validation error as sentences, one for each mistake: the dotted key, its value, and what is accepted."""
+    """Writes a validation error as sentences, one for each mistake: dotted key, value, and accepted values."""
     prefix = f"{where}: " if where else ""
     mistakes: dict[str, list[str]] = {}
     for detail in error.errors():

@@ -1,1 +1,1 @@
-"""Prompts: where they come from, how they are put to the model, the order they are served in, and warm-up examples."""
+"""Prompts: their sources, their text and tokens, their order, and warm-up examples."""

@@ -253,7 +253,7 @@ class NamedSource(SourceConfig):
     """A source with a name: of a mixture, or a set of held-out prompts."""
 
     name: str = ""
-    """Name in metrics, such as source/NAME/reward; empty: that of the file or data set."""
+    """Name in metrics, such as source/NAME/reward; empty: the name of the file or data set."""
     format: PromptFormat | None = None
     """None takes the task's format."""
 

@@ -30,7 +30,7 @@ class PromptSet:
 
     train: tuple[Prompt, ...]
     heldout: tuple[Prompt, ...]
-    """Held-out prompts; with several sets, one set after another, told apart by `Prompt.source`."""
+    """Held-out prompts; with several sets, one set after another; `Prompt.source` names the set."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Number of prompts with more than max_prompt_tokens that were dropped, by source."""
 
@@ -177,7 +177,7 @@ def _distinct(items: Iterator[_Rendered], count: int, taken: Collection[str], na
 
 
 def _split(source: FileSource | HubSource, name: str, rows: list[list[_Rendered]]) -> _Pair:
-    """Takes held-out rows from those to train on, if the source has no held-out rows of its own."""
+    """Takes held-out rows from those to train on, if the source has no separate held-out rows."""
     train, heldout = rows
     if source.heldout_size:
         heldout = _held_back(train, source.heldout_size, name)

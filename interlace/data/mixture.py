@@ -22,7 +22,7 @@ class MixturePart:
 
     weight: float
     positions: Sequence[int]
-    """Places of its prompts among those of the mixture."""
+    """Places of its prompts in the mixture."""
     sampler: PromptSampler
     """Sampler of its prompts."""
 
@@ -35,8 +35,8 @@ class MixturePart:
 class MixtureSampler(PromptSampler):
     """Mixes samplers. In each block of draws a source has its share, in a shuffled order of the sources.
 
-    The number of a source's draws before a block follows from the block's number, so no state is needed beyond that of
-    the sources' samplers.
+    The number of a source's draws before a block follows from the block's number, so the state is the state of the
+    sources' samplers.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, parts: Sequence[MixturePart]) -> None:

@@ -17,7 +17,7 @@ which some datasets need."""
 def procedural_rows(source: ReasoningGymSource, split: Split) -> Iterator[Row]:
     """Draws a split's rows one after another, repeated questions included, until its window of seeds ends.
 
-    Raises UserError at the first row where the dataset or one of its parameters is unknown or refused.
+    Raises UserError at the first row if the dataset or one of its parameters is unknown or refused.
     """
     base = (2 * source.seed + (split == "heldout")) * WINDOW
     parts = source.mixture or (MixturePart(weight=1.0),)

@@ -8,7 +8,7 @@ from interlace.data.rows import Row, Split
 HELDOUT_FROM = 900_000_000
 """First initial state that is kept for evaluation."""
 IMAGINED = "imagined"
-"""Column that is true where a row's episode is to be imagined."""
+"""Column that is true for rows with imagined episodes."""
 
 
 def start_rows(source: StartSource, split: Split) -> Iterator[Row]:

@@ -74,7 +74,7 @@ class PromptStream:
             insort(self._pending, draw)
 
     def observe(self, solved: Iterable[tuple[str, float]]) -> None:
-        """Tells the sampler the results of trained samples: uid of the prompt, and 1 if solved or 0."""
+        """Gives the sampler the results of trained samples: uid of the prompt, and 1 if solved, else 0."""
         self._sampler.observe(mean_rates((self._position[uid], rate) for uid, rate in solved if uid in self._position))
 
     def state(self, unfinished: Iterable[Prompt] = ()) -> StreamState:

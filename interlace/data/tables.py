@@ -72,20 +72,22 @@ def _read_csv(path: Path) -> Numbered:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, delimiter=delimiter, strict=True)
-            header = next(rows, [])
-            if doubled := [name for name in header if header.count(name) > 1]:
-                raise UserError(f"{path}:1: two columns have the name {doubled[0]!r}. Rename one.")
-            for cells in rows:
-                if len(cells) != len(header):
-                    if not cells:
-                        continue
-                    raise UserError(f"{path}:{rows.line_num}: {len(cells)} cells, and the header has {len(header)}.")
-                yield rows.line_num, dict(zip(header, cells, strict=True))
+            yield from _csv_rows(path, csv.reader(file, delimiter=delimiter, strict=True))
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: {error}.") from None
     except csv.Error as error:
         raise UserError(f"{path}: not CSV: {error}.") from None
+
+
+def _csv_rows(path: Path, rows: Any) -> Numbered:
+    """Yields the rows after the header. rows: a csv.reader."""
+    header: list[str] = next(rows, [])
+    if doubled := [name for name in header if header.count(name) > 1]:
+        raise UserError(f"{path}:1: two columns have the name {doubled[0]!r}. Rename one.")
+    for cells in filter(None, rows):
+        if len(cells) != len(header):
+            raise UserError(f"{path}:{rows.line_num}: {len(cells)} cells, and the header has {len(header)}.")
+        yield rows.line_num, dict(zip(header, cells, strict=True))
 
 
 def _read_parquet(path: Path) -> Numbered:

@@ -1,4 +1,4 @@
-"""Samples as bytes: a line of JSON, and the arrays behind it. Reading runs no code of the file's."""
+"""Samples as bytes: a line of JSON, then arrays. Reading runs no code from the file."""
 
 import json
 from collections.abc import Mapping
@@ -68,13 +68,13 @@ def _plain(value: Any, arrays: list[NDArray[np.generic]]) -> Any:
 
 
 class _Arrays:
-    """Arrays behind the line, in order."""
+    """Arrays after the line, in order."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw, self._offset = raw, 0
 
     def take(self, dtype: str, shape: list[int]) -> NDArray[np.generic]:
-        """Reads the next array, into memory of its own."""
+        """Reads the next array into new memory."""
         kind = np.dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64))
         found = np.frombuffer(self._raw, kind, count, self._offset).reshape(shape).copy()

@@ -36,7 +36,7 @@ class Demonstration:
 
     prompt: Prompt
     response_ids: IntArray
-    """[L] with the end-of-sequence token; of a conversation, all tokens behind the prompt."""
+    """[L] with the end-of-sequence token; in a conversation, all tokens after the prompt."""
     imitated: BoolArray | None = None
     """[L] False on tokens that are shown only, such as a tool's answer; None imitates all."""
     checked: BoolArray | None = None
@@ -47,7 +47,7 @@ class MessageWriter(Protocol):
     """Writer of example conversations."""
 
     def write(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-        """Returns the tokens behind a prompt, and which of them the assistant says."""
+        """Returns the tokens after a prompt, and a mask of the assistant's tokens."""
         ...
 
 
@@ -64,7 +64,7 @@ class Demonstrations:
     ) -> None:
         """Raises UserError for an unknown style or setting, and ValueError without prompts.
 
-        writer: writes examples that are messages; None where the run's episodes have none.
+        writer: writes examples that are messages; None if the run's episodes have no messages.
         """
         self._writer = writer
         if not prompts:
@@ -76,7 +76,7 @@ class Demonstrations:
         self._orders: dict[int, list[int]] = {}
 
     def batch(self, step: int, size: int) -> list[Demonstration]:
-        """Returns the `size` examples of a step; steps count from 0 and follow on each other where `size` stays."""
+        """Returns the `size` examples of a step; steps count from 0; with a constant `size` they follow each other."""
         prompts = [self._draw(step * size + offset) for offset in range(size)]
         written = [self._write(prompt) for prompt in prompts]
         texts = [text for text in written if isinstance(text, str)]

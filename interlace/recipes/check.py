@@ -73,9 +73,9 @@ class Derived:
 
 
 def check_recipe(recipe: Recipe) -> Derived:
-    """Reads what the recipe names, tokenizer and prompts included, but no weights, and writes nothing.
+    """Reads the model's config, the tokenizer and the prompts, but no weights, and writes nothing.
 
-    Raises UserError for the first thing that cannot work: what was given, what it conflicts with, what to do.
+    Raises UserError for the first mistake.
     """
     check_settings(recipe)
     algorithm = algorithm_of(recipe)
@@ -178,7 +178,7 @@ def _check_reference(recipe: Recipe, needs: Needs, tokenizer: "PreTrainedTokeniz
 
 
 def _check_step_size(recipe: Recipe, samples: int) -> None:
-    """Raises UserError where the samples of a step do not fit into this machine's memory, whatever else does."""
+    """Raises UserError if the samples of a step alone do not fit into this machine's memory."""
     needed, there = samples * (SAMPLE_BYTES + TOKEN_BYTES * recipe.sampling.max_new_tokens), host_memory_bytes()
     if needed > there:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Mistakes in what a recipe learns from: a robot's tasks, its world model and the episodes that this imagines."""
+"""Checks of a robot's tasks, its world model and its imagined episodes."""
 
 from interlace.core.errors import UserError
 from interlace.envs.load import find_family

@@ -67,7 +67,7 @@ class ScheduleChoice(Config):
     open: bool = False
     """True until the planner has chosen; `resolved` then only bounds the staleness."""
     resolved: Schedule
-    """Handed on whole: what is in it is the runtime's business."""
+    """The schedule with all changes. Only the runtime reads its fields."""
 
     @model_validator(mode="before")
     @classmethod
@@ -91,7 +91,7 @@ class ScheduleChoice(Config):
 
 
 class ClusterConfig(Config):
-    """Place where the run computes. Written as the back end's name, or `{backend: ..., devices: ...}`."""
+    """Cluster that the run computes on. Written as the back end's name, or `{backend: ..., devices: ...}`."""
 
     backend: str = "local"
     """local: this process. ray: processes that Ray places, on one machine or many. Your own: package.module:Name."""
@@ -104,7 +104,7 @@ class ClusterConfig(Config):
     each other longer than they compute, and one thread for each device of the rank otherwise. Sums are taken in an
     order that depends on the number of threads: with 1, weights are equal to the bit under every placement."""
     hang_after_s: float = Field(default=1800.0, gt=0)
-    """Seconds without any progress before the run ends with an error that says who waits for what."""
+    """Seconds without progress after which the run ends with an error that contains the wait-for graph."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -126,7 +126,7 @@ def _parse_service(value: object) -> object:
 
 
 class ReferenceConfig(Config):
-    """The policy that KL is measured to, where the algorithm needs one."""
+    """The policy that KL is measured to, if the algorithm needs one."""
 
     model: Annotated[ModelConfig, BeforeValidator(by_path)] | None = None
     """Another than the initial policy; it must share its vocabulary."""
@@ -232,7 +232,7 @@ SHORT: Mapping[str, Callable[[str], dict[str, object]]] = {
     "rollout": lambda name: {"engine": name},
     "episode": lambda name: {"name": name},
 }
-"""Sections that may be written as one word, and what the word stands for."""
+"""Sections that may be written as one word, each with a function that expands the word."""
 
 
 def _spelled_out(section: str) -> BeforeValidator:
@@ -293,7 +293,7 @@ class Recipe(Config):
     )
     """How a sample comes to be. Written as its name, or `{name: ..., setting: value, ...}`."""
     renderer: RendererConfig = RendererConfig()
-    """How messages become tokens, and answers messages, where an episode works on messages."""
+    """Conversion of messages to tokens and back, for episodes that work on messages."""
     algorithm: AlgorithmChoice = Field(default_factory=lambda: AlgorithmChoice.model_validate({}))
     schedule: ScheduleChoice = Field(default_factory=lambda: ScheduleChoice.model_validate({}))
     cluster: Annotated[ClusterConfig, _spelled_out("cluster")] = ClusterConfig()

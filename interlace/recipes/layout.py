@@ -20,7 +20,7 @@ def needed_roles(needs: Needs) -> tuple[Role, ...]:
 def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
     """Counts the ranks of an instance of `role` on these devices; roles that are not trained have one.
 
-    Raises UserError where the ranks that the recipe asks for do not fit them.
+    Raises UserError if the ranks that the recipe asks for do not fit them.
     """
     section = getattr(recipe, role, None)
     wanted = section.ranks if isinstance(section, TrainedConfig) else _num_serving(recipe, role)
@@ -30,7 +30,7 @@ def num_ranks(recipe: Recipe, role: str, devices: Sequence[Device]) -> int:
         return 1
     mesh_shape(recipe, role, wanted)
     if role == "rollout":
-        return wanted  # the engine's kind says on how many devices it is, and this is checked by itself
+        return wanted  # the engine's kind has a fixed number of devices, which another check compares
     if len(devices) % wanted:
         names = ", ".join(device.name for device in devices)
         fitting = [count for count in range(1, len(devices) + 1) if len(devices) % count == 0]
@@ -58,7 +58,7 @@ def num_threads(recipe: Recipe, num_devices: int) -> int:
 
 
 def num_spanned(recipe: Recipe, role: str, pool: str) -> int | None:
-    """Returns the devices of a pool that an instance of the rollout engine spans, as its kind says.
+    """Returns the devices of a pool that an instance of the rollout engine spans.
 
     None for the other roles, and for an engine that computes on as many cores as it has threads.
     """

@@ -25,15 +25,15 @@ TRAINED = "weights, gradients, two moments, in float32"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryLoads:
-    """Sizes that the forecast follows from, beside the recipe."""
+    """Sizes that the forecast follows from, in addition to the recipe."""
 
     size: ModelSize
     num_lora: int | None
-    """Parameters of an adapter, where one is trained."""
+    """Parameters of an adapter, if one is trained."""
     microbatch_tokens: int
     """Tokens of the largest micro-batch."""
     num_adapted: int = 0
-    """Parameters of the layers that an engine keeps without the adapter too, where the adapter travels alone."""
+    """Parameters of the layers that an engine also keeps without the adapter, if the adapter is sent alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class _Role:
     activation_bytes: int = 0
     """The same of activations. Ranks that share layers have all rows of the hidden size, so theirs is a bound."""
     gathered_bytes: int = 0
-    """On top of that, where it has several ranks."""
+    """Further bytes of a role with several ranks."""
     exchange: Callable[[int], int] | None = None
     """Number of ranks that experts are dealt out to -> bytes, on top of all, of tokens that come to their experts.
     None: of a role that is not trained."""
@@ -103,7 +103,7 @@ def forecast_memory(
 
 
 def _unused(recipe: Recipe, role: str, devices: Sequence[Device]) -> str:
-    """Returns what to say of a rank that holds more devices than it computes on; the ledger shows these as idle."""
+    """Returns a remark on a rank that holds more devices than it computes on; the ledger shows these as idle."""
     used = num_used(recipe, role, devices)
     return "" if used == len(devices) else f"; computes on {used} of the {len(devices)} devices that it holds"
 
@@ -121,7 +121,7 @@ def largest_microbatch(recipe: Recipe, longest_prompt: int) -> int:
 
 
 def working_bytes(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: int) -> Mapping[str, int]:
-    """Returns, by role, the bytes that an operation needs on each device beside the state: an upper bound.
+    """Returns, by role, the bytes that an operation needs on each device in addition to the state: an upper bound.
 
     longest_prompt: as in largest_microbatch().
     """
@@ -132,7 +132,7 @@ def working_bytes(recipe: Recipe, devices: tuple[Device, ...], longest_prompt: i
 
 
 def check_memory(memory: Sequence[WorkerMemory]) -> None:
-    """Raises UserError where one worker's state and what it needs to compute are more than a device has."""
+    """Raises UserError if a worker's state and its transient memory exceed the memory of a device."""
     for worker in memory:
         for device in worker.devices:
             if worker.peak_bytes > device.memory_bytes:
@@ -158,7 +158,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
     copies = size.num_parameters if is_cut else 0
     how = "weights + KV cache of rollout.max_tokens" + (" + weights in eight bits" if is_cut else "")
     if loads.num_adapted:
-        # Under drain each sequence ends under its own adapter: as many versions are held as samples may lag behind.
+        # Under drain each sequence ends under its own adapter: an engine holds one for each version of staleness.
         older = recipe.schedule.resolved.adapters_beside
         copies += (1 + older) * loads.num_adapted * size.weight_bytes // size.num_parameters
         how += " + layers without the adapter" + (f" and with {older} older ones" if older else "")
@@ -207,7 +207,7 @@ def _roles(recipe: Recipe, needs: Needs, loads: MemoryLoads, devices: tuple[Devi
 
 
 def _gathered_bytes(trained: TrainedConfig, size: ModelSize) -> int:
-    """Counts the bytes of whole weights and a whole gradient, where ranks keep them for a minibatch."""
+    """Counts the bytes of whole weights and a whole gradient, if ranks keep them for a minibatch."""
     return 0 if trained.reshard else 2 * size.trained_bytes
 
 

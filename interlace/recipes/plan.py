@@ -36,7 +36,7 @@ class AcceptsHere:
         return AcceptsHere, self._made_of
 
     def __call__(self, schedule: Schedule) -> str | None:
-        """Returns why a schedule cannot run here; None where it can."""
+        """Returns the reason why a schedule cannot run here; None if it can."""
         recipe, devices, _ = self._made_of
         candidate = recipe.model_copy(update={"schedule": ScheduleChoice(preset="planned", resolved=schedule)})
         try:

@@ -1,4 +1,4 @@
-"""Whether this machine has a GPU that torch can use, found without an import of torch."""
+"""Detection of a GPU that torch can use, without an import of torch."""
 
 import os
 from importlib.metadata import PackageNotFoundError, version

@@ -272,7 +272,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(
 
 def test_an_option_that_is_a_setting_says_how_settings_are_given(folder: Path, train: Train) -> None:
     for given in (["--steps", "3"], ["--steps=3"]):
-        refused(train("mine.yaml", *given), "--steps is no option", "steps=3")
+        refused(train("mine.yaml", *given), "--steps is not an option", "steps=3")
 
 
 def test_a_step_that_no_memory_holds_is_refused(folder: Path, train: Train) -> None:

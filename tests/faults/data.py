@@ -38,6 +38,20 @@ CASES: dict[str, Callable[[Lab], None]] = {
     "an integer of 5,000 digits": refused(b'{"prompt": "1", "answer": "2", "n": ' + b"9" * 5000 + b"}\n", "data.jsonl"),
     "200,000 nested brackets": refused(b'{"prompt": ' + b"[" * 200_000 + b"\n", "data.jsonl"),
     "a file that is missing": lambda lab: lab.train_on(line(), "task.files.train=gone.jsonl").refused("gone.jsonl"),
+    "no answer, but a usual name": refused(b'{"prompt": "1", "solution": "2"}\n', "task.columns.answer=solution"),
+    "rows of demonstrations": refused(b'{"prompt": "1", "completion": "2"}\n', "interlace train sft"),
+    "preference pairs": refused(b'{"prompt": "1", "chosen": "2", "rejected": "3"}\n', "interlace train dpo"),
+    "a picture in a chat": refused(line(prompt=[{"role": "user", "content": [{"type": "image"}]}]), "'image'"),
+    "tools without a chat template": refused(line(tools=[{"name": "f"}]), "has tools", "task.columns.tools=null"),
+    "NaN in another column": refused(b'{"prompt": "1", "answer": "2", "x": NaN}\n', "data.jsonl:1", "column 'x'"),
+    "a column that is missing": lambda lab: lab.train_on(line(), "task.columns.answer=a.b").refused(
+        "no column 'a.b'", "prompt, answer"
+    ),
+    "all prompts too long": lambda lab: lab.train_on(line(), "task.max_prompt_tokens=2", "task.overlong=drop").refused(
+        "were dropped"
+    ),
+    "an unknown sampler": lambda lab: lab.train_on(line(), "task.sampler=shufle").refused("'shuffle'"),
+    "a hub name without network": lambda lab: lab.train_on(line(), "task=owner/name").refused("owner/name"),
     "a byte order mark": trained(b"\xef\xbb\xbf" + line()),
     "duplicates": trained(line() * 4),
     "a line of 50 MB": trained(line(note="x" * 50_000_000)),

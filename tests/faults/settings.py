@@ -32,6 +32,22 @@ REFUSED = {
     "reward.name=gone:score": "gone",
     "model=no/such-model": "no/such-model",
     "optimizer.max_failed_updates=0": "max_failed_updates",
+    "learning_rate=1e-5": "write optimizer.lr",
+    "load_in_4bit=true": "actor.lora",
+    "deepspeed=x": "actor.ranks",
+    "optimizer=adamw": "AdamW is the only optimizer",
+    "actor.lora=true": "write actor.lora.rank=",
+    "algorithm=dpo": "recipe dpo",
+    "schedule=async": "one-step-off",
+    "episode=features": "unknown episode 'features'",
+    "reward=rw.py:good": "rw:good",
+    "reward=rw.good": "rw:good",
+    "task=gsm8k": "openai/gsm8k",
+    "cluster.devices=gpu": "Did you mean 'cuda'",
+    "cluster.devices=cpu:9999": "CPU cores",
+    "cluster.address=10.0.0.1": "host:port",
+    "weights.codec=int8": "weights.codec=int8 samples from another distribution",
+    "sampling.logit_bias=[[1, 2.0]]": "logit_bias",
 }
 
 

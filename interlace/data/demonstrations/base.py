@@ -40,8 +40,8 @@ class Demonstrator(ABC):
     def write(self, prompt: Prompt, rng: random.Random) -> str | Sequence[Message]:
         """Writes a response: its text, to which the end-of-sequence token is added, or messages.
 
-        Messages follow those of the prompt and end with one of the assistant; those of the assistant are imitated,
-        tools' and users' are what the model is shown in between. All randomness comes from rng.
+        Messages follow the prompt's messages and end with one of the assistant. The model imitates the assistant's
+        messages; it only reads the messages of tools and users. All randomness comes from rng.
         """
 
     def write_checked(self, prompt: Prompt, rng: random.Random) -> CheckedExample:

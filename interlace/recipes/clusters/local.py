@@ -16,7 +16,7 @@ def open_cluster(config: ClusterConfig, schedule: Schedule) -> LocalCluster:
 
 
 def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
-    """Finds the devices of `cluster.devices`. Raises UserError where it cannot be read or names an absent one."""
+    """Finds the devices of `cluster.devices`. Raises UserError for an unreadable spec and absent devices."""
     if config.address is not None:
         raise UserError(f"cluster.address = {config.address!r}, but cluster=local joins nothing. Set cluster=ray.")
     return tuple(slot.device for slot in find_slots(config.devices, [this_machine()]))

@@ -30,7 +30,7 @@ def open_cluster(config: ClusterConfig, schedule: Schedule) -> "RayCluster":
 
 
 def find_devices(config: ClusterConfig) -> tuple[Device, ...]:
-    """Returns the devices that `cluster.devices` names. Raises UserError where Ray or a device is missing."""
+    """Returns the devices that `cluster.devices` names. Raises UserError if Ray or a device is missing."""
     _imported()
     return tuple(slot.device for slot in find_slots(config.devices, _machines(config.address)))
 

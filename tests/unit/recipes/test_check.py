@@ -289,6 +289,8 @@ def test_eight_bits_need_a_correction(check: Check, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("interlace.engines.rollout.eight_bits.check_processor", lambda: None)
     with pytest.raises(UserError, match=r"weights=int8 samples from another .*off_policy.correction=truncate"):
         check("rollout.weights=int8")
+    with pytest.raises(UserError, match=r"weights.codec=int8 samples from another .*or weights.codec=raw"):
+        check("weights.codec=int8")
     corrected = ["algorithm.off_policy.proximal=recomputed", "algorithm.off_policy.correction=truncate"]
     check("rollout.weights=int8", *corrected)
     with pytest.raises(UserError, match=r"weights=int8 is for the C\+\+ decoder"):
