@@ -72,9 +72,8 @@ class VerifiersTaskEpisode:
                 context = self._v1.ModelContext(model="policy", client=client)
                 async with environment.serving():
                     episode = await environment.run_episode(task, context)
-            traces = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable] or list(
-                episode.traces
-            )
+            trained = [trace for trace in episode.traces if trace.agent is None or trace.agent.trainable]
+            traces = trained or list(episode.traces)
             if not episode.ok and (conversation.num_turns == 0 or not any(trace.rewards for trace in traces)):
                 raise RuntimeError(f"the environment's episode failed: {_first_error(episode)}")
         rewards = [float(trace.reward) for trace in traces]
