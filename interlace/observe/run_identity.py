@@ -12,7 +12,7 @@ from interlace.core.yaml_text import parse_yaml, to_yaml
 
 CHANGEABLE = (
     "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster",
-    "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard",
+    "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard", "model.cache_dir",
 )  # fmt: skip
 """Settings that may differ in a resumed run without making it another run."""
 RUN_FILE = "run.json"
