@@ -60,7 +60,7 @@ class VerifiersTaskEpisode:
         return kind.model_validate(data)
 
     def _environment(self) -> Any:
-        """Loads the environment anew: one object serves one episode at a time."""
+        """Loads the environment: one object serves one episode at a time."""
         return self._loaders.load_environment(self._config)
 
     async def run(self, prompt: Prompt, session: Session) -> Outcome:
