@@ -25,6 +25,7 @@ SMOKE = (
     "samples_per_prompt=2",
     "minibatches=1",
     "warmup.steps=2",
+    "warmup.until=null",
     "warmup.batch_size=4",
     "task.reasoning_gym.train_size=16",
     "task.reasoning_gym.heldout_size=4",

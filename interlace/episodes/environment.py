@@ -1,6 +1,8 @@
 """An environment of messages as an episode: a class with reset and step, or an environment package of `verifiers`."""
 
 import asyncio
+import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
@@ -14,6 +16,7 @@ from interlace.core.types import Prompt
 from interlace.episodes.base import Episode, Outcome, Session
 from interlace.episodes.config import EpisodeConfig, EpisodeKind
 from interlace.episodes.server.host import SessionHost
+from interlace.episodes.verifiers_tasks import VerifiersTaskEpisode
 
 
 class EnvironmentConfig(EpisodeConfig):
@@ -26,7 +29,8 @@ class EnvironmentConfig(EpisodeConfig):
     verifiers: str | None = None
     """Name of an installed environment package of `verifiers`, run through the server of sessions, unchanged."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Arguments of the class, or of the package's load_environment."""
+    """Arguments of the class, or of the package: those of load_environment (0.3), or fields of the environment's
+    configuration, such as `taskset` and `agent` (0.4)."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -50,7 +54,25 @@ class EnvironmentKind(EpisodeKind):
         """Makes the object that runs episodes."""
         if self.config.environment:
             return EnvironmentEpisode(self.config.environment, self.config.options)
-        return VerifiersEpisode(self.config)
+        return create_verifiers_episode(self.config)
+
+
+def create_verifiers_episode(config: EnvironmentConfig) -> Episode:
+    """Makes the episode for the installed version of `verifiers`. Raises UserError for a version without either
+    interface."""
+    try:
+        verifiers = importlib.import_module("verifiers")
+    except ImportError:
+        raise UserError("environment packages need `verifiers`: pip install verifiers.") from None
+    if hasattr(verifiers, "load_environment"):  # 0.3
+        return VerifiersEpisode(config)
+    if importlib.util.find_spec("verifiers.v1"):
+        return VerifiersTaskEpisode(str(config.verifiers), config.options)
+    version = getattr(verifiers, "__version__", "of an unknown version")
+    raise UserError(
+        f"verifiers {version} is installed, and interlace runs environments of versions 0.3 and 0.4: "
+        "pip install verifiers==0.4.0."
+    )
 
 
 class EnvironmentEpisode:
@@ -109,13 +131,11 @@ def _messages(given: object, method: str) -> list[Message]:
 
 
 class VerifiersEpisode:
-    """Runs rollouts of a `verifiers` environment: its own client asks the policy at the session's address."""
+    """Runs rollouts of an environment of `verifiers` 0.3, whose client sends requests to the session's address."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        try:
-            import verifiers
-        except ImportError:
-            raise UserError("environment packages need `verifiers`: pip install verifiers.") from None
+        import verifiers
+
         try:
             self._environment = verifiers.load_environment(config.verifiers, **config.options)
         except Exception as error:

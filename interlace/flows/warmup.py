@@ -39,6 +39,10 @@ class HabitCheck:
     """Steps between two measurements."""
     max_steps: int
 
+    def is_due(self, done: int, first: int) -> bool:
+        """Returns True after the first `first` steps, after every `every` steps from then on, and at the limit."""
+        return done >= first and ((done - first) % self.every == 0 or done == self.max_steps)
+
 
 async def supervised_warmup(
     trainer: ActorGroup,
@@ -61,10 +65,10 @@ async def supervised_warmup(
             await trainer.accumulate(examples.batch(done - 1))
             await trainer.optimizer_step()
             on_step(done)
-            if check and done >= num_steps and ((done - num_steps) % check.every == 0 or done == check.max_steps):
+            if check and check.is_due(done, num_steps):
                 reached = await measure_habit(trainer, check)
-                if reached >= check.accuracy:
-                    break
+            if check and reached is not None and reached >= check.accuracy:
+                break
         await _check_updates(trainer, num_steps)
         if check and reached is not None and reached < check.accuracy:
             raise InterlaceError(

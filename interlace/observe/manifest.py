@@ -6,6 +6,7 @@ The checksum is BLAKE2b, as of the command `b2sum`: as quick as SHA-256 where th
 and twice as quick elsewhere.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -48,7 +49,8 @@ def read_identity(folder: Path) -> CheckpointIdentity | None:
 def write_manifest(folder: Path, identity: CheckpointIdentity | None = None) -> None:
     """Writes the manifest of the files in a folder. identity: None keeps the identity of an existing manifest."""
     if identity is None and (folder / MANIFEST).is_file():
-        identity = read_identity(folder)
+        with contextlib.suppress(OSError, ValueError):
+            identity = read_identity(folder)
     paths = _files(folder)
     sums = _checksums(paths)
     records = {

@@ -5,6 +5,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import yaml
+
 from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
@@ -12,7 +14,7 @@ from interlace.core.yaml_text import parse_yaml, to_yaml
 
 CHANGEABLE = (
     "steps", "checkpoint_every", "eval_every", "keep_checkpoints", "logging", "cluster",
-    "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard",
+    "actor.ranks", "critic.ranks", "actor.reshard", "critic.reshard", "model.cache_dir",
 )  # fmt: skip
 """Settings that may differ in a resumed run without making it another run."""
 RUN_FILE = "run.json"
@@ -80,7 +82,7 @@ def check_changed_settings(checkpoint: Path, settings: Mapping[str, JSON]) -> li
     settings: masked. Returns a sentence for each changed setting. Raises UserError that lists all changes, each with
     the word allowed or not allowed, if one of them would make the resumed run another run.
     """
-    written = dict(_flatten(parse_yaml((checkpoint / SETTINGS_FILE).read_text(encoding="utf-8")), ""))
+    written = dict(_flatten(_read_settings(checkpoint / SETTINGS_FILE), ""))
     present = dict(_flatten(settings, ""))
     planned = written.get("schedule.preset") == present.get("schedule.preset") == "auto"
     changeable = (*CHANGEABLE, *(("schedule",) if planned else ()))
@@ -100,6 +102,18 @@ def check_changed_settings(checkpoint: Path, settings: Mapping[str, JSON]) -> li
             "Restore config.yaml, or start a new run with the new settings."
         )
     return lines
+
+
+def _read_settings(path: Path) -> Mapping[str, JSON]:
+    try:
+        found = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(
+            f"{path} cannot be read: {error}. Delete {path.parent} to resume from the one before."
+        ) from None
+    if not isinstance(found, Mapping):
+        raise UserError(f"{path} holds no settings. Delete {path.parent} to resume from the one before.")
+    return found
 
 
 def _flatten(value: JSON, prefix: str) -> Iterator[tuple[str, JSON]]:

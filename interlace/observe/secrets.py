@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import yaml
+
 from interlace.core.errors import UserError
 from interlace.core.types import JSON
 from interlace.core.yaml_text import parse_yaml, to_yaml
@@ -59,7 +61,12 @@ def write_secrets(folder: Path, secrets: Mapping[str, str]) -> None:
 def restore_secrets(settings: dict[str, JSON], config: Path) -> dict[str, JSON]:
     """Returns the settings of a config.yaml with the secrets of the file beside it in place of MASK."""
     path = config.with_name(SECRETS_FILE)
-    found = parse_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        found = parse_yaml(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {error}. Delete it, and give the secrets as overrides.") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds no settings. Delete it, and give the secrets as overrides.")
     return {name: _restored(value, (name,), found) for name, value in settings.items()}
 
 

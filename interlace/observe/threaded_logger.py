@@ -13,7 +13,7 @@ CLOSE_WITHIN_S = 60.0
 class ThreadedLogger:
     """Makes, calls and closes a logger on one thread.
 
-    If a call fails, the user is told once and the logger gets no further calls: metrics.jsonl has everything.
+    If a call fails, the user sees one sentence and the logger gets no further calls: metrics.jsonl has everything.
     """
 
     def __init__(self, name: str, make: Callable[[], MetricsLogger], say: Callable[[str], None]) -> None:

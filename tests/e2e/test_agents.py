@@ -14,6 +14,7 @@ SMALL = (
     "prompts_per_step=4",
     "samples_per_prompt=2",
     "warmup.steps=4",
+    "warmup.until=null",
     "warmup.batch_size=8",
     "task.reasoning_gym.train_size=32",
     "task.reasoning_gym.heldout_size=4",

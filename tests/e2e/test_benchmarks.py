@@ -11,7 +11,18 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 TIMEOUT_S = 280
 ON_RAY = pytest.mark.ray
 SMALLEST = {
-    "agent_recipes": ("--recipes", "react", "--seeds", "0", "--runs", "runs", "--set", "steps=1", "warmup.steps=2"),
+    "agent_recipes": (
+        "--recipes",
+        "react",
+        "--seeds",
+        "0",
+        "--runs",
+        "runs",
+        "--set",
+        "steps=1",
+        "warmup.steps=2",
+        "warmup.until=null",
+    ),
     "agents": ("--only", "crowd", "--rounds", "1"),
     "channel": ("--lengths", "64", "--batches", "64"),
     "control": ("--task", "cartpole", "--seeds", "0", "--steps", "300"),

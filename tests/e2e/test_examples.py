@@ -100,7 +100,13 @@ def test_every_block_of_python_is_python() -> None:
 
 def test_an_engine_of_ones_own_trains(tmp_path: Path) -> None:
     settings = ["rollout=own_engine:Plain", "steps=2", "prompts_per_step=4", "samples_per_prompt=2", "minibatches=1"]
-    settings += ["warmup.steps=2", "sampling.max_new_tokens=6", "evaluation.num_prompts=2", "reward.workers=0"]
+    settings += [
+        "warmup.steps=2",
+        "warmup.until=null",
+        "sampling.max_new_tokens=6",
+        "evaluation.num_prompts=2",
+        "reward.workers=0",
+    ]
     settings += ["algorithm.drop_zero_variance=false", f"model.cache_dir={tmp_path}"]
     command = [sys.executable, "-c", "from interlace.cli.main import app; app()", "train", "quickstart", *settings]
     paths = os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)])

@@ -18,6 +18,7 @@ SMALL = (
     "prompts_per_step=4",
     "samples_per_prompt=4",
     "warmup.steps=20",
+    "warmup.until=null",
     "warmup.batch_size=16",
     "task.reasoning_gym.train_size=64",
     "task.reasoning_gym.heldout_size=8",

@@ -62,7 +62,7 @@ class ServingConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """What the model gives with its own attention."""
+    """Results of the model with its own attention."""
 
     prompts: list[list[int]]
     logits: list[Tensor]

@@ -1,6 +1,8 @@
 """Graphs and environments as episodes: what they ask the policy, and what their reward is."""
 
 import asyncio
+import sys
+import types
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -169,3 +171,13 @@ def test_environments_that_cannot_work_are_refused() -> None:
         parse_episode({"name": "environment"})
     with pytest.raises(ValueError, match="gives the model no new message"):
         play(Rewarded([TWO]), name="environment", environment=f"{__name__}:EndlessSilence")
+
+
+def test_a_version_of_verifiers_without_a_known_interface_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = types.ModuleType("verifiers")
+    package.__version__ = "0.9.1"  # type: ignore[attr-defined]
+    package.__path__ = []
+    monkeypatch.setitem(sys.modules, "verifiers", package)
+    monkeypatch.delitem(sys.modules, "verifiers.v1", raising=False)
+    with pytest.raises(UserError, match=r"verifiers 0\.9\.1 is installed"):
+        create_kind(parse_episode({"name": "environment", "verifiers": "own-sums"})).create()

@@ -1,0 +1,74 @@
+"""Run by test_verifiers_tasks.py with a Python that has verifiers 0.4: episodes of the v1 interface over sessions."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from interlace.core.errors import UserError
+from interlace.core.messages import Message
+from interlace.core.types import Prompt
+from interlace.episodes.config import create_kind, parse_episode
+from tests.support.scripted_session import ScriptedSession
+
+ENVIRONMENTS = Path(__file__).parents[1] / "support" / "environments"
+
+
+def row(text: str, answer: str = "", **metadata: object) -> Prompt:
+    messages = (Message(role="user", content=text),)
+    ids = np.arange(3, dtype=np.int32)
+    return Prompt(uid="x", token_ids=ids, text=text, answer=answer, messages=messages, metadata=metadata)  # type: ignore[arg-type]
+
+
+def create(name: str, **options: object) -> object:
+    config = parse_episode({"name": "environment", "verifiers": name, "options": options})
+    return create_kind(config).create()
+
+
+def said(text: str) -> ScriptedSession:
+    return ScriptedSession([Message(role="assistant", content=text)])
+
+
+async def own_taskset() -> None:
+    episode = create("own-sums-v1")
+    right = await episode.run(row("unused", idx=2), said("4"))
+    assert (right.reward, right.parts["letters"]) == (1.0, 1.0), right
+    wrong = await episode.run(row("1+2", answer="3"), said("5"))
+    assert wrong.reward == 0.0, wrong
+    try:
+        await episode.run(row("unused", idx=9), said("4"))
+    except UserError as error:
+        assert "no such task" in str(error)
+    else:
+        raise AssertionError("a task that does not exist was run")
+    print("own-sums-v1: a task by its index, and one from a row")
+
+
+async def best_of_n() -> None:
+    """An environment that the package ships: several attempts at a task of any taskset."""
+    episode = create("own-sums-v1", id="best-of-n", n=2)
+    session = ScriptedSession([Message(role="assistant", content=text) for text in ("4", "5")])
+    outcome = await episode.run(row("unused", idx=2), session)
+    assert outcome.reward == 0.5, outcome
+    print("best-of-n: two attempts, the mean of their rewards")
+
+
+def unknown() -> None:
+    try:
+        create("no-such-environment")
+    except UserError as error:
+        assert "no-such-environment" in str(error) and "0.4" in str(error)
+        print("an unknown package is refused")
+
+
+async def main() -> None:
+    sys.path.insert(0, str(ENVIRONMENTS))
+    unknown()
+    await own_taskset()
+    await best_of_n()
+    print("all environments ran")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
