@@ -103,6 +103,7 @@ def test_time_runs_the_other_way_if_noise_is_at_0() -> None:
     assert (at_one.velocity_sign, at_zero.velocity_sign) == (1, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", [{}, {"noise_at": 0, "sampler": "noise"}])
 def test_imitation_teaches_the_flow_the_shown_actions(flow: dict[str, object]) -> None:
     model, samples = served(num=8, **flow)
