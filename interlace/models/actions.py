@@ -93,7 +93,7 @@ class ActionTokens:
         """
         given = np.asarray(actions, np.float64)
         if self.embodiment is not None:
-            given = np.asarray(self.embodiment.to_policy(given), np.float64)
+            given = self.embodiment.to_policy(given.astype(np.float32)).astype(np.float64)
         share = (given - self.low) / (self.high - self.low)
         if self.answers_in_numbers:
             scaled = np.clip(2 * share - 1, -1, 1)
@@ -107,12 +107,10 @@ class ActionTokens:
 
     def decode(self, token_ids: Sequence[int] | IntArray) -> FloatArray:
         """Returns the simulator's actions [K, A] of an answer: the middles of bins, or the numbers themselves."""
-        actions = self.low + self._shares(token_ids) * (self.high - self.low)
-        if self.embodiment is not None:
-            actions = self.embodiment.to_simulator(actions)
-        return actions.astype(np.float32)
+        actions = (self.low + self._shares(token_ids) * (self.high - self.low)).astype(np.float32)
+        return actions if self.embodiment is None else self.embodiment.to_simulator(actions).astype(np.float32)
 
-    def _shares(self, token_ids: Sequence[int] | IntArray) -> FloatArray:
+    def _shares(self, token_ids: Sequence[int] | IntArray) -> NDArray[np.floating]:
         """Returns [K, A] places within the ranges, 0 to 1."""
         if self.answers_in_numbers:
             numbers = np.asarray(token_ids, np.int32).view(np.float32)

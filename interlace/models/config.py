@@ -36,7 +36,7 @@ class FlowConfig(Config):
     """Numbers of an action in the chain, the real ones first; 0: no padding."""
     condition_size: int = Field(default=16, ge=1)
     """Numbers by which each action of a chunk depends on the observation."""
-    width: int = Field(default=256, ge=1)
+    expert_width: int = Field(default=256, ge=1)
     """Numbers of a hidden layer of the velocity network."""
 
     @model_validator(mode="after")

@@ -37,7 +37,7 @@ class Embodiment(ABC):
         """Returns the policy's actions of a simulator's, such as a demonstration's."""
 
 
-class Libero(Embodiment):
+class LiberoArm(Embodiment):
     """LIBERO's arm: the simulator closes the hand at +1 and opens it at -1, so the sign is turned."""
 
     size = policy_size = 7
@@ -55,7 +55,7 @@ class Libero(Embodiment):
         return found
 
 
-class WidowX(Embodiment):
+class WidowXArm(Embodiment):
     """WidowX of the Bridge data set, in ManiSkill: the simulator opens the hand at +1, as the data do at 1."""
 
     size = policy_size = 7
@@ -75,7 +75,7 @@ class WidowX(Embodiment):
         return found
 
 
-class Panda(Embodiment):
+class PandaArm(Embodiment):
     """Panda of ManiSkill: its data sets are recorded in the simulator, so their actions need no conversion."""
 
     size = policy_size = 7
@@ -108,7 +108,7 @@ class MetaWorldArm(Embodiment):
 
 
 EMBODIMENTS: Mapping[str, type[Embodiment]] = {
-    "libero": Libero, "widowx": WidowX, "panda": Panda, "metaworld": MetaWorldArm,
+    "libero": LiberoArm, "widowx": WidowXArm, "panda": PandaArm, "metaworld": MetaWorldArm,
 }  # fmt: skip
 DATA_SETS: Mapping[str, str] = {
     "libero": "libero", "bridge": "widowx", "widowx": "widowx", "panda": "panda", "maniskill": "panda",

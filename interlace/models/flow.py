@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from interlace.core.types import FloatArray
 from interlace.models.config import FlowConfig
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig
 
-Numbers = TypeVar("Numbers", FloatArray, "Tensor")
+Numbers = TypeVar("Numbers", NDArray[np.float64], "Tensor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ class FlowOutputs(nn.Linear):
         super().__init__(hidden, schedule.config.condition_size, bias=False)
         self.schedule = schedule
         self.learns_std = schedule.config.sampler == "noise"
-        size, width = schedule.state_size, schedule.config.width
+        size, width = schedule.state_size, schedule.config.expert_width
         inputs = schedule.chunk * schedule.config.condition_size + size + 1 + 2 * len(FREQUENCIES)
         outputs = size * (2 if self.learns_std else 1)
         self.expert = nn.Sequential(
@@ -69,7 +69,7 @@ class FlowOutputs(nn.Linear):
         time = torch.full((len(state), 1), schedule.network_time(step), device=state.device)
         turns = time * math.pi * torch.tensor(FREQUENCIES, device=state.device)
         features = torch.cat([conditions, state, time, turns.sin(), turns.cos()], 1)
-        found = self.expert(features.to(self.expert[0].weight.dtype)).float()
+        found = self.expert(features.to(self.expert[0].get_parameter("weight").dtype)).float()
         velocity = found[:, : schedule.state_size] * schedule.velocity_sign
         mean, std = schedule.transition(step, state, velocity)
         if not self.learns_std:

@@ -53,7 +53,7 @@ class Norm(nn.Module):
         return (normed * weight).to(x.dtype), None
 
 
-class Layer(nn.Module):
+class StreamLayer(nn.Module):
     """One layer of a stream, with the names of transformers' decoder layers."""
 
     def __init__(self, shape: StreamShape, weights: Mapping[str, Tensor], name: str) -> None:
@@ -97,14 +97,14 @@ class Layer(nn.Module):
         return x.unflatten(-1, (-1, self.head_size))
 
 
-class Stream(nn.Module):
+class TokenStream(nn.Module):
     """Layers and last norm of one transformer."""
 
     def __init__(self, shape: StreamShape, weights: Mapping[str, Tensor]) -> None:
         """weights: of the whole folder, by the names of this stream: `layers.0.mlp.up_proj.weight`."""
         super().__init__()
         count = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
-        self.layers = nn.ModuleList([Layer(shape, weights, f"layers.{number}") for number in range(count)])
+        self.layers = nn.ModuleList([StreamLayer(shape, weights, f"layers.{number}") for number in range(count)])
         self.norm = Norm(shape, weights, "norm")
 
     def read(self, x: Tensor, positions: Tensor, mask: Tensor) -> list[KeysValues]:
@@ -129,8 +129,9 @@ class Stream(nn.Module):
     ) -> Tensor:
         """Runs the suffix [B, S, H]. mask: [B, S, P + S]. Returns [B, S, H] after the last norm.
 
-        self_every: every so many layers attend to prefix and suffix; the layers between attend to the prefix alone, by
-        keys and values that they make of the prefix's, with positions from 0 (SmolVLA). condition: of adaptive norms.
+        self_every: layers whose number it divides attend to prefix and suffix; the other layers attend to the prefix
+        alone, by keys and values that they make of the prefix's, with positions from 0 (SmolVLA). condition: of
+        adaptive norms.
         """
         length = prefix[0][0].shape[1]
         for number, layer in enumerate(self._layers()):
@@ -147,8 +148,8 @@ class Stream(nn.Module):
         written: Tensor = self.norm(x, condition)[0]
         return written
 
-    def _layers(self) -> list[Layer]:
-        return [cast("Layer", layer) for layer in self.layers]
+    def _layers(self) -> list[StreamLayer]:
+        return [cast("StreamLayer", layer) for layer in self.layers]
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from interlace.core.errors import UserError
 from interlace.core.types import FloatArray
 from interlace.models.config import FlowConfig
-from interlace.models.flow_streams import KeysValues, Stream, StreamShape, block_mask
+from interlace.models.flow_streams import KeysValues, NormKind, StreamShape, TokenStream, block_mask
 from interlace.models.lerobot_folder import STATE, WEIGHTS, LerobotFolder, read_folder
 from interlace.models.vision import PicturesEncoder, paligemma_encoder, smolvlm_encoder, smolvlm_sizes
 
@@ -86,10 +86,10 @@ class FlowVLA(nn.Module):
             of_text = {name: tensor for name, tensor in of_text.items() if _layer(name) < count}
         else:
             shape = StreamShape(heads=GEMMA_HEADS, norm="gemma", epsilon=GEMMA_EPSILON, uses_gelu=True)
-            kind = "adaptive" if folder.kind == "pi05" else "gemma"
+            kind: NormKind = "adaptive" if folder.kind == "pi05" else "gemma"
             expert_shape = StreamShape(heads=GEMMA_HEADS, norm=kind, epsilon=GEMMA_EPSILON, uses_gelu=True)
             self.encoder = paligemma_encoder(of_reading, int(folder.settings.get("vision_heads", 16)))
-        self.text, self.expert = Stream(shape, of_text), Stream(expert_shape, of_expert)
+        self.text, self.expert = TokenStream(shape, of_text), TokenStream(expert_shape, of_expert)
         self.embed_tokens = nn.Embedding(*_embedding(of_text, weights, reading).shape)
         names = [name for name in _HEADS if f"model.{name}.weight" in weights]
         self.heads = nn.ModuleDict({name: nn.Linear(*weights[f"model.{name}.weight"].shape[::-1]) for name in names})

@@ -144,7 +144,7 @@ class OpenVLAProjector(nn.Module):
         return x if self.fc3 is None else self.fc3(F.gelu(x))
 
 
-class OpenVLAModel(EmbedsArrays, oft.BidirectionalLlama):
+class OpenVLAModel(EmbedsArrays, oft.BidirectionalLlama):  # type: ignore[misc]  # transformers' forward
     """The body, whose forward takes named arrays in addition to the tokens."""
 
     config_class = OpenVLAConfig
@@ -167,10 +167,10 @@ class OpenVLAForCausalLM(LlamaForCausalLM):
         self.model = OpenVLAModel(config)
         self.action_head = None
         if config.action_head == GAUSSIAN:
-            self.action_head = oft.ActionHead(
+            self.action_head = oft.RegressionHead(
                 config.hidden_size, config.action_size, config.head_width, config.action_log_std
             )
-        if config.parallel_decoding and oft.find_parts(Path(config.name_or_path)):
+        if config.parallel_decoding and oft.find_parts(Path(str(config.name_or_path))):
             self._keys_to_ignore_on_load_missing = [r"^action_head\.", r"^model\.projector\.proprio\."]
         self.post_init()
 
@@ -189,11 +189,12 @@ class OpenVLAForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def from_pretrained(  # house: the signature is transformers'
-        cls, source: Any, *given: Any, **named: Any
+        cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any
     ) -> Any:
         """Loads a folder, and the parts of OpenVLA-OFT that are files next to its weights."""
-        loaded = super().from_pretrained(source, *given, **named)
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        source = pretrained_model_name_or_path
         if model.config.parallel_decoding and source is not None:
             model._load_parts(oft.find_parts(Path(source)))
         return loaded
@@ -209,9 +210,9 @@ class OpenVLAForCausalLM(LlamaForCausalLM):
                 raise UserError(f"{file.name} has no {absent[0]}: it is not a whole {part} of OpenVLA-OFT.")
             for name in own.keys() & weights.keys():
                 own[name].copy_(weights[name])
-        if oft.HEAD in parts:
+        if self.action_head is not None and oft.HEAD in parts:
             self.action_head.log_std.fill_(self.config.action_log_std)
-        self.get_input_embeddings().weight[self.config.zero_token_id].zero_()
+        self.get_input_embeddings().get_parameter("weight")[self.config.zero_token_id].zero_()
 
 
 class OpenVLAForTokenClassification(LlamaForTokenClassification):

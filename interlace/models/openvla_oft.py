@@ -129,7 +129,7 @@ class _Regression(nn.Module):
         return self.fc2(self.layer_norm2(x))
 
 
-class ActionHead(nn.Module):
+class RegressionHead(nn.Module):
     """Regression of actions from the hidden states of a chunk, with a learned standard deviation for RL.
 
     The folder's head is deterministic and gives the means. `log_std` is not in a published folder: it starts at the
@@ -185,11 +185,12 @@ class BidirectionalLlama(LlamaModel):
             position_ids=torch.cat([positions, after], 1),
             use_cache=False,
         )
+        assert found.last_hidden_state is not None
         found.last_hidden_state = found.last_hidden_state[:, :length]
         return found
 
 
-def spread_over_queries(head: ActionHead, hidden: Tensor, lengths: Tensor, num_queries: int) -> Tensor:
+def spread_over_queries(head: RegressionHead, hidden: Tensor, lengths: Tensor, num_queries: int) -> Tensor:
     """Computes [B, L, 2]: a head's outputs at the last `num_queries` tokens of each row, 0 at the others.
 
     hidden: [B, L, H]. lengths: [B] tokens of a row without its padding. A row that is shorter than an answer, such as

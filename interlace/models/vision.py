@@ -50,7 +50,8 @@ class _SmolVLMEncoder(PicturesEncoder):
         super().__init__()
         from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
 
-        self.vision_model = SmolVLMVisionTransformer(config.vision_config)
+        eye: Any = config.vision_config  # transformers' stub allows more types than it makes
+        self.vision_model = SmolVLMVisionTransformer(eye)
         self.connector = SmolVLMConnector(config)
 
     def forward(self, pictures: Tensor) -> Tensor:

@@ -23,11 +23,12 @@ DOT = (
     "cluster.devices=cpu:1",
     "cluster.threads_per_worker=1",
 )
+SLOW = pytest.mark.slow
 PPO = ("samples_per_prompt=1", "model.robot.flow.sampler=sde")
 GRPO = ("algorithm={name: grpo, drop_zero_variance: false}", "samples_per_prompt=2", "model.robot.flow.sampler=noise")
 
 
-@pytest.mark.parametrize("learner", [PPO, GRPO], ids=["ppo-sde", "grpo-noise"])
+@pytest.mark.parametrize("learner", [pytest.param(PPO, id="ppo-sde"), pytest.param(GRPO, id="grpo-noise", marks=SLOW)])
 def test_a_flow_policy_trains_in_the_same_flow(tmp_path: Path, learner: tuple[str, ...]) -> None:
     pytest.importorskip("gymnasium")
     settings = [*DOT, *learner, f"model.cache_dir={tmp_path}"]
