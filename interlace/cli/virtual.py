@@ -1,5 +1,6 @@
 """The virtual cluster that a command line names: `--devices 64,32 --profile qwen2.5-7b-h20,qwen2.5-7b-h800`."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
@@ -7,6 +8,7 @@ from interlace.core.errors import UserError
 if TYPE_CHECKING:
     from interlace.core.profile import Profile
     from interlace.jobs.simulate import Simulation
+    from interlace.recipes.config import Recipe
 
 
 def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 8192) -> "Simulation":
@@ -37,6 +39,21 @@ def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 819
     mixed = first.model_copy(update={"kinds": {each.kind: each for each in profiles}})
     pools = tuple(zip(kinds, counts, strict=True))
     return Simulation(profile=mixed, num_devices=sum(counts), pools=pools, num_prompts=num_prompts)
+
+
+def sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: str) -> "tuple[Recipe, Simulation]":
+    """Returns a recipe and a cluster whose costs follow from the model and the data sheet of a device. No GPU is used.
+
+    Raises UserError for recipes whose costs a data sheet does not contain.
+    """
+    from interlace.jobs.simulate import Simulation, check_profile_roles
+    from interlace.profiling.roofline import roofline_of
+    from interlace.recipes.load import load_recipe
+
+    recipe = load_recipe(spec, overrides)
+    profile = roofline_of(recipe, kind)
+    check_profile_roles(recipe, profile)
+    return recipe, Simulation(profile=profile, num_devices=count)
 
 
 def given_profile(spec: str | None) -> "Profile":

@@ -332,10 +332,10 @@ class _Search:
                 "Allow more time or more staleness, or give more devices."
             )
         if self._misfits:
-            least = min(self._misfits, key=lambda each: each.needed_bytes - each.there_bytes)
+            least = min(self._misfits, key=lambda each: each.over_bytes)
             raise UserError(
-                f"no plan fits into memory. Of all, the nearest is one in which {least.sentence}. Give more or larger "
-                "devices, a smaller model, or fewer tokens a micro-batch."
+                f"no plan fits into memory. In the plan that lacks least, {least.sentence}, "
+                "or give more or larger devices."
             )
         if not self._reasons and self._schedules:
             raise UserError(
