@@ -8,7 +8,7 @@ from rich.console import Console
 
 from interlace.cli.plan_table import differences, show_memory, show_plans, unique
 from interlace.cli.preflight import hush_libraries, writable
-from interlace.cli.virtual import sheet_cluster, virtual_cluster
+from interlace.cli.virtual import change_profiles, sheet_cluster, virtual_cluster
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _virtual(
 
     cluster = parse_cluster(devices)
     if cluster is None:
-        simulation = virtual_cluster(devices, profile)
+        simulation, changes = change_profiles(virtual_cluster(devices, profile), changes)
         loaded, note = recipe_for(recipe, changes, simulation.profile)
     else:
         if profile is not None:

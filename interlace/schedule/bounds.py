@@ -236,6 +236,12 @@ def _best_token_s(costs: RolloutCosts, most: int) -> float:
     return min(costs.step_s(batch) / batch for batch in batches)
 
 
+def prefill_cost(profile: Profile) -> float:
+    """Returns the time to compute a token of a context again, as a share of decoding one in the best batch."""
+    costs = profile.rollout
+    return round(costs.prefill_token_s / _best_token_s(costs, costs.max_running), 3)
+
+
 def _expected_longest(lengths: Sequence[float], count: int) -> float:
     """Returns about the length that the longest of `count` responses has."""
     return lengths[min(len(lengths) - 1, math.floor((1 - 1 / (count + 1)) * len(lengths)))]

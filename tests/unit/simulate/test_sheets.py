@@ -19,7 +19,7 @@ def test_numbers_alone_name_no_kind() -> None:
 
 
 def test_mistakes_are_told() -> None:
-    with pytest.raises(UserError, match="no data sheet of the device 'h101' is known. Did you mean 'h100'"):
+    with pytest.raises(UserError, match=r"no data sheet of the device 'h101' is known. Did you mean 'h100'"):
         parse_cluster("8xH101")
-    with pytest.raises(UserError, match="--devices 8xH100-40GB: .* such as 8xH100-80GB"):
+    with pytest.raises(UserError, match=r"--devices 8xH100-40GB: .* such as 8xH100-80GB"):
         parse_cluster("8xH100-40GB")
