@@ -18,7 +18,7 @@ def simulate(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Settings to change: `steps=4`, `profile.lengths.median=9`, `engines=600:-3,900:+3` (3 leaves, returns).",
+            help="Settings: `steps=4`, `profile.lengths.median=9`, `engines=600:-3,900:+3`: 3 leaves, returns.",
         ),
     ] = None,
     schedule: Annotated[
