@@ -144,10 +144,16 @@ def claim(name: str, preset: str, baseline: str, published: tuple[float, float],
 
 
 CLAIMS = (
-    claim("StreamRL, synchronous, against its own colocated", "streamrl-sync", "verl-colocated", (1.06, 1.41), STREAM,
-          reason="no assumed parameter alone brings it there"),
-    claim("StreamRL, asynchronous, against verl", "streamrl-async", "verl-colocated", (1.41, 2.66), STREAM,
-          reason="no assumed parameter alone brings it there"),
+    *(
+        claim(f"StreamRL, {kind}, against {other}, ranker {correlation:g}", preset, "verl-colocated", bounds,
+              replace(STREAM, lengths=REASONING.model_copy(update={"rank_correlation": correlation})),
+              reason="no assumed parameter alone brings it there")
+        for kind, other, preset, bounds in (
+            ("synchronous", "its own colocated", "streamrl-sync", (1.06, 1.41)),
+            ("asynchronous", "verl", "streamrl-async", (1.41, 2.66)),
+        )
+        for correlation in (0.0, 0.5, 1.0)
+    ),
     claim("RollPacker against verl, 8k tokens", "rollpacker", "verl-colocated", (1.30, 2.03), packed(16, 8192, 82),
           by_steps=True),
     claim("RollPacker against verl, 16k tokens", "rollpacker", "verl-colocated", (1.48, 2.22), packed(32, 16384, 277),

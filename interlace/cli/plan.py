@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from interlace.cli.plan_table import differences, show_plans, unique
+from interlace.cli.plan_table import differences, show_memory, show_plans, unique
 from interlace.cli.preflight import hush_libraries, writable
-from interlace.cli.virtual import virtual_cluster
+from interlace.cli.virtual import change_profiles, sheet_cluster, virtual_cluster
 from interlace.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ def plan(
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(help="Of a virtual cluster; of a mixed one a number a kind: 64,32. Default: this machine's."),
+        typer.Option(
+            help="Of a virtual cluster: 8xH100-80GB, or a number with --profile: 64. Default: this machine's."
+        ),
     ] = None,
     profile: Annotated[
         str | None, typer.Option(help="What the workers cost. Default: measured here, once a recipe and machine.")
@@ -59,8 +61,11 @@ def plan(
     if found.note:
         _say(console, found.note)
     _show(console, made, recipe, measured)
+    if devices is not None:
+        show_memory(console, made)
     if explain:
         _explain(console, made)
+    _say(console, f"To train with it, add to the recipe:  schedule: {found.file}")
     loads = f"which loads as any schedule does (schedule={found.file})"
     _say(console, f"Written to {found.file}, {loads}. Front and reasons: {found.report}")
 
@@ -117,9 +122,17 @@ def _virtual(
 ) -> "tuple[RecipePlan, str]":
     """Plans for a cluster that is not there. Returns the plan and what is to be said of the recipe's sizes."""
     from interlace.jobs.plan import PlanRequest, make_plan, recipe_for
+    from interlace.simulate.sheets import parse_cluster
 
-    simulation = virtual_cluster(devices, profile)
-    loaded, note = recipe_for(recipe, changes, simulation.profile)
+    cluster = parse_cluster(devices)
+    if cluster is None:
+        simulation, changes = change_profiles(virtual_cluster(devices, profile), changes)
+        loaded, note = recipe_for(recipe, changes, simulation.profile)
+    else:
+        if profile is not None:
+            raise UserError(f"--devices {devices} names devices by their data sheet: leave --profile out.")
+        loaded, simulation = sheet_cluster(recipe, changes, *cluster)
+        note = ""
     request = PlanRequest(recipe=loaded, simulation=simulation, settings=settings)
     return make_plan(request, say=say_to_stderr), note
 

@@ -37,6 +37,24 @@ def show_plans(console: Console, made: "RecipePlan", recipe: str) -> None:
         console.print(Padding(Text(f"{place + 1}. {differences(each)}"), (0, 0, 0, 2)))
 
 
+def show_memory(console: Console, made: "RecipePlan") -> None:
+    """Prints the memory that each role of the best plan takes on each of its devices, by part."""
+    from interlace.schedule.bounds import memory_by_part
+
+    request = made.request
+    table = Table(box=None, header_style="bold underline", padding=(0, 1, 0, 0))
+    parts = ("state", "moments", "cache", "working")
+    for name in ("GiB per device", *parts, "of"):
+        table.add_column(name, justify="left" if name == "GiB per device" else "right")
+    simulation = request.simulation
+    rows = memory_by_part(made.found.best.schedule, simulation.profile, request.workload, simulation.devices)
+    for row in rows:
+        table.add_row(
+            row.role, *(f"{row.parts[part] / 2**30:.1f}" for part in parts), f"{row.device_bytes / 2**30:.0f}"
+        )
+    console.print(table)
+
+
 def _cells(made: "RecipePlan", plan: "Planned", place: int) -> tuple[str, ...]:
     ratio, score, price = made.found.ratio(plan), plan.score, made.price(plan)
     digits = 0 if score.step_s >= 100 else 1 if score.step_s >= 10 else 2
@@ -66,4 +84,4 @@ def differences(plan: "Planned") -> str:
     from interlace.core.yaml_text import to_yaml
     from interlace.schedule.plans import differing
 
-    return to_yaml(differing(plan.schedule), flow=True, width=10**6).strip().strip("{}")
+    return to_yaml(differing(plan.schedule), flow=True, width=10**6).strip().removeprefix("{").removesuffix("}")

@@ -18,7 +18,7 @@ def simulate(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Settings to change: `steps=4`; `engines=600:-3,900:+3`: 3 leaves, and is back.",
+            help="Settings: `steps=4`, `profile.lengths.median=9`, `engines=600:-3,900:+3`: 3 leaves, returns.",
         ),
     ] = None,
     schedule: Annotated[
@@ -36,7 +36,7 @@ def simulate(
 ) -> None:
     """Run a recipe on a virtual clock: the same flow and schedule, with workers that only cost time."""
     from interlace.cli.compare import show_comparison
-    from interlace.cli.virtual import virtual_cluster
+    from interlace.cli.virtual import change_profiles, virtual_cluster
     from interlace.jobs.elastic import parse_changes
     from interlace.jobs.simulate import simulate_variants
     from interlace.observe.jsonl import to_line
@@ -44,7 +44,7 @@ def simulate(
     if timeline:
         writable(timeline, "--timeline")
     simulation = virtual_cluster(devices, profile, num_prompts=prompts)
-    given = overrides or []
+    simulation, given = change_profiles(simulation, overrides or [])
     engines = [each.removeprefix(ENGINES) for each in given if each.startswith(ENGINES)]
     if engines:
         simulation = replace(simulation, engine_changes=parse_changes(",".join(engines)))

@@ -1,5 +1,7 @@
 """The virtual cluster that a command line names: `--devices 64,32 --profile qwen2.5-7b-h20,qwen2.5-7b-h800`."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from interlace.core.errors import UserError
@@ -7,6 +9,7 @@ from interlace.core.errors import UserError
 if TYPE_CHECKING:
     from interlace.core.profile import Profile
     from interlace.jobs.simulate import Simulation
+    from interlace.recipes.config import Recipe
 
 
 def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 8192) -> "Simulation":
@@ -37,6 +40,33 @@ def virtual_cluster(devices: str, profile: str | None, *, num_prompts: int = 819
     mixed = first.model_copy(update={"kinds": {each.kind: each for each in profiles}})
     pools = tuple(zip(kinds, counts, strict=True))
     return Simulation(profile=mixed, num_devices=sum(counts), pools=pools, num_prompts=num_prompts)
+
+
+PROFILE = "profile."
+
+
+def change_profiles(simulation: "Simulation", overrides: Sequence[str]) -> "tuple[Simulation, list[str]]":
+    """Applies `profile.KEY=VALUE` to the profile of a cluster. Returns the other overrides too. Raises UserError."""
+    from interlace.simulate.profiles import change_profile
+
+    mine = [each.removeprefix(PROFILE) for each in overrides if each.startswith(PROFILE)]
+    rest = [each for each in overrides if not each.startswith(PROFILE)]
+    return (replace(simulation, profile=change_profile(simulation.profile, mine)) if mine else simulation), rest
+
+
+def sheet_cluster(spec: str, overrides: Sequence[str], count: int, kind: str) -> "tuple[Recipe, Simulation]":
+    """Returns a recipe and a cluster whose costs follow from the model and the data sheet of a device. No GPU is used.
+
+    Raises UserError for recipes whose costs a data sheet does not contain.
+    """
+    from interlace.jobs.simulate import Simulation, check_profile_roles
+    from interlace.profiling.roofline import roofline_of
+    from interlace.recipes.load import load_recipe
+
+    recipe = load_recipe(spec, overrides)
+    profile = roofline_of(recipe, kind)
+    check_profile_roles(recipe, profile)
+    return recipe, Simulation(profile=profile, num_devices=count)
 
 
 def given_profile(spec: str | None) -> "Profile":

@@ -126,6 +126,8 @@ def _length_shift(results: Sequence[StepResult], simulation: Simulation, recipe:
         groups.setdefault(ended.sample.key.gid, []).append(ended.sample.num_tokens)
     means = [fmean(lengths) for lengths in groups.values()]
     expected = fmean(response_lengths(simulation.profile.lengths, recipe.sampling.max_new_tokens))
+    if simulation.profile.turns and not recipe.episode.is_single_turn:
+        expected *= fmean(simulation.profile.turns.turns)
     trained = fmean(length for lengths in groups.values() for length in lengths)
     chance = 2 * stdev(means) / math.sqrt(len(means)) / expected if len(means) > 1 else math.inf
     shift = trained / expected - 1

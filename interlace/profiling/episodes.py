@@ -11,6 +11,7 @@ import numpy as np
 
 from interlace.core.profile import Turns
 from interlace.core.types import Prompt, Request, Response, Sample, SampleKey, SamplingParams
+from interlace.envs.fleet import EnvFleet
 from interlace.jobs.host import episodes_of
 from interlace.profiling.samples import ENOUGH_SAMPLES, NUM_QUANTILES
 from interlace.recipes.config import Recipe
@@ -42,6 +43,9 @@ class _Course:
     """Turns of one episode, and the way of its session to the engine."""
 
     pool: FromPool
+    prompt_tokens: int = 0
+    has_envs: bool = False
+    """True if each turn has a separate context: the prompt and an observation."""
     responses: list[Response] = field(default_factory=list)
     given: list[int] = field(default_factory=list)
     tool_s: list[float] = field(default_factory=list)
@@ -51,7 +55,9 @@ class _Course:
         self, request: Request, *, who: str, what: str, on_draft: OnDraft | None = None, patience_s: float = math.inf
     ) -> Response:
         """Notes when a turn begins and ends."""
-        if self.responses:
+        if self.has_envs:
+            self.given.append(max(0, len(request.prompt_ids) - self.prompt_tokens))
+        elif self.responses:
             before = self.responses[-1].completion
             known = len(before.request.prompt_ids) + len(before.token_ids)
             self.given.append(max(0, len(request.prompt_ids) - known))
@@ -70,8 +76,11 @@ async def draw_episodes(
     recipe: Recipe,
     *,
     budget_s: float,
+    envs: EnvFleet | None = None,
 ) -> DrawnEpisodes:
     """Runs episodes of whole steps until there are enough or time is up; those of one step at least.
+
+    envs: the simulators of the recipe's episodes, if they have some.
 
     Raises the first failure where all fail. An episode's reward counts from 0 to 1.
     """
@@ -85,12 +94,13 @@ async def draw_episodes(
     )
     pool.start()
     episode, limits = episodes_of(cluster, recipe, sampling)
+    limits = replace(limits, simulators=envs)
     courses: list[_Course] = []
     samples: list[Sample] = []
     failures: list[Exception] = []
 
     async def run(key: SampleKey, prompt: Prompt) -> None:
-        course = _Course(FromPool(cluster, pool))
+        course = _Course(FromPool(cluster, pool), prompt_tokens=len(prompt.token_ids), has_envs=envs is not None)
         sample = Sample(key=key, prompt=prompt)
         session = EpisodeSession(cluster, course, sample, sampling, limits)
         try:

@@ -5,16 +5,27 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from interlace.core.profile import InferenceCosts, Interference, Profile, RewardCosts, RunSizes, TrainCosts, Turns
+from interlace.core.profile import (
+    EnvCosts,
+    InferenceCosts,
+    Interference,
+    Profile,
+    RewardCosts,
+    RunSizes,
+    TrainCosts,
+    Turns,
+)
 from interlace.core.types import Prompt, Sample, SamplingParams
 from interlace.data.loading import PromptSet
 from interlace.data.stream import PromptStream
+from interlace.episodes.by_row import simulators_of
 from interlace.flows.run import RoleGroups
-from interlace.jobs.host import sampling_of
+from interlace.jobs.host import envs_of, sampling_of
 from interlace.jobs.launch import ModelSources, launch_roles
 from interlace.jobs.warmup import warmed_model
 from interlace.jobs.weights import join_weights
 from interlace.observe.progress import ProgressView
+from interlace.profiling.envs import measure_envs
 from interlace.profiling.episodes import draw_episodes
 from interlace.profiling.layouts import LAYOUTS, spread_placement
 from interlace.profiling.pairs import measure_interference
@@ -31,7 +42,7 @@ from interlace.schedule.placement import Device
 from interlace.schedule.schedule import Schedule
 from interlace.stages.role_groups import ActorGroup, CriticGroup, ReferenceGroup, RolloutGroup
 
-PARTS = ("samples", "rollout", "reward", "reference", "critic", "actor", "side by side", "whole steps")
+PARTS = ("samples", "simulators", "rollout", "reward", "reference", "critic", "actor", "side by side", "whole steps")
 """Parts of the first cluster, in the order in which they are measured."""
 NO_STEP = 1e-12
 """Learning rate."""
@@ -122,6 +133,7 @@ class _Measurement:
     ) -> None:
         self._cluster, self._groups, self._sampling = cluster, groups, sampling
         self._recipe, self._progress, self._budget_s = recipe, progress, budget_s
+        self._envs = envs_of(cluster, recipe, groups.env)
 
     async def measure(self, prompts: Sequence[Prompt], source: str) -> tuple[Profile, StepTimes | None]:
         recipe, cluster, groups = self._recipe, self._cluster, self._groups
@@ -137,6 +149,7 @@ class _Measurement:
                 prompts_per_step=recipe.prompts_per_step,
                 samples_per_prompt=recipe.samples_per_prompt,
                 max_new_tokens=self._sampling.max_new_tokens,
+                num_envs=simulators.num_envs if (simulators := simulators_of(recipe.episode)) else 0,
             ),
             source=source,
             device_memory_bytes=cluster.devices[0].memory_bytes,
@@ -144,6 +157,7 @@ class _Measurement:
             reward=reward,
             lengths=measure_lengths(responses, wave=recipe.prompts_per_step * recipe.samples_per_prompt),
             turns=turns,
+            env=await self._simulators(),
             reference=await self._reference(samples),
             critic=await self._critic(samples),
             actor=await self._actor(samples),
@@ -160,8 +174,23 @@ class _Measurement:
         if recipe.episode.is_single_turn:
             drawn = await draw_samples(engine, prompts, sampling, recipe, budget_s=budget_s)
             return drawn, drawn, None
-        found = await draw_episodes(self._cluster, engine, prompts, sampling, recipe, budget_s=budget_s)
+        found = await draw_episodes(
+            self._cluster, engine, prompts, sampling, recipe, budget_s=budget_s, envs=self._envs
+        )
         return found.samples, found.responses, found.turns
+
+    async def _simulators(self) -> EnvCosts | None:
+        config = simulators_of(self._recipe.episode)
+        if self._envs is None or config is None:
+            return None
+        robot = self._recipe.model.robot
+        return await measure_envs(
+            self._envs,
+            num_envs=config.num_envs,
+            processes=min(config.workers, config.num_envs),
+            chunk=robot.chunk if robot else 1,
+            budget_s=self._begin("simulators"),
+        )
 
     async def _reward(self, drawn: Sequence[Sample]) -> RewardCosts:
         group, settings = self._groups.reward, self._recipe.reward

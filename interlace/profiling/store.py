@@ -19,7 +19,8 @@ BUDGET_S = 45.0
 def profile_file(recipe: Recipe) -> Path:
     """Returns the file of a recipe's profile on this machine, whether it is there or not."""
     devices = back_end(recipe.cluster).find_devices(recipe.cluster)
-    measured = {"model", "task", "reward", "algorithm", "warmup", "sampling", "rollout", "actor", "critic", "reference"}
+    task = {"model", "task", "episode", "reward", "algorithm", "warmup", "sampling"}
+    measured = {*task, "rollout", "actor", "critic", "reference"}
     sizes = {"prompts_per_step", "samples_per_prompt", "minibatches", "tokens_per_microbatch", "seed"}
     content = recipe.model_dump(mode="json", include=measured | sizes)
     machine = (device_name(devices[0]), len(devices), recipe.cluster.backend, recipe.cluster.threads_per_worker or 0)

@@ -1,12 +1,13 @@
 """Bounds of a schedule, of time and of memory: cheap enough to be computed for every candidate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, fmean
 
 from interlace.core.profile import InferenceCosts, Lengths, Profile, RolloutCosts
+from interlace.core.state_parts import peak_bytes
 from interlace.schedule.placement import Device, Pools
 from interlace.schedule.schedule import Schedule
 from interlace.schedule.tail import Oversample, TailBatching
@@ -50,42 +51,90 @@ class Workload:
         return round(self.samples_per_step * self.turns)
 
 
+HELPS: Mapping[str, str] = {
+    "state": "more devices per instance, a smaller model, or actor.lora",
+    "moments": "more devices per instance, or actor.lora",
+    "cache": "a smaller rollout.max_tokens",
+    "working": "fewer tokens_per_microbatch",
+}
+"""Part of a role's memory -> settings that make it smaller."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoleMemory:
+    """Memory of an instance of a role on each of its devices."""
+
+    role: str
+    parts: Mapping[str, int]
+    """Bytes by part: state (weights, gradients), moments, cache (key-value cache, buffers), working (activations)."""
+    device_bytes: int
+    """Bytes of the smallest of its devices."""
+    num_devices: int
+
+    @property
+    def largest(self) -> str:
+        """Name of the largest part."""
+        return max(self.parts, key=lambda part: self.parts[part])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Misfit:
     """A role that is too large for its devices."""
 
-    role: str
+    memory: RoleMemory
     needed_bytes: int
-    there_bytes: int
-    num_devices: int
-    """Devices that share its state."""
+
+    @property
+    def over_bytes(self) -> int:
+        """Bytes that each device lacks."""
+        return self.needed_bytes - self.memory.device_bytes
 
     @property
     def sentence(self) -> str:
-        """Returns which part is too large, and by how much."""
-        over = self.needed_bytes - self.there_bytes
+        """Returns the part that is largest, how much is missing, and the settings that help."""
+        memory, count = self.memory, self.memory.num_devices
+        part = memory.largest
+        where = f"{count} device{'s' if count > 1 else ''}"
         return (
-            f"{self.role} on {self.num_devices} device{'s' if self.num_devices > 1 else ''} needs "
-            f"{self.needed_bytes / 2**30:.1f} GiB on each, which is {over / 2**30:.1f} GiB more than there is"
+            f"{memory.role} on {where} needs {self.needed_bytes / 2**30:.1f} GiB on each, "
+            f"which is {self.over_bytes / 2**30:.1f} GiB more than a device has. Its largest part is {part} with "
+            f"{memory.parts[part] / 2**30:.1f} GiB: use {HELPS[part]}"
         )
 
 
-def misfit(schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]) -> Misfit | None:
-    """Returns the role that is most too large for its devices, computing alone; None where every role fits.
-
-    Roles that share a device take turns on it: whichever has to leaves it for the host.
-    """
+def memory_by_part(
+    schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]
+) -> list[RoleMemory]:
+    """Returns the memory of one instance of each role, and of each kind of devices, computing alone."""
     found = []
     for role in workload.roles:
         for instance in _one_a_kind(schedule.instances(role, devices)):
             if not instance:  # simulators on the host
                 continue
-            costs = profile.on(role, _pools(instance))
-            needed = costs.peak_bytes(len(instance))
-            there = min(device.memory_bytes for device in instance)
-            if needed > there:
-                found.append(Misfit(role=role, needed_bytes=needed, there_bytes=there, num_devices=len(instance)))
-    return max(found, key=lambda each: each.needed_bytes - each.there_bytes, default=None)
+            costs, count = profile.on(role, _pools(instance)), len(instance)
+            parts = {
+                "state": (costs.state_bytes - costs.moment_bytes) // count,
+                "moments": costs.moment_bytes // count,
+                "cache": costs.device_bytes,
+                "working": costs.working_bytes,
+            }
+            smallest = min(device.memory_bytes for device in instance)
+            found.append(RoleMemory(role=role, parts=parts, device_bytes=smallest, num_devices=count))
+    return found
+
+
+def misfit(schedule: Schedule, profile: Profile, workload: Workload, devices: tuple[Device, ...]) -> Misfit | None:
+    """Returns the role that is most too large for its devices, computing alone; None if every role fits.
+
+    Roles that share a device take turns on it: the role that computes may have all of it.
+    """
+    found = []
+    for memory in memory_by_part(schedule, profile, workload, devices):
+        parts = memory.parts
+        needed = peak_bytes(sum(parts.values()) - parts["working"], parts["moments"], parts["working"])
+        if needed > memory.device_bytes:
+            found.append(Misfit(memory=memory, needed_bytes=needed))
+    return max(found, key=lambda each: each.over_bytes, default=None)
 
 
 @lru_cache(maxsize=64)
@@ -185,6 +234,12 @@ def _best_token_s(costs: RolloutCosts, most: int) -> float:
     """Returns seconds a token at the best batch of at most `most` sequences."""
     batches = [min(batch, most) for batch, _ in costs.steps] + [most]
     return min(costs.step_s(batch) / batch for batch in batches)
+
+
+def prefill_cost(profile: Profile) -> float:
+    """Returns the time to compute a token of a context again, as a share of decoding one in the best batch."""
+    costs = profile.rollout
+    return round(costs.prefill_token_s / _best_token_s(costs, costs.max_running), 3)
 
 
 def _expected_longest(lengths: Sequence[float], count: int) -> float:

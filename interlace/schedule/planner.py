@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from interlace.core.errors import UserError
 from interlace.core.profile import Profile
-from interlace.schedule.bounds import Misfit, Workload, least_step_s, misfit
+from interlace.schedule.bounds import Misfit, Workload, least_step_s, misfit, prefill_cost
 from interlace.schedule.candidates import Candidate, by_kind, neighbours, plain
 from interlace.schedule.placement import Device
 from interlace.schedule.plans import (
@@ -99,9 +99,10 @@ class _Search:
 
     def run(self, current: Candidate | None) -> SearchResult:
         """Searches coarsely, then halves."""
-        presets = {name: Candidate.of(load_schedule(name), name) for name in preset_names()}
-        mixed = [each for start in (*plain(), *presets.values()) for each in by_kind(start, self._workload.pools)]
-        self._try([*presets.values(), *self._respanned([*plain(), *mixed])])
+        presets = {name: self._seed(Candidate.of(load_schedule(name), name)) for name in preset_names()}
+        seeds = [self._seed(each) for each in plain()]
+        mixed = [each for start in (*seeds, *presets.values()) for each in by_kind(start, self._workload.pools)]
+        self._try([*presets.values(), *self._respanned([*seeds, *mixed])])
         self._climb()
         chosen = self._promising()
         if not chosen:
@@ -129,6 +130,12 @@ class _Search:
             num_scored=self._num_scored,
             num_pruned=self._num_pruned,
         )
+
+    def _seed(self, candidate: Candidate) -> Candidate:
+        """Returns a candidate with the fields that follow from the profile."""
+        if self._workload.turns <= 1:
+            return candidate
+        return candidate.changed({"prefill_cost": prefill_cost(self._profile)}) or candidate
 
     def _of(self, candidates: Iterable[Candidate]) -> dict[Candidate, Score | Refused]:
         """Returns the coarse scores of the candidates."""
@@ -332,10 +339,10 @@ class _Search:
                 "Allow more time or more staleness, or give more devices."
             )
         if self._misfits:
-            least = min(self._misfits, key=lambda each: each.needed_bytes - each.there_bytes)
+            least = min(self._misfits, key=lambda each: each.over_bytes)
             raise UserError(
-                f"no plan fits into memory. Of all, the nearest is one in which {least.sentence}. Give more or larger "
-                "devices, a smaller model, or fewer tokens a micro-batch."
+                f"no plan fits into memory. In the plan that lacks least, {least.sentence}, "
+                "or give more or larger devices."
             )
         if not self._reasons and self._schedules:
             raise UserError(

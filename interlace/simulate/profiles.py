@@ -1,5 +1,6 @@
 """Profiles by name or path."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -14,6 +15,24 @@ FOLDER = Path(__file__).parent / "profiles"
 def profile_names() -> list[str]:
     """Returns the shipped profiles, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def change_profile(profile: Profile, changes: Sequence[str]) -> Profile:
+    """Returns a profile with some values changed. changes: dotted keys and values, such as `lengths.median=500`.
+
+    Raises UserError for an unknown key.
+    """
+    data: dict[str, object] = profile.model_dump()
+    for change in changes:
+        key, _, text = change.partition("=")
+        *sections, last = key.split(".")
+        place: object = data
+        for section in sections:
+            place = place.get(section) if isinstance(place, dict) else None
+        if not isinstance(place, dict) or last not in place:
+            raise UserError(f"profile.{key}: the profile has no such value to change.")
+        place[last] = parse_yaml(text)
+    return Profile.parse(data, where="profile")
 
 
 def load_profile(spec: str | None) -> Profile:

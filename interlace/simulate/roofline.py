@@ -1,12 +1,10 @@
-"""A profile of devices that are not here: a roofline of data sheets, labelled so wherever it is shown."""
+"""Profiles of devices that this machine lacks: a roofline of data sheets, labelled as one in every output."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from interlace.core.errors import UserError, nearest
 from interlace.core.profile import Lengths, Profile, RewardCosts, RolloutCosts, RunSizes, TrainCosts
+from interlace.simulate.sheets import DataSheet, load_sheet
 
-GB = 1e9
 BANDWIDTH_SHARE, FLOPS_SHARE, TRAIN_SHARE = 0.7, 0.5, 0.4
 """Shares of the data sheet's bandwidth and arithmetic that inference, and of its arithmetic that training, reach."""
 LAUNCH_S = 2.5e-3
@@ -17,31 +15,6 @@ MEMORY_SHARE = 0.9
 """Share of a device's memory that an engine takes."""
 TRAIN_BYTES = 16
 """State of a trained parameter: weights, gradient, moments, in mixed precision."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataSheet:
-    """One kind of device, as its maker states it."""
-
-    name: str
-    flops: float
-    """Operations of dense bf16, a second."""
-    bytes_per_s: float
-    """Bandwidth of its memory."""
-    memory_bytes: int
-    host_bytes_per_s: float = 25 * GB
-    """Between host and device, as measured on PCIe 5; half of it on PCIe 4."""
-
-
-SHEETS: Mapping[str, DataSheet] = {
-    "a100": DataSheet(
-        name="A100 SXM, 80 GB", flops=312e12, bytes_per_s=2.04e12, memory_bytes=80 * 2**30, host_bytes_per_s=12 * GB
-    ),
-    "h20": DataSheet(name="H20, 96 GB", flops=148e12, bytes_per_s=4.0e12, memory_bytes=96 * 2**30),
-    "h100": DataSheet(name="H100 SXM, 80 GB", flops=989e12, bytes_per_s=3.35e12, memory_bytes=80 * 2**30),
-    "h200": DataSheet(name="H200 SXM, 141 GB", flops=989e12, bytes_per_s=4.8e12, memory_bytes=141 * 2**30),
-    "h800": DataSheet(name="H800 SXM, 80 GB", flops=989e12, bytes_per_s=3.35e12, memory_bytes=80 * 2**30),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +35,7 @@ class ModelShape:
 
 def roofline_profile(device: str, shape: ModelShape, sizes: RunSizes, *, micro_batch_tokens: int) -> Profile:
     """Returns the costs of a model on a kind of device, from its data sheet. Raises UserError for an unknown one."""
-    if device not in SHEETS:
-        raise UserError(f"no data sheet of {device!r} is known.{nearest(device, SHEETS)}")
-    sheet, bf16_bytes = SHEETS[device], 2 * shape.num_parameters
+    sheet, bf16_bytes = load_sheet(device), 2 * shape.num_parameters
     load_s = bf16_bytes / sheet.host_bytes_per_s
     state_bytes = TRAIN_BYTES * shape.num_parameters
     token_s = 8 * shape.num_parameters / (TRAIN_SHARE * sheet.flops)  # activations are computed twice
@@ -74,7 +45,7 @@ def roofline_profile(device: str, shape: ModelShape, sizes: RunSizes, *, micro_b
         kind=device,
         model=shape.name,
         sizes=sizes,
-        source="data sheets: interlace/simulate/roofline.py",
+        source=f"data sheet: interlace/simulate/devices/{device}.yaml",
         device_memory_bytes=sheet.memory_bytes,
         rollout=_rollout(sheet, shape, load_s),
         actor=TrainCosts(

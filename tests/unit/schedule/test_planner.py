@@ -156,11 +156,14 @@ def test_each_preset_is_given_its_reason() -> None:
 
 def test_no_memory_says_which_part_and_by_how_much() -> None:
     large = PROFILE.model_copy(update={"actor": TrainCosts(token_s=1e-4, state_bytes=9000)})
-    with pytest.raises(UserError, match=r"no plan fits into memory.*actor on 8 devices needs .* more than there is"):
+    with pytest.raises(
+        UserError,
+        match=r"no plan fits into memory.*actor on 8 devices needs .* Its largest part is state",
+    ):
         search(large, WORKLOAD, devices(8), PlanLimits(), Invented(lambda _: score(1.0)), effort=SampleEffort(1000))
     found = misfit(Schedule(), large, WORKLOAD, devices(8))
     assert found is not None
-    assert (found.role, found.needed_bytes, found.there_bytes) == ("actor", 1125, 100)
+    assert (found.memory.role, found.needed_bytes, found.memory.device_bytes) == ("actor", 1125, 100)
 
 
 def test_limits_that_contradict_each_other_are_refused_with_the_fastest_step() -> None:

@@ -1,0 +1,62 @@
+"""Data sheets of devices, one YAML file for each kind."""
+
+import re
+from pathlib import Path
+
+from pydantic import Field
+
+from interlace.core.config import Config
+from interlace.core.errors import UserError, nearest
+from interlace.core.yaml_text import parse_yaml
+
+FOLDER = Path(__file__).parent / "devices"
+_CLUSTER = re.compile(r"(\d+)x([a-z]\w*)(?:-(\d+)gb)?", re.IGNORECASE)
+
+
+class DataSheet(Config):
+    """One kind of device, as its maker states it."""
+
+    name: str
+    flops: float = Field(gt=0)
+    """Operations of dense bf16 per second."""
+    bytes_per_s: float = Field(gt=0)
+    """Bandwidth of its memory."""
+    memory_bytes: int = Field(gt=0)
+    host_bytes_per_s: float = Field(gt=0)
+    """Bandwidth between host and device."""
+    link_bytes_per_s: float = Field(gt=0)
+    """Bandwidth to another device of its node, in one direction."""
+
+
+def device_names() -> list[str]:
+    """Returns the kinds of devices that have a data sheet, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_sheet(kind: str) -> DataSheet:
+    """Loads the data sheet of a kind of device. Raises UserError for an unknown kind."""
+    if kind not in device_names():
+        raise UserError(
+            f"no data sheet of the device {kind!r} is known.{nearest(kind, device_names())} For others, measure a "
+            "profile on the device and give --profile."
+        )
+    data = parse_yaml((FOLDER / f"{kind}.yaml").read_text(encoding="utf-8"))
+    return DataSheet.parse(data, where=f"device {kind}")
+
+
+def parse_cluster(text: str) -> tuple[int, str] | None:
+    """Reads `8xH100-80GB` as a number of devices and their kind; None if the text is of another form.
+
+    Raises UserError for an unknown kind, or a size of memory that the kind does not have.
+    """
+    found = _CLUSTER.fullmatch(text.strip())
+    if found is None:
+        return None
+    count, kind, size = int(found[1]), found[2].lower(), found[3]
+    sheet = load_sheet(kind)
+    here = round(sheet.memory_bytes / 2**30)
+    if count < 1 or (size and int(size) != here):
+        raise UserError(
+            f"--devices {text}: write a number of 1 or more and the kind, such as 8x{kind.upper()}-{here}GB."
+        )
+    return count, kind
