@@ -33,6 +33,7 @@ from interlace.workers.process_reward import ProcessRewardWorker
 from interlace.workers.reference import ReferenceWorker
 from interlace.workers.reward import RewardModelWorker, RewardWorker
 from interlace.workers.rollout import RolloutWorker
+from interlace.workers.scoring import ScoringWorker
 from interlace.workers.trained import TrainedWorker
 
 ROOT = Path(__file__).parents[3]
@@ -45,6 +46,7 @@ PAIRS: tuple[tuple[type[TypedGroup], type[Worker]], ...] = (
     (RewardGroup, RewardModelWorker),
     (RewardGroup, SimulatedReward),
     (ReferenceGroup, ReferenceWorker),
+    (ReferenceGroup, ScoringWorker),
     (ReferenceGroup, SimulatedInference),
     (TrainedGroup, TrainedWorker),
     (ActorGroup, ActorWorker),
@@ -55,7 +57,7 @@ PAIRS: tuple[tuple[type[TypedGroup], type[Worker]], ...] = (
 LEFT_OUT: dict[type[Worker], set[str]] = {
     CriticWorker: {"process_rewards"},
     ProcessRewardWorker: {"values"},
-    SimulatedEngine: {"report", "weight_place"},
+    SimulatedEngine: {"health", "recover", "report", "weight_place"},
     SimulatedInference: {"attention"},
     SimulatedTrainer: {
         "accumulate_replayed", "attention", "base_logprobs", "checkpoint_bytes", "copy_checkpoint", "load_optimizer",

@@ -199,7 +199,9 @@ class Link:
             )
 
     def call(self, verb: Callable[[EngineClient], Awaitable[T]]) -> T | None:
-        """Runs a verb of the client; None if the server is lost meanwhile. Raises UserError for a wrong request."""
+        """Runs a verb of the client; None if the server is lost. Raises UserError for a wrong request."""
+        if self.lost:
+            return None
 
         async def run() -> T:
             assert self._client is not None

@@ -24,9 +24,8 @@ class VersionFolders:
     """The folders of one server: of the version that it serves, and of the one that it loads."""
 
     def __init__(self) -> None:
-        parent = SHARED if SHARED.is_dir() and os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())
-        _sweep(parent)
-        self._root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+        self._root: Path | None = None
+        """Made with the first version."""
         self._number = 0
         self._written: list[Path] = []
 
@@ -37,6 +36,8 @@ class VersionFolders:
         """
         from safetensors.torch import save_file
 
+        if self._root is None:
+            self._root = _make_root()
         self._number += 1
         folder = self._root / f"{self._number:06d}"
         folder.mkdir()
@@ -64,7 +65,8 @@ class VersionFolders:
 
     def close(self) -> None:
         """Removes all folders."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
 
 
 def version_folder_of(ref: WeightRef) -> Path | None:
@@ -75,6 +77,12 @@ def version_folder_of(ref: WeightRef) -> Path | None:
 
     [folder] = {part.source.file.parent for part in ref.parts if isinstance(part.source, FolderSource)}
     return Path(folder)
+
+
+def _make_root() -> Path:
+    parent = SHARED if SHARED.is_dir() and os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())
+    _sweep(parent)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
 
 
 def _sweep(parent: Path) -> None:
