@@ -206,7 +206,7 @@ class TrainedRun:
 
 def _table(rows: Sequence[Mapping[str, object]]) -> Table:
     try:
-        import pandas  # type: ignore[import-untyped]  # its stubs are not installed
+        import pandas
     except ImportError:
         return [dict(row) for row in rows]
     return pandas.DataFrame([dict(row) for row in rows])

@@ -44,12 +44,14 @@ class EngineHost(Protocol):
     """Learns from each call; None where calls are of no interest."""
     listeners: dict[str, OnDraft]
     """Receivers of drafts, by request."""
-    fill: "Callable[[EngineDriver], None]"
-    """Gives an engine that may start sequences what waits for others to swap."""
     num_unswapped: int
     """Engines that have new weights and serve older ones yet."""
     standing: Signal
     """Fired where an engine swapped, or left: whatever waits for a version looks again."""
+
+    def fill(self, driver: "EngineDriver") -> None:
+        """Gives an engine that may start sequences the requests that wait for other engines to swap."""
+        ...
 
     def on_response(self, job: Job, response: Response) -> None:
         """Takes in the response of a job that ended."""

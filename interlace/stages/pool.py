@@ -90,7 +90,7 @@ class EnginePool:
             self._gathering = Gathering(
                 schedule.tail, cluster, self.drivers, samples_per_step=samples_per_step, drains=self._drains
             )
-        self.fill = Levelling(self.drivers, self.on_partials).fill
+        self._levelling = Levelling(self.drivers, self.on_partials)
         self._kept: list[EngineDriver] = self.drivers
         """Engines that get requests of samples; fewer while the survivors of a step are gathered."""
         self._owners: dict[SampleKey, list[str]] = {}
@@ -108,6 +108,10 @@ class EnginePool:
         """Turns that were asked for since the event loop last came round."""
         self._spent: dict[SampleKey, int] = {}
         """Tokens of an owner's requests since the last publication; nothing where there is no budget."""
+
+    def fill(self, driver: EngineDriver) -> None:
+        """Gives an engine that may start sequences the requests that wait for other engines to swap."""
+        self._levelling.fill(driver)
 
     def _driver(self, group: RolloutGroup) -> EngineDriver:
         cluster = self._cluster

@@ -351,9 +351,7 @@ class NativeEngine:
         return self._completion(sequence, drawn, reason, failure)
 
     @staticmethod
-    def _completion(
-        sequence: SequenceState, drawn: Drawn, reason: FinishReason, failure: str = ""
-    ) -> Completion:
+    def _completion(sequence: SequenceState, drawn: Drawn, reason: FinishReason, failure: str = "") -> Completion:
         return Completion(
             request=sequence.request,
             token_ids=tuple(drawn.token_ids),
