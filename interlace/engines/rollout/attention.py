@@ -212,6 +212,12 @@ class TorchAttention:
             tokens = np.arange(start, start + count)[None]
             self._segments.append(self._segment(tokens, rows[start : start + 1], positions[tokens]))
 
+    def begin_on_device(self, write: Tensor, tokens: Tensor, cells: Tensor, distance: Tensor) -> None:
+        """Begins a step of one token per row whose places are on the device: write [B] cell of each token's key, tokens
+        [B, 1], cells [B, K] of the row's keys, distance [B, 1, K] of each key from the token; a negative one is masked.
+        """
+        self._write, self._segments = write, [(tokens, cells, distance)]
+
     def _locate(self, rows: Int64Array, positions: Int64Array) -> Int64Array:
         store = self._store
         offset = positions & ((1 << store.page_shift) - 1)
@@ -246,6 +252,8 @@ class TorchAttention:
 def _attend_masked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, traits: AttentionTraits) -> Tensor:
     """Takes query [B, H, S, D], key and value [B, kv heads, K, D], visible [B, 1, S, K]. Returns [B, H, S, D]."""
     groups = query.shape[1] // key.shape[1]
+    if query.is_cuda and query.shape[2] == 1 and groups > 1 and not traits.softcap and traits.sinks is None:
+        return _attend_grouped(query, key, value, visible, traits.scale)
     if not traits.softcap and traits.sinks is None:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=visible, scale=traits.scale, enable_gqa=groups > 1
@@ -260,3 +268,14 @@ def _attend_masked(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, t
         scores = torch.cat([scores, sinks], -1)
     weights = scores.softmax(-1)[..., : key.shape[2]]
     return weights.to(value.dtype) @ value
+
+
+def _attend_grouped(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Computes attention of one query per row without a copy of keys and values for each query head of a group.
+
+    torch's fused kernels take no mask together with grouped heads. Shapes: see _attend_masked; S is 1.
+    """
+    grouped = query.view(query.shape[0], key.shape[1], -1, query.shape[3])
+    scores = (grouped @ key.transpose(2, 3)).float() * scale
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    return (weights.to(value.dtype) @ value).view(*query.shape[:3], value.shape[3])

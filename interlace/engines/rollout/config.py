@@ -53,6 +53,8 @@ class NativeConfig(SpanningConfig):
     """Ended sequences leave their cells to later ones with the same prefix, until the cells are needed."""
     compile_decoder: bool = True
     """The whole forward pass in C++ where the model has the Llama shape; else the transformers model itself."""
+    cuda_graphs: bool = True
+    """On a GPU, decode steps replay captured graphs; a model that cannot be captured runs without them."""
     compile_kernels: bool = True
     """C++ kernels where there is a compiler; else torch operations."""
 

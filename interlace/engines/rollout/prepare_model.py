@@ -13,6 +13,7 @@ from interlace.engines.rollout.config import NativeConfig
 from interlace.engines.rollout.decoder import DecoderRunner, is_llama_shaped
 from interlace.engines.rollout.eight_bits import refuse_eight_bits
 from interlace.engines.rollout.fallback_runner import PlainRunner
+from interlace.engines.rollout.graph_runner import CudaCapture, GraphRunner
 from interlace.engines.rollout.kv_store import STORES, KVPool, KVStore
 from interlace.engines.rollout.length_probe import LengthProbe, build_length_probes, find_length_fault
 from interlace.engines.rollout.model_setup import RoutedModel, restore_attention, route_attention
@@ -117,7 +118,12 @@ def _serve_routed(
     pool = KVPool(routed.shapes, config.engine.max_tokens + _SPARE_CELLS, model.dtype, model.device)
     store = _store(pool, config)
     attention = _attention(pool, store, config, notes)
-    runners: list[Runner] = [ModelRunner(model, routed.hub, attention, config.engine.max_running)]
+    spare_row = config.engine.max_running
+    plain = ModelRunner(model, routed.hub, attention, spare_row)
+    runners: list[Runner] = [plain]
+    if config.engine.cuda_graphs and model.device.type == "cuda" and isinstance(attention, TorchAttention):
+        graphs = GraphRunner(plain, attention, store, spare_row=spare_row, capture=CudaCapture())
+        runners.insert(0, graphs)
     if (
         config.engine.compile_decoder
         and not config.mesh

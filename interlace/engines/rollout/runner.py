@@ -81,7 +81,7 @@ class ModelRunner:
     """The transformers model itself, its attention served by a backend."""
 
     def __init__(self, model: PreTrainedModel, hub: AttentionHub, backend: AttentionBackend, spare_row: int) -> None:
-        self._model, self._hub, self._backend, self._spare_row = model, hub, backend, spare_row
+        self.model, self._hub, self._backend, self._spare_row = model, hub, backend, spare_row
         self.dtype, self.name = model.dtype, "the transformers model"
         self.pad_rows = PAD_ROWS[0]
         self.binding: object = None
@@ -100,7 +100,7 @@ class ModelRunner:
         given: Given | None = None,
     ) -> Logits:
         """See Runner."""
-        device = self._model.device
+        device = self.model.device
         padding = np.arange(max(self.pad_rows - len(rows), 0))
         # Padding tokens write to the spare row, which is never read.
         positions = np.r_[positions, padding] if len(padding) else positions
@@ -108,14 +108,20 @@ class ModelRunner:
         self._hub.backend = self._backend
         self._backend.begin(rows, positions)
         tokens = torch.from_numpy(token_ids)[None].to(device)
-        entered = {"input_ids": tokens} if given is None else {"inputs_embeds": embedded(self._model, tokens, given)}
-        out = self._model(
+        entered = {"input_ids": tokens} if given is None else {"inputs_embeds": embedded(self.model, tokens, given)}
+        out = self.model(
             **entered,
             position_ids=torch.from_numpy(positions)[None].to(device),
             use_cache=False,
             logits_to_keep=torch.from_numpy(pad(wanted, self.pad_rows, 0)).to(device),
         )
         return lambda: out.logits[0]
+
+    def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """Runs [T] tokens at [T] positions, after begin() or begin_on_device() of the backend. Returns [T, vocabulary]."""
+        self._hub.backend = self._backend
+        logits: Tensor = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False).logits
+        return logits[0]
 
     def rebind(self) -> None:
         """Does nothing: the model finds its own tensors."""

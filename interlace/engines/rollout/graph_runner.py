@@ -1,0 +1,165 @@
+"""Decoding with CUDA graphs: one captured forward pass per batch size and context length, replayed at every step.
+
+Launching the kernels of a transformers model takes longer on the host than they run on the GPU, so a decode step is
+bound by Python. A CUDA graph launches all kernels at once. Its shapes are fixed: batches are padded to a power of two,
+contexts to a power of two times 64 keys.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from interlace.engines.rollout.attention import TorchAttention
+from interlace.engines.rollout.kv_store import Int64Array, KVStore
+from interlace.engines.rollout.runner import Given, Logits, ModelRunner
+
+MIN_ROWS, MIN_KEYS = 4, 64
+Replay: TypeAlias = Callable[[], object]
+Capture: TypeAlias = Callable[[Callable[[], Tensor]], tuple[Replay, Tensor]]
+"""Captures a function without arguments. Returns what runs it again, and the tensor that it then fills."""
+
+
+class Inputs(NamedTuple):
+    """Buffers that a captured pass reads. B rows, padding included; P pages of each row."""
+
+    token_ids: Tensor
+    """[B]."""
+    positions: Tensor
+    """[B] position of each token; its row holds the keys of all earlier ones."""
+    pages: Tensor
+    """[B, P] pool cell of each page's first token."""
+
+
+class Captured(NamedTuple):
+    """A captured pass."""
+
+    inputs: Inputs
+    replay: Replay
+    logits: Tensor
+    """[B, vocabulary]; the next replay overwrites it."""
+
+
+class GraphRunner:
+    """Runner that replays captured passes if each row runs one token, and calls `inner` otherwise."""
+
+    def __init__(
+        self, inner: ModelRunner, backend: TorchAttention, store: KVStore, *, spare_row: int, capture: Capture
+    ) -> None:
+        self._inner, self._backend, self._store = inner, backend, store
+        self._spare_row, self._capture = spare_row, capture
+        self.dtype, self.name = inner.dtype, f"{inner.name}, CUDA graphs"
+        self.binding: object = {}
+        """Captured passes by (rows, keys). They read the weights at the addresses of their capture."""
+        self._failed = False
+
+    @property
+    def invariance(self) -> str:
+        """See Runner."""
+        return self._inner.invariance
+
+    def start(
+        self,
+        token_ids: Int64Array,
+        rows: Int64Array,
+        positions: Int64Array,
+        wanted: Int64Array,
+        given: Given | None = None,
+    ) -> Logits:
+        """See Runner."""
+        is_decode = given is None and len(wanted) == len(rows) and not (rows[1:] == rows[:-1]).any()
+        captured = self._captured_for(rows, positions) if is_decode and not self._failed else None
+        if captured is None:
+            return self._inner.start(token_ids, rows, positions, wanted, given)
+        num_rows, num_pages = captured.inputs.pages.shape
+        padding = num_rows - len(rows)
+        padded_rows = np.pad(rows, (0, padding), constant_values=self._spare_row)
+        self._fill(captured.inputs.token_ids, np.pad(token_ids, (0, padding)))
+        self._fill(captured.inputs.positions, np.pad(positions, (0, padding)))
+        self._fill(captured.inputs.pages, self._store.page_table[padded_rows, :num_pages])
+        captured.replay()
+        return lambda: captured.logits
+
+    def rebind(self) -> None:
+        """Forgets all captured passes: the weights or the KV pool have moved."""
+        self._inner.rebind()
+        self.binding = {}
+
+    @staticmethod
+    def _fill(buffer: Tensor, values: Int64Array) -> None:
+        buffer.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+
+    def _captured_for(self, rows: Int64Array, positions: Int64Array) -> Captured | None:
+        """Returns the pass that fits, capturing it on first use; None if the model cannot be captured."""
+        assert isinstance(self.binding, dict)
+        shape = (round_up(len(rows), MIN_ROWS), round_up(int(positions.max()) + 1, MIN_KEYS))
+        if shape not in self.binding:
+            try:
+                self.binding[shape] = self._capture_pass(*shape)
+            except RuntimeError:  # an operation of the model waits for the GPU, such as the routing of experts
+                self._failed = True
+                self.name = self._inner.name
+                return None
+        found: Captured = self.binding[shape]
+        return found
+
+    def _capture_pass(self, num_rows: int, num_keys: int) -> Captured:
+        device = self._inner.model.device
+        num_pages = min(-(-num_keys >> self._store.page_shift), self._store.page_table.shape[1])
+        inputs = Inputs(
+            token_ids=torch.zeros(num_rows, dtype=torch.int64, device=device),
+            positions=torch.zeros(num_rows, dtype=torch.int64, device=device),
+            pages=torch.zeros(num_rows, num_pages, dtype=torch.int64, device=device),
+        )
+        self._fill(inputs.pages, np.repeat(self._store.page_table[[self._spare_row], :num_pages], num_rows, 0))
+        replay, logits = self._capture(lambda: self._forward(inputs, num_keys))
+        return Captured(inputs, replay, logits)
+
+    def _forward(self, inputs: Inputs, num_keys: int) -> Tensor:
+        """Runs the model on the buffers, without any value that comes from the host. Returns [B, vocabulary]."""
+        shift, positions = self._store.page_shift, inputs.positions[:, None]
+        offset_mask = (1 << shift) - 1
+        every_key = torch.arange(num_keys, device=positions.device)[None]
+        keys_BK = torch.minimum(every_key, positions)
+        cells_BK = inputs.pages.gather(1, keys_BK >> shift) + (keys_BK & offset_mask)
+        write_B = inputs.pages.gather(1, positions >> shift)[:, 0] + (inputs.positions & offset_mask)
+        tokens_B1 = torch.arange(len(inputs.positions), device=positions.device)[:, None]
+        distance_B1K = (positions - every_key)[:, None]
+        self._backend.begin_on_device(write_B, tokens_B1, cells_BK, distance_B1K)
+        return self._inner.forward(inputs.token_ids, inputs.positions)
+
+
+def round_up(number: int, least: int) -> int:
+    """Returns the smallest power of two times `least` that is at least `number`. least: a power of two."""
+    return max(least, 1 << (number - 1).bit_length())
+
+
+class CudaCapture:
+    """Captures CUDA graphs that share one memory pool: only the last replayed graph's result is read."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+        """Captures a function, after two calls on a side stream that let libraries allocate their workspaces.
+
+        Raises RuntimeError if the function waits for the GPU.
+        """
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                function()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            filled = function()
+        return graph.replay, filled
+
+
+def capture_eagerly(function: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
+    """Stands in for CudaCapture on a CPU: a replay calls the function again and fills the same tensor."""
+    filled = function().clone()
+    return lambda: filled.copy_(function()), filled
