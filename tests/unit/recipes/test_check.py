@@ -281,7 +281,7 @@ def test_a_warm_up_that_cannot_serve_the_prompts_is_refused(check: Check, tmp_pa
 def test_a_reward_that_cannot_score_the_prompts_is_refused(check: Check, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
-    with pytest.raises(UserError, match="task's come from files"):
+    with pytest.raises(UserError, match="the prompts come from another source"):
         check(f"task={rows}")
 
 

@@ -42,11 +42,11 @@ def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path: Path) -> None:
         ("on: 1", "a key reads as True, which is no text"),
         ("max_staleness: true", "max_staleness = True: it is a number, and YAML reads yes"),
         ("granularity: {actor: yes}", "granularity: actor = True: it is a number"),
-        ("placement: {rollout: on}", "placement.rollout = True: Input should be a mapping, with keys of: devices"),
+        ("placement: {rollout: on}", "placement.rollout = True: it has settings, so write placement.rollout.devices="),
         ("tail: overs", "tail = 'overs': write none, oversample, tail_batching, migrate, or settings with their kind"),
         ("tail: {prompts: 2}", "tail: write none, oversample, tail_batching, migrate, or settings with their kind"),
         ("tail: {kind: oversample, prompt: 2}", "unknown key 'tail.prompt'. Did you mean 'prompts'?"),
-        ("tail: {kind: migrate, batch: 0}", "mine.yaml: tail.batch = 0: Input should be greater"),
+        ("tail: {kind: migrate, batch: 0}", "mine.yaml: tail.batch = 0: it must be 1 or more"),
     ],
 )
 def test_what_a_file_gets_wrong_is_a_sentence(
