@@ -48,8 +48,9 @@ def plan(
     from interlace.jobs.plan import split_settings
     from interlace.observe.atomic_file import write_atomic
     from interlace.observe.jsonl import to_line
+    from interlace.schedule.plans import PlanBounds
 
-    settings, changes = split_settings(overrides or [], max_staleness=max_staleness)
+    settings, changes = split_settings(overrides or [], PlanBounds(max_staleness=max_staleness))
     out = writable(settings.out, "plan.file")
     if devices is None:
         from interlace.cli.planning import plan_here
@@ -73,13 +74,10 @@ def plan(
     console = Console()
     if note:
         _say(console, note)
-    _show(console, made, recipe, measured)
-    if devices is not None:
-        show_memory(console, made)
+    _show(console, made, recipe, measured, with_memory=devices is not None)
     if explain:
         _explain(console, made)
-    _say(console, f"To train with it, add to the recipe:  schedule: {out}")
-    _say(console, f"Written to {out}, which loads as any schedule does (schedule={out}). Front and reasons: {report}")
+    _say(console, f"To train with it, add to the recipe:  schedule: {out}\nThe front and the reasons: {report}")
 
 
 def _virtual(
@@ -128,7 +126,7 @@ def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
     return "\n".join(lines) + "\n" + to_yaml(differing(chosen.schedule), flow=None, width=110)
 
 
-def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes | None") -> None:
+def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes | None", *, with_memory: bool) -> None:
     found = made.found
     show_plans(console, made, recipe)
     _say(
@@ -139,6 +137,8 @@ def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes |
     )
     if measured:
         _say(console, measured.text())
+    if with_memory:
+        show_memory(console, made)
 
 
 def _explain(console: Console, made: "RecipePlan") -> None:

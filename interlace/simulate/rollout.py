@@ -94,7 +94,7 @@ class SimulatedEngine(Worker):
     async def serve(
         self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
     ) -> Progress:
-        """Takes requests in and out, then decodes until a sequence finishes, interrupt() is called or no sequence is left.
+        """Takes requests in and out, then decodes until a sequence finishes, interrupt() is called or none is left.
 
         A call continues until `min_call_s` have passed, also if a sequence finishes.
         """

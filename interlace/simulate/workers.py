@@ -34,7 +34,7 @@ class SimulatedReward(Worker):
     """Pool of scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
 
     def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
-        """controller_sample_s: seconds of the controller for each sample; all samples pass here, so they are added here."""
+        """controller_sample_s: seconds of the controller for each sample, added here because all samples pass here."""
         super().__init__(context)
         self._costs, self._controller_sample_s = costs, controller_sample_s
         self._loop = virtual_loop()
@@ -79,7 +79,7 @@ class _Judge:
         return min(latency_s, costs.max_s), RIGHT if luck < self._solve_rate(uid) else WRONG
 
     def _drawn_solve_rate(self, uid: str) -> float:
-        """Draws a prompt's solve rate, beta-distributed: the variance is `solve_spread` of the largest for this mean."""
+        """Draws a prompt's beta-distributed solve rate. `solve_spread` is the share of the largest variance."""
         mean, spread = self._costs.solve_rate, self._costs.solve_spread
         if spread <= 0 or mean in (0.0, 1.0):
             return mean
