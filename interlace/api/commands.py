@@ -142,8 +142,9 @@ def plan(
     """Searches the schedule for a recipe, and writes it with its prediction. The command has the same options."""
     from interlace.cli.plan import plan_recipe
     from interlace.jobs.plan import split_settings
+    from interlace.schedule.plans import PlanBounds
 
-    settings, changes = split_settings(list(overrides), max_staleness=max_staleness)
+    settings, changes = split_settings(list(overrides), PlanBounds(max_staleness=max_staleness))
     found = plan_recipe(
         recipe, changes, settings, devices=None if devices is None else str(devices), profile=profile, probe=probe,
         quiet=quiet,

@@ -49,8 +49,9 @@ def plan(
     """Search placement, granularity, staleness and tail together; write the best schedule with its prediction."""
     from interlace.jobs.plan import split_settings
     from interlace.observe.jsonl import to_line
+    from interlace.schedule.plans import PlanBounds
 
-    settings, changes = split_settings(overrides or [], max_staleness=max_staleness)
+    settings, changes = split_settings(overrides or [], PlanBounds(max_staleness=max_staleness))
     found = plan_recipe(recipe, changes, settings, devices=devices, profile=profile, probe=probe, quiet=as_json)
     made, measured = found.made, found.measured
     if as_json:
@@ -60,9 +61,7 @@ def plan(
     console = Console()
     if found.note:
         _say(console, found.note)
-    _show(console, made, recipe, measured)
-    if devices is not None:
-        show_memory(console, made)
+    _show(console, made, recipe, measured, with_memory=devices is not None)
     if explain:
         _explain(console, made)
     _say(console, f"To train with it, add to the recipe:  schedule: {found.file}")
@@ -163,7 +162,7 @@ def _yaml(made: "RecipePlan", chosen: "Planned", recipe: str) -> str:
     return "\n".join(lines) + "\n" + to_yaml(differing(chosen.schedule), flow=None, width=110)
 
 
-def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes | None") -> None:
+def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes | None", *, with_memory: bool) -> None:
     found = made.found
     show_plans(console, made, recipe)
     _say(
@@ -174,6 +173,8 @@ def _show(console: Console, made: "RecipePlan", recipe: str, measured: "Probes |
     )
     if measured:
         _say(console, measured.text())
+    if with_memory:
+        show_memory(console, made)
 
 
 def _explain(console: Console, made: "RecipePlan") -> None:

@@ -8,7 +8,6 @@ from statistics import fmean
 
 from pydantic import Field
 
-from interlace.core.config import Config
 from interlace.core.errors import UserError
 from interlace.core.profile import Profile
 from interlace.core.types import JSON
@@ -23,7 +22,7 @@ from interlace.recipes.layout import needed_roles
 from interlace.recipes.load import load_recipe, override_key
 from interlace.schedule.bounds import Workload
 from interlace.schedule.planner import search
-from interlace.schedule.plans import Accepts, PlanLimits, Planned, SearchResult, WhyNot, accept_all
+from interlace.schedule.plans import Accepts, PlanBounds, Planned, SearchResult, WhyNot, accept_all
 from interlace.schedule.schedule import Schedule
 
 SPANS = (1, 2, 4, 8)
@@ -31,15 +30,9 @@ SPANS = (1, 2, 4, 8)
 NAME = "planned"
 
 
-class PlanSettings(Config):
+class PlanSettings(PlanBounds):
     """Bounds and effort of a search; on the command line `plan.KEY=VALUE`."""
 
-    max_staleness: int = Field(default=0, ge=0)
-    """Versions by which any sample may be stale; 0 is on-policy."""
-    max_sync_every: int = Field(default=1, ge=1)
-    """Steps per version at most."""
-    max_length_shift: float = Field(default=1.0, ge=0, le=1)
-    """Share by which trained responses may be shorter than generated ones."""
     deadline_h: float | None = Field(default=None, gt=0)
     """Hours that all of the recipe's steps may take: of plans on all, half or a quarter of the devices, the one that
     holds it for the fewest device-seconds."""
@@ -64,19 +57,14 @@ class PlanSettings(Config):
     @property
     def words(self) -> str:
         """The bounds, for people."""
-        told = [f"at most {self.max_staleness} versions stale" if self.max_staleness else "on-policy"]
-        if self.max_length_shift < 1:
-            told.append(f"length shift at most {self.max_length_shift:.0%}")
-        if self.deadline_h:
-            told.append(f"in {self.deadline_h:g} h")
-        return ", ".join(told)
+        return f"{self.bounds}, in {self.deadline_h:g} h" if self.deadline_h else self.bounds
 
 
-def split_settings(overrides: Sequence[str], *, max_staleness: int) -> tuple[PlanSettings, list[str]]:
+def split_settings(overrides: Sequence[str], bounds: PlanBounds) -> tuple[PlanSettings, list[str]]:
     """Splits the planner's own settings from the recipe's overrides. Raises UserError."""
     mine = {override_key(each).removeprefix("plan."): each for each in overrides if each.startswith("plan.")}
     values = {key: parse_yaml(each.partition("=")[2]) for key, each in mine.items()}
-    settings = PlanSettings.parse({"max_staleness": max_staleness, **values}, where="plan")
+    settings = PlanSettings.parse({**bounds.model_dump(), **values}, where="plan")
     if not settings.file.endswith((".yaml", ".yml")):
         raise UserError(f"plan.file = {settings.file!r}: a schedule's file ends in .yaml.")
     return settings, [each for each in overrides if not each.startswith("plan.")]
@@ -248,12 +236,7 @@ def _searched(
     say: Callable[[str], None],
 ) -> RecipePlan:
     recipe, simulation, settings = request.recipe, request.simulation, request.settings
-    limits = PlanLimits(
-        max_staleness=settings.max_staleness,
-        max_sync_every=settings.max_sync_every,
-        max_length_shift=settings.max_length_shift,
-        max_step_s=max_step_s,
-    )
+    limits = settings.limits(max_step_s)
 
     def accepted(schedule: Schedule) -> str | None:
         try:

@@ -180,7 +180,7 @@ class TimedEffort:
             self._sample_s = elapsed_s / self._num_samples
 
     def affords(self, num_samples: int) -> bool:
-        """Returns whether simulating so many samples ends in time, at the rate so far."""
+        """Returns whether simulating this number of samples ends in time, at the rate so far."""
         if self._samples and not self._samples.affords(num_samples):
             return False
         return num_samples * self._sample_s <= self.stop_at_s - time.monotonic()

@@ -5,6 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pydantic import Field
+
+from interlace.core.config import Config
 from interlace.schedule.candidates import Candidate, period_steps, warm_up_steps
 from interlace.schedule.schedule import Schedule
 
@@ -33,6 +36,33 @@ class PlanLimits:
         if schedule.sync_every > self.max_sync_every:
             return f"publishes every {schedule.sync_every} steps, and {self.max_sync_every} is allowed"
         return None
+
+
+class PlanBounds(Config):
+    """Bounds of a plan as settings."""
+
+    max_staleness: int = Field(default=0, ge=0)
+    """Versions by which any sample may be stale; 0 is on-policy."""
+    max_sync_every: int = Field(default=1, ge=1)
+    """Steps per version at most."""
+    max_length_shift: float = Field(default=1.0, ge=0, le=1)
+    """Share by which trained responses may be shorter than generated ones."""
+
+    @property
+    def bounds(self) -> str:
+        """Text of the bounds."""
+        stale = f"at most {self.max_staleness} versions stale" if self.max_staleness else "on-policy"
+        shift = f", length shift at most {self.max_length_shift:.0%}" if self.max_length_shift < 1 else ""
+        return stale + shift
+
+    def limits(self, max_step_s: float) -> PlanLimits:
+        """Returns the limits of a search. max_step_s: seconds of a step at most."""
+        return PlanLimits(
+            max_staleness=self.max_staleness,
+            max_sync_every=self.max_sync_every,
+            max_length_shift=self.max_length_shift,
+            max_step_s=max_step_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +134,7 @@ class Effort(Protocol):
         ...
 
     def affords(self, num_samples: int) -> bool:
-        """Returns whether simulating so many samples is within what is left."""
+        """Returns whether simulating this number of samples is within what is left."""
         ...
 
     def report(self, text: str) -> None:
@@ -128,7 +158,7 @@ class SampleEffort:
         self._left -= num_samples
 
     def affords(self, num_samples: int) -> bool:
-        """Returns whether so many samples are left."""
+        """Returns whether this number of samples is left."""
         return num_samples <= self._left
 
     def report(self, text: str) -> None:

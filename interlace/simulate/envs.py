@@ -24,7 +24,7 @@ _CHUNK = SlotChunk(
 
 
 class SimulatedSimulators(Worker):
-    """Environments whose chunks and resets take the time that a profile says."""
+    """Environments whose chunks and resets take the time of the profile."""
 
     def __init__(self, context: WorkerContext, costs: EnvCosts, pace: Pace, num_processes: int) -> None:
         """num_processes: processes that simulate at the same time on the host."""
@@ -36,7 +36,7 @@ class SimulatedSimulators(Worker):
 
     @operation(on_device=False)
     async def spec(self) -> EnvSpec:
-        """Returns what says nothing."""
+        """Returns the shapes of an environment without content."""
         return _SPEC
 
     @operation(bin="simulate")
@@ -51,7 +51,7 @@ class SimulatedSimulators(Worker):
 
     @operation(on_device=False, phase="env")
     async def simulate_beside(self, jobs: Sequence[SlotJob]) -> EnvBatch:
-        """Takes the time of each job by itself, on the process that is free first."""
+        """Takes the time of each job separately, in the process that is free first."""
         now = end_s = self._loop.now_s
         busy_s = 0.0
         for job in jobs:
@@ -64,7 +64,7 @@ class SimulatedSimulators(Worker):
 
     @operation(on_device=False, concurrent=True)
     def forget(self, slot: int) -> None:
-        """Does nothing: an episode leaves nothing behind."""
+        """Does nothing: an episode leaves no state."""
 
     async def onload(self) -> None:
         await self._pace.work(ROLE, self._costs.onload_s / self._num_devices)

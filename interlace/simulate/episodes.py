@@ -1,4 +1,4 @@
-"""An episode that only costs time: turns, what each is given, and the seconds of its tools, as they were measured."""
+"""An episode that only costs time: its turns, the tokens that each turn receives, and the seconds of its tools."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ NO_ACTIONS = np.zeros((1, 1), np.float32)
 class SimulatedEpisode:
     """Episode drawn from a turn model, keyed by its sample: the same under every schedule.
 
-    With simulators each turn's chunk goes to one, and the next turn has a context of its own; else a tool takes its
-    time, and the next turn goes on behind the turns before.
+    With simulators, the chunk of each turn goes to a simulator, and the next turn has a separate context. Without, a
+    tool takes its time, and the context of the next turn extends the turns before.
     """
 
     def __init__(self, turns: Turns, *, brings_reward: bool, has_envs: bool = False) -> None:
-        """brings_reward: False where a scorer gives the reward. has_envs: whether the run has simulators."""
+        """brings_reward: False if a scorer gives the reward. has_envs: True if the run has simulators."""
         self._turns, self._brings_reward, self._has_envs = turns, brings_reward, has_envs
 
     async def run(self, prompt: Prompt, session: Session) -> float | None:

@@ -1,4 +1,4 @@
-"""How long a simulated response is, and whether it is right: keyed by the request, so the same under every schedule."""
+"""Lengths of simulated responses, keyed by the request: every schedule gets the same lengths."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _STEPS = 2**31
 
 
 KEPT = 1 << 17
-"""Draws that are kept, of each kind: the planner runs the same samples under one schedule after another."""
+"""Draws of each kind that are cached: the planner simulates the same samples under many schedules."""
 
 
 def uniforms(*key: int | str) -> tuple[float, float]:
@@ -30,19 +30,19 @@ def to_normal(uniform: float) -> float:
 
 @lru_cache(maxsize=KEPT)
 def of_prompt(seed: int, uid: str) -> float:
-    """Returns how long responses to a prompt are: a standard normal draw, asked for again and again."""
+    """Returns the part of the length that all responses to a prompt share, as a standard normal draw."""
     return to_normal(uniforms("prompt", seed, uid)[0])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResponseLengths:
-    """Tokens until the response to a prompt ends by itself."""
+    """Number of tokens of a response without a length limit."""
 
     lengths: Lengths
     seed: int = 0
 
     def of(self, uid: str, attempt: int, index: int, turn: int = 0) -> float:
-        """Returns the tokens of one turn; infinite for one that never ends by itself."""
+        """Returns the tokens of one turn; infinite if only a length limit ends it."""
         later = (turn,) if turn else ()
         mine, chance = uniforms("response", self.seed, uid, attempt, index, *later)
         settings = self.lengths
@@ -53,7 +53,7 @@ class ResponseLengths:
         return math.inf if chance < settings.cap_share else max(1, round(settings.median * math.exp(shift)))
 
     def _quantile(self, shift: float) -> float:
-        """Returns the measured length at the rank that the shift has among all."""
+        """Returns the measured length at the rank of the shift among all responses."""
         settings = self.lengths
         spread = math.hypot(settings.prompt_sigma, settings.response_sigma)
         place = (_NORMAL.cdf(shift / spread) if spread else 0.5) * (len(settings.quantiles) - 1)
@@ -65,5 +65,5 @@ class ResponseLengths:
 
 @lru_cache(maxsize=4)
 def kept_lengths(lengths: Lengths, seed: int) -> Callable[[str, int, int, int], float]:
-    """Returns ResponseLengths.of, which remembers; the same function again for the same arguments."""
+    """Returns a cached ResponseLengths.of; the same function for the same arguments."""
     return lru_cache(maxsize=KEPT)(ResponseLengths(lengths=lengths, seed=seed).of)

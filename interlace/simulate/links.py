@@ -1,4 +1,4 @@
-"""Costs of workers with what moving weights and samples to them takes, on a cluster whose links are stated."""
+"""Adds the time of moving weights and samples to the costs of workers, if the profile states the links."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from interlace.schedule.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moves:
-    """Ways between the roles of a schedule."""
+    """Transfers between the roles of a schedule."""
 
     links: Links
     trainer: Sequence[str]
-    """Devices that weights come from."""
+    """Devices of the trainer, which sends weights."""
     engines: Sequence[str]
-    """Devices that samples come from."""
+    """Devices of the engines, which send samples."""
 
     @classmethod
     def of(cls, profile: Profile, schedule: Schedule, devices: tuple[Device, ...]) -> "Moves | None":
-        """Makes the ways of a schedule; None where the profile states no links."""
+        """Returns the transfers of a schedule; None if the profile states no links."""
         if profile.links is None:
             return None
 
@@ -40,6 +40,6 @@ class Moves:
         if not isinstance(costs, InferenceCosts) or role not in ("actor", "critic", "reference"):
             return costs
         latency_s, token_s = self.links.samples_s(self.engines, devices)
-        # Costs are of one device: what a token takes on the way does not get less with more of them.
+        # Costs are per device, and the time to move a token is the same with more devices.
         token_s *= costs.speed(len(devices))
         return costs.model_copy(update={"call_s": costs.call_s + latency_s, "token_s": costs.token_s + token_s})

@@ -1,4 +1,4 @@
-"""How long work takes beside other work."""
+"""The time of work while other work runs."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -9,35 +9,35 @@ from interlace.runtime.sim.loop import virtual_loop
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PacedWork:
-    """A piece of work that goes on."""
+    """A running piece of work."""
 
     role: str
     seconds: float
-    """Time that the work takes alone."""
+    """Time that the work takes while nothing else runs."""
     ended: "asyncio.Future[None]"
     left_s: float
     since_s: float
     slowdown: float = 1.0
     timer: asyncio.TimerHandle | None = field(default=None)
-    """Timer of the end of the work, where other work can put this end off."""
+    """Timer of the end of the work, if other work can delay it."""
 
     def stop(self) -> None:
-        """Ends it early."""
+        """Ends the work early."""
         if not self.ended.done():
             self.ended.set_result(None)
 
 
 class Pace:
-    """Speed of jobs whose costs interfere: a job slows down while others run; each change is felt at once by all."""
+    """Speed of jobs that interfere: a job is slower while others run; each start or end changes the speed of all."""
 
     def __init__(self, profile: Profile) -> None:
-        """Made on the loop that it is used on, a VirtualLoop."""
+        """The current event loop must be a VirtualLoop."""
         self._profile, self._loop = profile, virtual_loop()
         self._roles = {pair.role for pair in profile.interference} | {pair.beside for pair in profile.interference}
         self._jobs: dict[PacedWork, None] = {}
 
     def begin(self, role: str, seconds: float) -> PacedWork:
-        """Starts work that takes `seconds` alone; finish() must be awaited."""
+        """Starts work that takes `seconds` while nothing else runs. The caller must await finish()."""
         loop, is_alone = self._loop, role not in self._roles
         ended = loop.alarm(seconds) if is_alone else loop.create_future()
         job = PacedWork(role=role, seconds=seconds, left_s=seconds, since_s=loop.now_s, ended=ended)
@@ -47,7 +47,7 @@ class Pace:
         return job
 
     async def finish(self, job: PacedWork) -> float:
-        """Waits for its end. Returns how much was done, in its own seconds: less than all where it was stopped."""
+        """Waits for the end of a job. Returns the seconds of work that were done: fewer than all if it was stopped."""
         try:
             await job.ended
         finally:
@@ -60,12 +60,12 @@ class Pace:
         return job.seconds - max(0.0, job.left_s)
 
     async def work(self, role: str, seconds: float) -> None:
-        """Does all of it."""
+        """Starts work and waits for its end."""
         if seconds > 0:
             await self.finish(self.begin(role, seconds))
 
     def _settle(self) -> None:
-        """Settles every job's progress and sets its new speed, after another job began or ended."""
+        """Updates the progress and the speed of every job after a job began or ended."""
         now = self._loop.now_s
         for job in self._jobs:
             job.left_s -= (now - job.since_s) / job.slowdown

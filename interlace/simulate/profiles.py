@@ -36,9 +36,9 @@ def change_profile(profile: Profile, changes: Sequence[str]) -> Profile:
 
 
 def load_profile(spec: str | None) -> Profile:
-    """Loads a shipped profile, or a file: what `interlace profile` wrote, or your own YAML.
+    """Loads a shipped profile or a file, written by `interlace profile` or by hand.
 
-    Raises UserError, for None too: what was never measured cannot be simulated.
+    Raises UserError for an unknown name, a file that cannot be read, and None.
     """
     if spec is None:
         raise UserError(

@@ -32,7 +32,7 @@ class _Sequence:
     """Tokens at which it ends."""
     reason: FinishReason
     done: int
-    """Tokens, those of the stint that goes on left out."""
+    """Tokens without the tokens of the current stint."""
     context: int
     """These and the prompt's."""
     versions: list[tuple[int, int]]
@@ -94,9 +94,9 @@ class SimulatedEngine(Worker):
     async def serve(
         self, submissions: Sequence[Request], aborts: Sequence[str], ended: Sequence[SampleKey] = ()
     ) -> Progress:
-        """Takes requests in and out, then decodes until a sequence finishes, interrupt() comes or nothing is left.
+        """Takes requests in and out, then decodes until a sequence finishes, interrupt() is called or none is left.
 
-        A call that is younger than `min_call_s` goes on, whatever finishes.
+        A call continues until `min_call_s` have passed, also if a sequence finishes.
         """
         loop = self._loop
         until_s = loop.now_s + self._costs.min_call_s
@@ -148,7 +148,7 @@ class SimulatedEngine(Worker):
 
     @operation(bin="weight_sync")
     async def update_weights(self, ref: WeightRef, mode: UpdateMode) -> None:
-        """Swaps all weights; with `recompute`, what is cached is computed again, with `own`, what began goes on."""
+        """Swaps all weights. `recompute` computes the cache again; `own` lets running sequences keep their version."""
         seconds = self._costs.update_s
         if mode == "recompute":
             seconds += self._num_cached * self._costs.prefill_token_s / self._speed
@@ -162,7 +162,7 @@ class SimulatedEngine(Worker):
 
     @operation(on_device=False)
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Returns none: responses are as long as their length says."""
+        """Returns none: the drawn length ends a response."""
         return ()
 
     @operation(on_device=False)
@@ -176,7 +176,7 @@ class SimulatedEngine(Worker):
         }
 
     async def onload(self) -> None:
-        """The state, and the cache where offload() moved it; a dropped one is computed again with the next call."""
+        """Loads the state, and the cache if offload() moved it; a dropped cache is computed again in the next call."""
         await self._move(self._costs.onload_s, self._kv_away == "offload")
         if self._kv_away == "recompute":
             self._due_s += self._num_cached * self._costs.prefill_token_s / self._speed
@@ -253,7 +253,7 @@ class SimulatedEngine(Worker):
         return self._num_cached + num_running > self._capacity and num_running > 1
 
     def _preempt(self, tally: "_Tally") -> None:
-        """Takes the youngest out until another step fits; the cache of what is left is enough then."""
+        """Takes the youngest sequences out until the cache has room for another step."""
         while self._is_too_full:
             sequence = self._stop(next(reversed(self._running.values())))
             self._waiting.appendleft(sequence)
@@ -261,7 +261,7 @@ class SimulatedEngine(Worker):
             self._num_preemptions += 1
 
     def _ahead(self) -> list[Stretch]:
-        """Returns the stretches until a sequence ends. Where the cache is full before, the youngest are preempted."""
+        """Returns the stretches until a sequence ends. If the cache is full before, the youngest are preempted."""
         num_running, num_cached, step, ends = len(self._running), self._num_cached, self._step, self._ends
         while ends[0][1] != ends[0][2].number:
             heapq.heappop(ends)
@@ -291,7 +291,7 @@ class SimulatedEngine(Worker):
         return Stretch(steps, num_running, prefill_s, first, reading)
 
     def _rows_s(self, num_running: int) -> float:
-        """Returns the seconds of a step without context: of the rows of each version, where several are served."""
+        """Returns the seconds of a step without context; the rows of each version take their time one after another."""
         if not self._older:
             return self._step_s(num_running)
         newest = num_running - self._older.total()

@@ -1,4 +1,4 @@
-"""A smaller cluster in place of a large one: each device with the same work, so that a step takes about as long."""
+"""A smaller model of a large cluster: each device has the same work, so that a step takes about as long."""
 
 import math
 from typing import TypeVar
@@ -11,8 +11,8 @@ C = TypeVar("C", bound=InferenceCosts)
 def scale_model(profile: Profile, factor: int, num_devices: int) -> Profile:
     """Returns the costs with which `num_devices / factor` devices and as large a part of the prompts stand for all.
 
-    Engines and their sequences are as they were, only fewer. What one instance on many devices does keeps its time:
-    its work is divided by the factor, and its devices work as much less fast as fewer do.
+    The model has fewer engines with the same number of sequences each. The work of an instance on many devices keeps
+    its time: the work is divided by the factor, and so is the speed of its devices.
     """
     if factor == 1:
         return profile
@@ -42,7 +42,7 @@ def _trained(costs: TrainCosts, factor: int, num_devices: int) -> TrainCosts:
             "token_s": costs.token_s * tokens,
             "inference_token_s": costs.inference_token_s * tokens,
             "optimizer_s": costs.optimizer_s * slower,
-            # Sharded over fewer devices, the state of each stays what it was.
+            # Sharded over fewer devices, the state on each device keeps its size.
             "state_bytes": math.ceil(costs.state_bytes / factor),
             "moment_bytes": costs.moment_bytes // factor,
             "onload_s": costs.onload_s / factor,

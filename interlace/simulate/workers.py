@@ -25,7 +25,7 @@ RIGHT, WRONG = RewardResult(reward=1.0), RewardResult(reward=0.0)
 
 
 def zeros(samples: Sequence[Sample]) -> list[FloatArray]:
-    """[L] of each sample, without memory of its own."""
+    """Returns zeros, [L] for each sample, that share their memory."""
     zero = endless(0.0, np.dtype(np.float32))
     return [zero[: sample.num_tokens] for sample in samples]
 
@@ -34,7 +34,7 @@ class SimulatedReward(Worker):
     """Pool of scorers, each busy for a log-normal time with each answer; right answers get 1, the others 0."""
 
     def __init__(self, context: WorkerContext, costs: RewardCosts, seed: int, controller_sample_s: float = 0.0) -> None:
-        """controller_sample_s: what the controller does for each sample is charged here, where all of them pass."""
+        """controller_sample_s: seconds of the controller for each sample, added here because all samples pass here."""
         super().__init__(context)
         self._costs, self._controller_sample_s = costs, controller_sample_s
         self._loop = virtual_loop()
@@ -44,7 +44,7 @@ class SimulatedReward(Worker):
 
     @operation(bin="score", on_device=False)
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """Returns one result a sample, once the last is there."""
+        """Returns one result per sample after the last one is scored."""
         now = end_s = self._loop.now_s
         # One controller makes all calls and passes all samples on.
         self._controller_free_s = max(now, self._controller_free_s) + self._costs.call_s
@@ -79,7 +79,7 @@ class _Judge:
         return min(latency_s, costs.max_s), RIGHT if luck < self._solve_rate(uid) else WRONG
 
     def _drawn_solve_rate(self, uid: str) -> float:
-        """Draws a prompt's solve rate, beta-distributed: the variance is `solve_spread` of what the mean allows."""
+        """Draws a prompt's beta-distributed solve rate. `solve_spread` is the share of the largest variance."""
         mean, spread = self._costs.solve_rate, self._costs.solve_spread
         if spread <= 0 or mean in (0.0, 1.0):
             return mean
@@ -96,10 +96,10 @@ def _kept_verdicts(costs: RewardCosts, seed: int) -> Callable[[str, int, int], t
 
 
 class SimulatedRewardModel(SimulatedReward):
-    """A model that scores, on devices of its own."""
+    """A model that scores on devices."""
 
     async def score(self, samples: Sequence[Sample]) -> list[RewardResult]:
-        """Returns one result a sample, once the last is there."""
+        """Returns one result per sample after the last one is scored."""
         return await super().score(samples)
 
 
@@ -149,7 +149,7 @@ class SimulatedTrainer(SimulatedInference):
         *,
         sends_adapters: bool = False,
     ) -> None:
-        """controller_step_s: what the controller does once a step is charged here, at the end of its training."""
+        """controller_step_s: seconds of the controller once per step, added at the end of training."""
         super().__init__(context, costs, pace)
         self._train_costs, self._controller_step_s = costs, controller_step_s
         self._sends_adapters = sends_adapters

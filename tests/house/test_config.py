@@ -54,6 +54,7 @@ SHARED = {
     "reward": "likewise",
     "rollout": "likewise",
     "world_model": "likewise",
+    "max_staleness": "of a schedule, and the bound of a plan, in the same unit",
     "devices": "all of a cluster's, and those of a role",
     "model": "of the reference, and of a reward",
     "optimizer": "of each model that is trained",

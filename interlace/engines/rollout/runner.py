@@ -118,7 +118,7 @@ class ModelRunner:
         return lambda: out.logits[0]
 
     def forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Runs [T] tokens at [T] positions, after begin() or begin_on_device() of the backend. Returns [T, vocabulary]."""
+        """Runs [T] tokens at [T] positions, after begin() or begin_on_device(). Returns [T, vocabulary]."""
         self._hub.backend = self._backend
         logits: Tensor = self.model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False).logits
         return logits[0]
