@@ -25,7 +25,7 @@ class Logger:
         self._run.log(dict(metrics), step=step)
 
     def log_samples(self, step: int, samples: Sequence[LoggedSample]) -> None:
-        import pandas as pd  # type: ignore[import-untyped]  # it comes with trackio
+        import pandas as pd
 
         rows = [[each.prompt, each.response, each.reward, each.num_tokens] for each in samples]
         frame = pd.DataFrame(rows, columns=["prompt", "response", "reward", "num_tokens"])
