@@ -63,9 +63,8 @@ def plan(
             raise UserError("--probe runs plans on this machine, and --devices asks for a virtual one: leave one out.")
         made, note = _virtual(recipe, changes, profile, settings, devices)
         measured = None
-    chosen = measured.chosen if measured else made.found.best
     report = out.with_suffix(".html")
-    write_atomic(out, _yaml(made, chosen, recipe))
+    write_atomic(out, _yaml(made, measured.chosen if measured else made.found.best, recipe))
     write_atomic(report, _page(made, recipe))
     if as_json:
         told = {"recipe": recipe, **made.json(), "measured": measured.json() if measured else None}
