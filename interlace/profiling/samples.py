@@ -96,7 +96,7 @@ def measure_ranker(samples: Sequence[Sample], *, wave: int) -> float:
             ranker.observe(request, length)
     if not pairs:
         return 0.0
-    return max(0.0, rank_correlation([pair[0] for pair in pairs], [pair[1] for pair in pairs]))
+    return max(0.0, rank_correlation([one for one, _ in pairs], [real for _, real in pairs]))
 
 
 def lengths_of(groups: Sequence[Sequence[float]], *, prompt_tokens: int, rank_correlation: float = 0.0) -> Lengths:
