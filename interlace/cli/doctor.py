@@ -59,9 +59,19 @@ def doctor(
             "and compare samples and weights.",
         ),
     ] = False,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Instead: check engines, training and transfers on the CUDA device.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="With --gpu: also write the results to this file.")
+    ] = None,
 ) -> None:
-    """Check installation, devices and disk, and train for two steps. Exits with 1 where something is not ok."""
-    if equivalence:
+    """Check installation, devices and disk, and train for two steps. Exits with 1 if a check fails."""
+    if json_file and not gpu:
+        raise UserError(f"interlace doctor --json {json_file}: only --gpu writes results; add --gpu.")
+    if gpu:
+        healthy = _check_gpu(json_file)
+    elif equivalence:
         healthy = certify_recipe(recipe or "quickstart", overrides or [])
     elif recipe:
         raise UserError(f"interlace doctor {recipe}: a recipe is examined with --equivalence only.")
@@ -69,6 +79,19 @@ def doctor(
         healthy = _examine()
     if not healthy:
         raise typer.Exit(1)
+
+
+def _check_gpu(json_file: Path | None) -> bool:
+    from interlace.run.gpu_checks.table import format_row, run_gpu_checks, write_results
+
+    hush_libraries()
+    results = []
+    for result in run_gpu_checks():
+        print(format_row(result), flush=True)
+        results.append(result)
+    if json_file:
+        write_results(results, json_file)
+    return all(result.passed for result in results)
 
 
 def _examine() -> bool:
