@@ -1,16 +1,12 @@
 """interlace: reinforcement-learning post-training where the flow is written once and the way it runs is data."""
 
-import sys
-from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from interlace.algorithms.base import Advantages, Algorithm
     from interlace.api.background import Server
-    from interlace.api.commands import compare, evaluate, load_run, plan, profile, serve
+    from interlace.api.commands import compare, evaluate, load_run, plan, profile, serve, simulate
     from interlace.api.run import TrainedRun
     from interlace.api.train import train
     from interlace.core.errors import InterlaceError, UserError
@@ -28,7 +24,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "interlace.algorithms.base": ("Advantages", "Algorithm"),
     "interlace.api.background": ("Server",),
-    "interlace.api.commands": ("compare", "evaluate", "load_run", "plan", "profile", "serve"),
+    "interlace.api.commands": ("compare", "evaluate", "load_run", "plan", "profile", "serve", "simulate"),
     "interlace.api.run": ("TrainedRun",),
     "interlace.api.train": ("train",),
     "interlace.core.errors": ("InterlaceError", "UserError"),
@@ -55,8 +51,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports a public name, and torch if it needs that, when it is first used."""
-    if name == "simulate":
-        return import_module("interlace.forecast.costs")
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), _NAMED_OTHERWISE.get(name, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -65,36 +59,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Returns the public names, for the completion of a notebook."""
     return [*__all__, "__version__"]
-
-
-class _SimulateFolder(ModuleType):
-    """The folder `interlace.forecast.costs`, which is called as the function of that name."""
-
-    def __call__(
-        self,
-        recipe: str,
-        overrides: Sequence[str] = (),
-        *,
-        schedule: str | None = None,
-        devices: str | int = 8,
-        profile: str | None = None,
-        prompts: int = 8192,
-        timeline: str | Path | None = None,
-    ) -> object:
-        """Runs a recipe on a virtual clock: see interlace.api.commands.simulate."""
-        simulate = import_module("interlace.api.commands").simulate
-        return simulate(
-            recipe, overrides, schedule=schedule, devices=devices, profile=profile, prompts=prompts, timeline=timeline
-        )
-
-
-class _Package(ModuleType):
-    """This package: a folder of it that is imported becomes its attribute, and `simulate` is a function as well."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "simulate" and isinstance(value, ModuleType):
-            value.__class__ = _SimulateFolder
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from interlace.core.errors import UserError, nearest
 from interlace.data.config import DataConfig, SourceConfig
-from interlace.data.sampling import check_samplers
+from interlace.data.load_sampler import check_samplers
 
 _REGISTERED = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["'](\w+)["']""")
 

@@ -7,11 +7,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 from pydantic import JsonValue
 
 from interlace.core.config import Config
-from interlace.core.plugins import find_class
-from interlace.core.random import stable_hash
 from interlace.core.types import Prompt
-from interlace.data import samplers
-from interlace.data.config import DataConfig, SamplerChoice
 
 Snapshot: TypeAlias = Callable[[Sequence[int]], JsonValue]
 """Function from the numbers of unfinished draws to a sampler's state at the time of the snapshot."""
@@ -86,37 +82,6 @@ class EpochSampler(PromptSampler):
             # Generation may run past the end of an epoch, so prompts of two epochs may be in use.
             self._orders = {kept: other for kept, other in self._orders.items() if kept >= epoch - 1} | {epoch: order}
         return order
-
-
-def create_sampler(task: DataConfig, prompts: Sequence[Prompt], seed: int) -> PromptSampler:
-    """Makes the sampler of a task's training prompts. Raises UserError for an unknown name or setting."""
-    if not task.mixture:
-        return _create(task.sampler, prompts, seed)
-    from interlace.data.mixture import MixturePart, MixtureSampler
-
-    parts = []
-    for source in task.mixture:
-        positions = [place for place, prompt in enumerate(prompts) if prompt.source == source.label]
-        own = [prompts[place] for place in positions]
-        sampler = _create(source.sampler, own, stable_hash(seed, "source", source.label))
-        parts.append(MixturePart(weight=source.weight, positions=positions, sampler=sampler))
-    return MixtureSampler(prompts, seed, parts)
-
-
-def check_samplers(task: DataConfig) -> None:
-    """Raises UserError for an unknown sampler or setting."""
-    for choice in (task.sampler, *(source.sampler for source in task.mixture)):
-        _parse(choice)
-
-
-def _create(choice: SamplerChoice, prompts: Sequence[Prompt], seed: int) -> PromptSampler:
-    kind, settings = _parse(choice)
-    return kind(settings, prompts, seed)
-
-
-def _parse(choice: SamplerChoice) -> tuple[type[PromptSampler], Config]:
-    kind = find_class("sampler", samplers, choice.name, PromptSampler)  # type: ignore[type-abstract]
-    return kind, kind.Settings.parse(choice.settings, where=f"sampler {choice.name}")
 
 
 def mean_rates(observed: Iterable[tuple[int, float]]) -> dict[int, float]:

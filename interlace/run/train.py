@@ -10,7 +10,7 @@ from typing import Any
 
 from interlace.core.errors import InterlaceError, StoppedError
 from interlace.core.types import JSON, TerminalEvent
-from interlace.data.sampling import create_sampler
+from interlace.data.load_sampler import create_sampler
 from interlace.data.stream import PromptStream
 from interlace.engines.rollout.kinds import create_kind as engine_kind_of
 from interlace.engines.train.export import ADAPTER_FOLDER

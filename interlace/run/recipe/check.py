@@ -10,8 +10,8 @@ from interlace.algorithms import Needs
 from interlace.core.errors import UserError
 from interlace.core.types import Prompt
 from interlace.data.config import SOURCES
+from interlace.data.load_sampler import create_sampler
 from interlace.data.loading import PromptSet
-from interlace.data.sampling import create_sampler
 from interlace.data.warmup import Demonstrations
 from interlace.engines.rollout.kinds import create_kind
 from interlace.engines.rollout.kv_store import BLOCK
