@@ -1,26 +1,16 @@
 """Rows of data sets on the Hugging Face hub, read by the library `datasets`."""
 
-import importlib
 import socket
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from interlace.core.errors import UserError
 from interlace.data.config import HubSource
 from interlace.data.rows import Split
-from interlace.data.tables import Numbered
+from interlace.data.tables import Numbered, import_datasets
 
 REACH_WITHIN_S = 5.0
 """Seconds within which the hub must answer a connection."""
-
-
-def import_datasets(needed_by: str) -> Any:
-    """Imports the library `datasets`. Raises UserError if it is not installed. needed_by: the source, for messages."""
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise UserError(f"{needed_by} needs the library datasets: pip install 'interlace[datasets]'.") from error
 
 
 def read_hub(source: HubSource, split: Split) -> Numbered:

@@ -8,7 +8,7 @@ from interlace.core.random import stable_hash
 from interlace.core.types import Prompt
 from interlace.data import samplers
 from interlace.data.config import DataConfig, SamplerChoice
-from interlace.data.mixture import MixturePart, MixtureSampler
+from interlace.data.mixture import MixtureSampler, SampledSource
 from interlace.data.sampling import PromptSampler
 
 
@@ -21,7 +21,7 @@ def create_sampler(task: DataConfig, prompts: Sequence[Prompt], seed: int) -> Pr
         positions = [place for place, prompt in enumerate(prompts) if prompt.source == source.label]
         own = [prompts[place] for place in positions]
         sampler = _create(source.sampler, own, stable_hash(seed, "source", source.label))
-        parts.append(MixturePart(weight=source.weight, positions=positions, sampler=sampler))
+        parts.append(SampledSource(weight=source.weight, positions=positions, sampler=sampler))
     return MixtureSampler(prompts, seed, parts)
 
 

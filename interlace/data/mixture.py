@@ -10,14 +10,14 @@ from pydantic import JsonValue
 
 from interlace.core.random import keyed_random
 from interlace.core.types import Prompt
-from interlace.data.sampling import Draw, NoSettings, PromptSampler, Snapshot
+from interlace.data.sampling import NoSettings, PromptDraw, PromptSampler, Snapshot
 
 _BLOCK = 64
 """Draws of a block at least; each block has the share of each source to within one draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixturePart:
+class SampledSource:
     """A source of a mixture."""
 
     weight: float
@@ -39,7 +39,7 @@ class MixtureSampler(PromptSampler):
     sources' samplers.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int, parts: Sequence[MixturePart]) -> None:
+    def __init__(self, prompts: Sequence[Prompt], seed: int, parts: Sequence[SampledSource]) -> None:
         super().__init__(NoSettings(), prompts, seed)
         self._parts = parts
         total = sum(part.weight for part in parts)
@@ -49,18 +49,18 @@ class MixtureSampler(PromptSampler):
         self._part_of = {position: number for number, part in enumerate(parts) for position in part.positions}
         self._blocks: dict[int, list[int]] = {}
 
-    def draw(self, number: int) -> Draw:
+    def draw(self, number: int) -> PromptDraw:
         block, offset = divmod(number, self._block)
         sources = self._sources(block)
         source = sources[offset]
         place = self._num_before(source, block) + sources[:offset].count(source)
         found = self._parts[source].sampler.draw(place)
-        return Draw(self._parts[source].positions[found.position], found.attempt)
+        return PromptDraw(self._parts[source].positions[found.position], found.attempt)
 
-    def number_of(self, draw: Draw) -> int | None:
+    def number_of(self, draw: PromptDraw) -> int | None:
         source = self._part_of[draw.position]
         part = self._parts[source]
-        place = part.sampler.number_of(Draw(part.place_of[draw.position], draw.attempt))
+        place = part.sampler.number_of(PromptDraw(part.place_of[draw.position], draw.attempt))
         if place is None:
             return None
         low, high = 0, place + 1  # each block has at least one draw of each source

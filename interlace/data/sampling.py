@@ -13,7 +13,7 @@ Snapshot: TypeAlias = Callable[[Sequence[int]], JsonValue]
 """Function from the numbers of unfinished draws to a sampler's state at the time of the snapshot."""
 
 
-class Draw(NamedTuple):
+class PromptDraw(NamedTuple):
     """One draw of a prompt."""
 
     position: int
@@ -39,11 +39,11 @@ class PromptSampler(ABC):
         self.settings, self.prompts, self.seed = settings, prompts, seed
 
     @abstractmethod
-    def draw(self, number: int) -> Draw:
+    def draw(self, number: int) -> PromptDraw:
         """Returns a draw. Numbers come in ascending order; a number that was drawn before gives the same draw."""
 
     @abstractmethod
-    def number_of(self, draw: Draw) -> int | None:
+    def number_of(self, draw: PromptDraw) -> int | None:
         """Returns the number of a draw; None if the sampler did not make it."""
 
     def observe(self, rates: Mapping[int, float]) -> None:  # noqa: B027 - most do not learn
@@ -68,11 +68,11 @@ class EpochSampler(PromptSampler):
     def order(self, epoch: int) -> list[int]:
         """Returns the positions of all prompts in the order of an epoch."""
 
-    def draw(self, number: int) -> Draw:
+    def draw(self, number: int) -> PromptDraw:
         epoch, place = divmod(number, len(self.prompts))
-        return Draw(self._order(epoch)[place], epoch)
+        return PromptDraw(self._order(epoch)[place], epoch)
 
-    def number_of(self, draw: Draw) -> int | None:
+    def number_of(self, draw: PromptDraw) -> int | None:
         return draw.attempt * len(self.prompts) + self._order(draw.attempt).index(draw.position)
 
     def _order(self, epoch: int) -> list[int]:

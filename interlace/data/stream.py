@@ -12,7 +12,7 @@ from interlace.core.errors import UserError
 from interlace.core.random import stable_hash
 from interlace.core.types import Prompt
 from interlace.data.samplers.shuffle import Shuffle
-from interlace.data.sampling import Draw, NoSettings, PromptSampler, mean_rates
+from interlace.data.sampling import NoSettings, PromptDraw, PromptSampler, mean_rates
 
 
 class StreamState(Config):
@@ -117,7 +117,7 @@ class PromptStream:
         waiting = set(pending)
         for prompt in prompts:
             position = self._position.get(prompt.uid)
-            number = None if position is None else self._sampler.number_of(Draw(position, prompt.attempt))
+            number = None if position is None else self._sampler.number_of(PromptDraw(position, prompt.attempt))
             if number is None or number >= drawn or number in waiting:
                 raise ValueError(f"prompt {prompt.uid!r} of epoch {prompt.attempt} is not in use")
             waiting.add(number)

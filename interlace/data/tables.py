@@ -4,6 +4,7 @@ Each reader yields pairs: the row's number, and its columns. A mistake is a User
 """
 
 import csv
+import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -117,10 +118,16 @@ def _read_saved(folder: Path) -> Numbered:
             f"data file {str(folder)!r} is a folder, and not one that save_to_disk() of `datasets` wrote. Name a file: "
             f"{', '.join(READERS)}."
         )
-    from interlace.data.hub import import_datasets
-
     dataset = import_datasets(str(folder)).load_from_disk(str(folder))
     yield from enumerate(dataset, start=1)
+
+
+def import_datasets(needed_by: str) -> Any:
+    """Imports the library `datasets`. Raises UserError if it is not installed. needed_by: the source, for messages."""
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise UserError(f"{needed_by} needs the library datasets: pip install 'interlace[datasets]'.") from error
 
 
 READERS: Mapping[str, Callable[[Path], Numbered]] = {

@@ -21,7 +21,7 @@ SEEING = ("schedule", "runtime", "stages", "rollouts", "forecast")
 ENV_STAGE = PACKAGE / "robots" / "env_stage.py"
 """Stage of the role `env`: it reads the granule that the schedule sets."""
 # These choose and show a schedule, whole; what they may not do is read a field.
-CHOOSING = ("api", "cli", "recipes", "jobs", "profiling", "simulate")
+CHOOSING = ("api", "cli", "run")
 # Values that are words of their own elsewhere: how an engine treats its cache, what a batch is made of.
 COMMON_VALUES = frozenset({"keep", "recompute", "step", "group", "sample", "none", "all", "hold", "drop", "offload"})
 MODE_WORDS = frozenset({

@@ -79,6 +79,13 @@ SHARED = {
     "timeout_s": "of each thing that may take too long",
     "train_size": "of each kind of source that draws",
     "image_size": "what a simulator draws, and what a policy sees",
+    "epochs": "of the run, and of a curriculum's passes over its column",
+    "sampler": "of a task and of each source of a mixture; of a flow head; the saved state of one",
+    "format": "of a task, and of each source of a mixture",
+    "weight": "of a source of a mixture, and of a part of a reward",
+    "floor": "of the adaptive concurrency, and of a sampler's probability",
+    "mixture": "of sources, and of datasets of reasoning-gym",
+    "heldout": "of each kind of source",
 }
 """Fields of one name in several sections, and what each is there."""
 MEASURED = ("interlace.forecast.profile.types",)

@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue
 from interlace.core.config import Config
 from interlace.core.random import keyed_random
 from interlace.core.types import Prompt
-from interlace.data.sampling import Draw, PromptSampler, Snapshot
+from interlace.data.sampling import PromptDraw, PromptSampler, Snapshot
 
 _KEPT = 1 << 16
 """Latest draws whose numbers are kept, more than can be in use at once."""
@@ -49,12 +49,12 @@ class SolveRate(PromptSampler):
         self._settings = cast(SolveRateSettings, settings)
         self._rates: dict[int, float] = {}
         self._attempts: dict[int, int] = {}
-        self._draws: dict[int, Draw] = {}
-        self._numbers: dict[Draw, int] = {}
+        self._draws: dict[int, PromptDraw] = {}
+        self._numbers: dict[PromptDraw, int] = {}
         self._cumulative: list[float] = []
         """Running sums of the weights; empty after a change."""
 
-    def draw(self, number: int) -> Draw:
+    def draw(self, number: int) -> PromptDraw:
         if number in self._draws:
             return self._draws[number]
         if not self._cumulative:
@@ -63,10 +63,10 @@ class SolveRate(PromptSampler):
         [position] = random.choices(range(len(self.prompts)), cum_weights=self._cumulative)
         attempt = self._attempts.get(position, 0)
         self._attempts[position] = attempt + 1
-        self._keep(number, Draw(position, attempt))
+        self._keep(number, PromptDraw(position, attempt))
         return self._draws[number]
 
-    def number_of(self, draw: Draw) -> int | None:
+    def number_of(self, draw: PromptDraw) -> int | None:
         return self._numbers.get(draw)
 
     def observe(self, rates: Mapping[int, float]) -> None:
@@ -90,13 +90,13 @@ class SolveRate(PromptSampler):
         self._rates, self._attempts = dict(found.rates), dict(found.attempts)
         self._draws, self._numbers, self._cumulative = {}, {}, []
         for number, (position, attempt) in found.draws.items():
-            self._keep(number, Draw(position, attempt))
+            self._keep(number, PromptDraw(position, attempt))
 
     def _weight(self, position: int) -> float:
         rate = self._rates.get(position, 0.5)
         return max(self._settings.floor, 4 * rate * (1 - rate))
 
-    def _keep(self, number: int, draw: Draw) -> None:
+    def _keep(self, number: int, draw: PromptDraw) -> None:
         self._draws[number], self._numbers[draw] = draw, number
         if len(self._draws) > _KEPT:
             oldest = next(iter(self._draws))

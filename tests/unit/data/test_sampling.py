@@ -124,9 +124,9 @@ class Backwards(PromptSampler):
     """A user's sampler."""
 
     def draw(self, number: int):  # type: ignore[no-untyped-def]
-        from interlace.data.sampling import Draw
+        from interlace.data.sampling import PromptDraw
 
-        return Draw(len(self.prompts) - 1 - number % len(self.prompts), number // len(self.prompts))
+        return PromptDraw(len(self.prompts) - 1 - number % len(self.prompts), number // len(self.prompts))
 
     def number_of(self, draw):  # type: ignore[no-untyped-def]
         return draw.attempt * len(self.prompts) + len(self.prompts) - 1 - draw.position
