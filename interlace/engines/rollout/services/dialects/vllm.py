@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +70,14 @@ class VLLMClient:
         try:
             cached, last = 0, None
             async for line in self._connection.lines("/inference/v1/generate", body):
-                if not line.startswith(DATA) or line[len(DATA) :].startswith(DONE):
-                    continue
-                chunk = _parse(self.name, line[len(DATA) :])
-                cached = max(cached, _num_cached(chunk))
-                for choice in chunk["choices"]:
-                    delta = _read_choice(self.name, choice, cached)
+                deltas, cached = _read_line(self.name, line, cached)
+                for delta in deltas:
                     if delta.finish_reason is None:
                         on_delta(request.id, delta)
-                    else:
-                        last = delta  # the count of cached tokens may follow
+                last = next((delta for delta in deltas if delta.finish_reason is not None), last)
             if last is None:
                 raise ServiceError(f"{self.name} ended the stream of request {request.id} before its end.")
-            on_delta(request.id, Delta(**{**_fields(last), "num_cached_tokens": cached}))
+            on_delta(request.id, replace(last, num_cached_tokens=cached))  # the count follows the last token
         finally:
             if self._sent_as.get(request.id) == sent_as:
                 del self._sent_as[request.id]
@@ -186,6 +182,15 @@ def _finite(bias: float) -> float:
     return bias if math.isfinite(bias) else -1e30
 
 
+def _read_line(name: str, line: bytes, cached: int) -> tuple[list[Delta], int]:
+    """Reads a line of a stream: its deltas, and the number of cached tokens that is known so far."""
+    if not line.startswith(DATA) or line[len(DATA) :].startswith(DONE):
+        return [], cached
+    chunk = _parse(name, line[len(DATA) :])
+    cached = max(cached, _num_cached(chunk))
+    return [_read_choice(name, choice, cached) for choice in chunk["choices"]], cached
+
+
 def _parse(name: str, content: bytes) -> Any:
     try:
         chunk = json.loads(content)
@@ -215,16 +220,13 @@ def _read_choice(name: str, choice: Mapping[str, Any], cached: int) -> Delta:
     )
 
 
-def read_spans(spans: Sequence[Mapping[str, Any]]) -> list[VersionRun]:
+def read_spans(given: JSON) -> list[VersionRun]:
     """Reads the version runs of a server; a version that is not a number becomes -1, which no run serves."""
+    spans: Any = given
     return [
         (-1 if (version := _version(span["version"])) is None else version, int(span["end"]) - int(span["start"]))
         for span in spans
     ]
-
-
-def _fields(delta: Delta) -> dict[str, Any]:
-    return {name: getattr(delta, name) for name in Delta.__dataclass_fields__}
 
 
 def _num_cached(chunk: Mapping[str, Any]) -> int:
