@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from interlace.core.plugins import concrete_subclass, load_object
 from interlace.core.training import LossFn
@@ -24,8 +24,7 @@ from interlace.runtime.cluster import Cluster, WorkerSpec
 from interlace.runtime.group import WorkerGroup
 from interlace.runtime.worker import Worker, WorkerContext
 from interlace.schedule.placement import Device
-from interlace.schedule.roles import ROLES, Role, place_in_flow, role_named
-from interlace.stages.role_groups import ActorGroup
+from interlace.schedule.roles import ROLES, Role, place_in_flow
 from interlace.workers.reward import RewardModelWorker, RewardWorker
 
 if TYPE_CHECKING:
@@ -38,10 +37,13 @@ if TYPE_CHECKING:
     from interlace.models.loading import LoadedModel
     from interlace.rewards.classifier import ModelScorer
     from interlace.workers.rollout import RolloutBundle
+    from interlace.workers.scoring import ScoringService
 
 
-Wrap: TypeAlias = "Callable[[RolloutEngine, Recipe], RolloutEngine]"
-"""Makes another engine of an engine, for instance one that other clients share."""
+class Wrap(Protocol):
+    """Makes another engine of an engine, for instance one that other clients share."""
+
+    def __call__(self, engine: "RolloutEngine", recipe: Recipe) -> "RolloutEngine": ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +58,7 @@ class EngineSource:
     """Folder for the logs of servers that an engine starts."""
     url: str | None = None
     """Address of the server that an engine is, for one that joins a run."""
-    wrap: "Wrap | None" = None
+    wrap: Wrap | None = None
     """Replaces the engine by another, in this process."""
 
 
@@ -109,7 +111,6 @@ async def launch_roles(cluster: Cluster, sources: ModelSources) -> RoleGroups:
 
 def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     """Makes, by role, workers around an engine or a scorer of the recipe's. The algorithm says which are needed."""
-    from interlace.jobs.launch_services import reference_worker
     from interlace.workers.actor import ActorWorker
     from interlace.workers.critic import CriticWorker
     from interlace.workers.process_reward import ProcessRewardWorker
@@ -127,11 +128,23 @@ def _engine_workers(sources: ModelSources) -> dict[str, RoleWorker]:
     )
     workers = {
         "rollout": wrap_engine(RolloutWorker, partial(make_rollout_engine, base if adds_adapters else source)),
-        "reference": reference_worker(initial),
+        "reference": _reference_worker(initial),
         "critic": critic,
         "actor": wrap_engine(ActorWorker, partial(make_actor_engine, base if recipe.actor.lora else source)),
     }
     return {**workers, "reward": _reward_worker(recipe, recipe.reward)} if recipe.reward else workers
+
+
+def _reference_worker(initial: EngineSource) -> RoleWorker:
+    """Makes the reference: a model on a rank of the run, or the client of services."""
+    from interlace.workers.reference import ReferenceWorker
+    from interlace.workers.scoring import ScoringWorker
+
+    service = initial.recipe.reference.service
+    if service is None:
+        return wrap_engine(ReferenceWorker, partial(make_reference_engine, initial))
+    worker = wrap_engine(ScoringWorker, partial(make_scoring_services, initial))
+    return replace(worker, on_host=create_kind(service).num_addresses is not None)
 
 
 def _workers_of_their_own(recipe: Recipe) -> dict[str, RoleWorker]:
@@ -174,15 +187,6 @@ def _reward_worker(recipe: Recipe, reward: RewardConfig) -> RoleWorker:
         return replace(wrap_engine(RewardModelWorker, make_engine), whole_on_each=True)
     factory = partial(RewardWorker, make_scorer=partial(Scorer, reward))
     return RoleWorker(worker_class=RewardWorker, factory=factory, on_host=True)
-
-
-async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:
-    """Starts the worker that is trained on examples, where the actor will be."""
-    from interlace.workers.actor import ActorWorker
-
-    worker = wrap_engine(ActorWorker, partial(make_warmup_engine, EngineSource(recipe=recipe, model=recipe.model)))
-    spec = instance_spec(recipe, role_named("actor"), 0, cluster.place("actor")[0], worker)
-    return cast(ActorGroup, await cluster.launch(replace(spec, name="warmup")))
 
 
 async def launch_instances(
@@ -289,30 +293,6 @@ def _replay_loss(recipe: Recipe) -> LossFn | None:
     return scaled(own, recipe.replay.loss_weight)
 
 
-def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
-    """Makes the engine of supervised warm-up."""
-    import torch
-
-    from interlace.engines.train import TrainEngine, sft_loss
-
-    warmup = source.recipe.warmup
-    if warmup is None:
-        raise ValueError("the recipe has no warm-up")
-    config = TrainConfig(tokens_per_microbatch=source.recipe.tokens_per_microbatch)
-    loaded = load_source(source, context, trained=True)
-    # Cached by content, so the weights must not depend on how many cores the first run had.
-    torch.set_num_threads(source.recipe.cluster.threads_per_worker or 1)
-    engine = TrainEngine(
-        loaded.model,
-        loss=sft_loss,
-        optimizer=warmup.optimizer,
-        config=config,
-        device=torch_device(context),
-        ranks=join_ranks(context, source.recipe.actor),
-    )
-    return engine, loaded.tokenizer
-
-
 def make_critic_engine(source: EngineSource, folder: Path | None, context: WorkerContext) -> "CriticEngine":
     """Makes the engine of the value model: of a checkpoint, or new on the policy's body."""
     from transformers import AutoModelForTokenClassification
@@ -361,6 +341,26 @@ def make_reference_engine(source: EngineSource, context: WorkerContext) -> "Logp
 
     config = train_config(source.recipe)
     return LogprobEngine(load_source(source, context).model, config=config, device=torch_device(context))
+
+
+def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequence[ScoringService]":
+    """Connects to the services that compute the reference's log-probs, or starts one on the reference's devices."""
+    recipe, loaded, service = source.recipe, load_source(source, context), source.recipe.reference.service
+    if service is None:
+        raise ValueError("the recipe has no scoring service")
+    from interlace.engines.rollout.kinds import EngineSite
+
+    kind = create_kind(service)
+    site = EngineSite(
+        model=source.model,
+        devices=tuple(map(torch_name, context.devices or ("cpu",))),
+        seed=recipe.seed,
+        num_threads=num_threads(recipe, len(context.devices)),
+        logs=source.logs,
+    )
+    count = 1 if kind.num_addresses is None else kind.num_addresses
+    made = [kind.create(loaded, replace(site, instance=number)) for number in range(count)]
+    return cast("Sequence[ScoringService]", made)
 
 
 def make_reward_model(threads_per_worker: int | None, reward: RewardConfig, context: WorkerContext) -> "ModelScorer":

@@ -1,46 +1,32 @@
-"""Starts what a run needs beside its usual workers: engines for a server, engines that join, services that score."""
+"""Starts workers in addition to those of a run's roles: engines of a server, engines that join, the warm-up."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from interlace.core.errors import UserError
-from interlace.engines.rollout.kinds import EngineSite, create_kind
-from interlace.engines.train.place import torch_name
+from interlace.engines.train.config import TrainConfig
+from interlace.engines.train.place import join_ranks, torch_device
 from interlace.jobs.launch import (
     EngineSource,
     ModelSources,
-    RoleWorker,
     Wrap,
     instance_spec,
     launch_instances,
     load_source,
-    make_reference_engine,
     make_rollout_engine,
     wrap_engine,
 )
 from interlace.recipes.config import Recipe
-from interlace.recipes.layout import num_threads
 from interlace.runtime.cluster import Cluster
 from interlace.runtime.worker import WorkerContext
 from interlace.schedule.roles import role_named
-from interlace.stages.role_groups import RolloutGroup
+from interlace.stages.role_groups import ActorGroup, RolloutGroup
 
 if TYPE_CHECKING:
-    from interlace.workers.scoring import ScoringService
+    from transformers import PreTrainedTokenizerBase
 
-
-def reference_worker(initial: EngineSource) -> RoleWorker:
-    """Makes the reference: a model on a rank of the run, or the client of services."""
-    from interlace.workers.reference import ReferenceWorker
-    from interlace.workers.scoring import ScoringWorker
-
-    service = initial.recipe.reference.service
-    if service is None:
-        return wrap_engine(ReferenceWorker, partial(make_reference_engine, initial))
-    worker = wrap_engine(ScoringWorker, partial(make_scoring_services, initial))
-    return replace(worker, on_host=create_kind(service).num_addresses is not None)
+    from interlace.engines.train import TrainEngine
 
 
 async def launch_engines(cluster: Cluster, recipe: Recipe, *, wrap: Wrap | None = None) -> list[RolloutGroup]:
@@ -67,19 +53,34 @@ async def launch_joiner(cluster: Cluster, sources: ModelSources, number: int, ur
     )
 
 
-def make_scoring_services(source: EngineSource, context: WorkerContext) -> "Sequence[ScoringService]":
-    """Connects to the services that compute the reference's log-probs, or starts one on the reference's devices."""
-    recipe, loaded, service = source.recipe, load_source(source, context), source.recipe.reference.service
-    if service is None:
-        raise ValueError("the recipe has no scoring service")
-    kind = create_kind(service)
-    site = EngineSite(
-        model=source.model,
-        devices=tuple(map(torch_name, context.devices or ("cpu",))),
-        seed=recipe.seed,
-        num_threads=num_threads(recipe, len(context.devices)),
-        logs=source.logs,
+async def launch_warmup(cluster: Cluster, recipe: Recipe) -> ActorGroup:
+    """Starts the worker that is trained on examples, where the actor will be."""
+    from interlace.workers.actor import ActorWorker
+
+    worker = wrap_engine(ActorWorker, partial(make_warmup_engine, EngineSource(recipe=recipe, model=recipe.model)))
+    spec = instance_spec(recipe, role_named("actor"), 0, cluster.place("actor")[0], worker)
+    return cast(ActorGroup, await cluster.launch(replace(spec, name="warmup")))
+
+
+def make_warmup_engine(source: EngineSource, context: WorkerContext) -> "tuple[TrainEngine, PreTrainedTokenizerBase]":
+    """Makes the engine of supervised warm-up."""
+    import torch
+
+    from interlace.engines.train import TrainEngine, sft_loss
+
+    warmup = source.recipe.warmup
+    if warmup is None:
+        raise ValueError("the recipe has no warm-up")
+    config = TrainConfig(tokens_per_microbatch=source.recipe.tokens_per_microbatch)
+    loaded = load_source(source, context, trained=True)
+    # Cached by content, so the weights must not depend on how many cores the first run had.
+    torch.set_num_threads(source.recipe.cluster.threads_per_worker or 1)
+    engine = TrainEngine(
+        loaded.model,
+        loss=sft_loss,
+        optimizer=warmup.optimizer,
+        config=config,
+        device=torch_device(context),
+        ranks=join_ranks(context, source.recipe.actor),
     )
-    count = 1 if kind.num_addresses is None else kind.num_addresses
-    made = [kind.create(loaded, replace(site, instance=number)) for number in range(count)]
-    return cast("Sequence[ScoringService]", made)
+    return engine, loaded.tokenizer

@@ -75,15 +75,8 @@ class EnginePool:
         self.curve = DecodeCurve() if self._policy.adapts else None
         """How fast the engines decode; None where the dispatch policy does not ask."""
         self._on_suspended = on_suspended
-        self.make_driver = partial(
-            EngineDriver,
-            waits=cluster.waits,
-            clock=cluster.clock,
-            timeline=cluster.timeline,
-            schedule=schedule,
-            host=self,
-        )
-        """Makes the driver of an engine, which is a group."""
+        services = (cluster.waits, cluster.clock, cluster.timeline, schedule, self)
+        self.make_driver: Callable[[RolloutGroup], EngineDriver] = lambda group: EngineDriver(group, *services)
         self.drivers = [self.make_driver(engine) for engine in engines]
         self.membership = Membership(cluster, self)
         """Engines that join, leave, or are lost and return."""

@@ -1,6 +1,6 @@
 """The native rollout engine: continuous batching for any transformers causal LM, in this process."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,7 +87,7 @@ class NativeEngine:
             has_tokenizer=tokenizer is not None, reads=input_reader(self._model),
         )  # fmt: skip
         self._live: dict[str, SequenceState] = {}
-        self.peek = self._peek
+        self.peek: Callable[[Sequence[str]], tuple[Completion, ...]] = self._peek
         """Returns the tokens so far of the live requests of some ids, which continue."""
         self._streaming: set[str] = set()
         """Live requests that stream."""

@@ -71,10 +71,7 @@ class VLLMClient:
             cached, last = 0, None
             async for line in self._connection.lines("/inference/v1/generate", body):
                 deltas, cached = _read_line(self.name, line, cached)
-                for delta in deltas:
-                    if delta.finish_reason is None:
-                        on_delta(request.id, delta)
-                last = next((delta for delta in deltas if delta.finish_reason is not None), last)
+                last = _pass_on(request.id, deltas, on_delta) or last
             if last is None:
                 raise ServiceError(f"{self.name} ended the stream of request {request.id} before its end.")
             on_delta(request.id, replace(last, num_cached_tokens=cached))  # the count follows the last token
@@ -138,6 +135,8 @@ class VLLMClient:
         name = str(model.get("root") or model.get("id") or "")
         found: Any = await self._connection.post("/collective_rpc", {"method": "count_bytes"}, timeout_s=LONG_S)
         sizes = found.get("results") or [[0, 0]]
+        if (await self.health()).version is None:  # a server names the weights that it started with `default`
+            await self._connection.post("/update_weight_version", {"new_version": "0"}, timeout_s=LONG_S)
         return ServiceCapacity(
             model=name,
             vocab_size=_vocab_size(name),
@@ -189,6 +188,17 @@ def _read_line(name: str, line: bytes, cached: int) -> tuple[list[Delta], int]:
     chunk = _parse(name, line[len(DATA) :])
     cached = max(cached, _num_cached(chunk))
     return [_read_choice(name, choice, cached) for choice in chunk["choices"]], cached
+
+
+def _pass_on(name: str, deltas: Sequence[Delta], on_delta: OnDelta) -> Delta | None:
+    """Passes deltas on but for the last one of a request, which is returned."""
+    last = None
+    for delta in deltas:
+        if delta.finish_reason is None:
+            on_delta(name, delta)
+        else:
+            last = delta
+    return last
 
 
 def _parse(name: str, content: bytes) -> Any:
