@@ -137,6 +137,8 @@ class ServerLink:
                 await client.pause("abort")
                 await client.resume()
             capacity = await client.capacity()
+            if (version := (await client.health()).version) is not None:
+                self._known_versions.add(version)  # of requests that began before the first load
             await self._warm_up(client)
         return capacity
 
