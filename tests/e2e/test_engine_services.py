@@ -157,7 +157,7 @@ def test_servers_join_and_leave_while_a_run_trains(root: Path, servers: tuple[st
 
 
 def test_a_reference_at_an_address_gives_the_kl_of_one_in_process(root: Path, servers: tuple[str, str]) -> None:
-    kl = (*SETTINGS, "algorithm.kl_coefficient=0.1", "optimizer.lr=1e-5")
+    kl = (*SETTINGS, "steps=1", "algorithm.kl_coefficient=0.1", "optimizer.lr=1e-3")
     run(root, "reference", [*kl])
     run(
         root,
