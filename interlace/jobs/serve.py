@@ -20,7 +20,7 @@ from interlace.episodes.base import Session
 from interlace.episodes.server.app import SessionServer, serving
 from interlace.episodes.server.errors import ApiError
 from interlace.jobs.host import sampling_of
-from interlace.jobs.launch import launch_engines
+from interlace.jobs.launch_services import launch_engines
 from interlace.jobs.shared_engine import SharedEngine
 from interlace.models.loading import load_tokenizer
 from interlace.recipes.clusters.base import run_on

@@ -22,7 +22,8 @@ from interlace.jobs.engine_control import FOLDER, EngineControl
 from interlace.jobs.evaluation import Evaluation
 from interlace.jobs.evaluator import Evaluator
 from interlace.jobs.host import Hosted, host
-from interlace.jobs.launch import ModelSources, launch_joiner, launch_roles
+from interlace.jobs.launch import ModelSources, launch_roles
+from interlace.jobs.launch_services import launch_joiner
 from interlace.jobs.learning import imagining, open_learning
 from interlace.jobs.online import OnlinePlanner
 from interlace.jobs.plan import under

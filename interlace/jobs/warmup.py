@@ -12,7 +12,7 @@ from interlace.data.loading import PromptSet
 from interlace.data.warmup import Demonstrations
 from interlace.flows.warmup import ExampleSource, HabitCheck, supervised_warmup
 from interlace.jobs.experts import expert_examples
-from interlace.jobs.launch import launch_warmup
+from interlace.jobs.launch_services import launch_warmup
 from interlace.models.config import ModelConfig
 from interlace.models.loading import load_tokenizer
 from interlace.observe.manifest import write_manifest
